@@ -1,0 +1,217 @@
+// Numbers that carry their derivative, so that one formula gives the loss, its gradient and the
+// gradient of its gradient.
+//
+// A formula is written once, on any number type:
+//   Real<T>        a plain value, order 0; T is float or double
+//   Dual<X>        a value and one directional derivative, one order above X
+//   Parameter<T>   a hyper-parameter of the loss, order 0, the same for every element
+// Types of different order mix: the lower one is a constant. Literals such as 0.5 take the type of
+// the number they meet, so that no formula slips into double arithmetic.
+#pragma once
+
+template <bool CONDITION>
+struct EnableIf {};
+template <>
+struct EnableIf<true> {
+  using type = int;
+};
+template <bool CONDITION>
+using If = typename EnableIf<CONDITION>::type;
+
+template <class T>
+struct Real;
+template <class X>
+struct Dual;
+
+// A hyper-parameter, with its reciprocal in two parts, which the host computes in double.
+template <class T>
+struct Parameter {
+  T value, reciprocal, remainder;
+};
+
+template <class N>
+struct Order {
+  static constexpr int value = -1;  // a literal
+};
+template <class T>
+struct Order<Real<T>> {
+  static constexpr int value = 0;
+};
+template <class T>
+struct Order<Parameter<T>> {
+  static constexpr int value = 0;
+};
+template <class X>
+struct Order<Dual<X>> {
+  static constexpr int value = Order<X>::value + 1;
+};
+template <class N>
+constexpr int order = Order<N>::value;
+
+template <class T>
+struct Real {
+  T value;
+  Real() = default;
+  template <class N, If<(order<N> < 0)> = 0>
+  __device__ __forceinline__ Real(N literal) : value(T(literal)) {}
+  __device__ __forceinline__ Real(Parameter<T> p) : value(p.value) {}
+};
+
+template <class X>
+struct Dual {
+  X value, slope;
+  Dual() = default;
+  __device__ __forceinline__ Dual(X v, X s) : value(v), slope(s) {}
+  template <class N, If<(order<N> <= order<X>)> = 0>
+  __device__ __forceinline__ Dual(N constant) : value(constant), slope(0) {}
+};
+
+template <class X>
+__device__ __forceinline__ Dual<X> dual(X value, X slope) {
+  return Dual<X>(value, slope);
+}
+
+// The plain number inside, whatever the order.
+template <class N, If<(order<N> < 0)> = 0>
+__device__ __forceinline__ N plain(N literal) {
+  return literal;
+}
+template <class T>
+__device__ __forceinline__ T plain(Real<T> x) {
+  return x.value;
+}
+template <class T>
+__device__ __forceinline__ T plain(Parameter<T> x) {
+  return x.value;
+}
+template <class X>
+__device__ __forceinline__ auto plain(Dual<X> x) {
+  return plain(x.value);
+}
+
+// The scalar type in which a and b meet.
+template <class N>
+struct ScalarOf {
+  using type = void;
+};
+template <class T>
+struct ScalarOf<Real<T>> {
+  using type = T;
+};
+template <class T>
+struct ScalarOf<Parameter<T>> {
+  using type = T;
+};
+template <class X>
+struct ScalarOf<Dual<X>> : ScalarOf<X> {};
+template <class A, class B, bool A_IS_A_NUMBER = (order<A> >= 0)>
+struct Meet : ScalarOf<A> {};
+template <class A, class B>
+struct Meet<A, B, false> : ScalarOf<B> {};
+
+template <class A, class B>
+constexpr bool are_numbers = (order<A> >= 0 || order<B> >= 0);
+template <class A, class B>
+constexpr bool are_order_zero = (order<A> <= 0 && order<B> <= 0);
+
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto operator+(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    return Real<T>(T(plain(a)) + T(plain(b)));
+  } else if constexpr (order<A> > order<B>) {
+    return dual(a.value + b, a.slope);
+  } else if constexpr (order<A> < order<B>) {
+    return dual(a + b.value, b.slope);
+  } else {
+    return dual(a.value + b.value, a.slope + b.slope);
+  }
+}
+
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto operator-(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    return Real<T>(T(plain(a)) - T(plain(b)));
+  } else if constexpr (order<A> > order<B>) {
+    return dual(a.value - b, a.slope);
+  } else if constexpr (order<A> < order<B>) {
+    return dual(a - b.value, -b.slope);
+  } else {
+    return dual(a.value - b.value, a.slope - b.slope);
+  }
+}
+
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto operator*(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    return Real<T>(T(plain(a)) * T(plain(b)));
+  } else if constexpr (order<A> > order<B>) {
+    return dual(a.value * b, a.slope * b);
+  } else if constexpr (order<A> < order<B>) {
+    return dual(a * b.value, a * b.slope);
+  } else {
+    return dual(a.value * b.value, a.slope * b.value + a.value * b.slope);
+  }
+}
+
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto operator/(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    return Real<T>(T(plain(a)) / T(plain(b)));
+  } else if constexpr (order<A> > order<B>) {
+    return dual(a.value / b, a.slope / b);
+  } else if constexpr (order<A> < order<B>) {
+    auto quotient = a / b.value;
+    return dual(quotient, -(quotient / b.value) * b.slope);
+  } else {
+    auto quotient = a.value / b.value;
+    return dual(quotient, (a.slope - quotient * b.slope) / b.value);
+  }
+}
+
+// Division by a parameter: two multiplications, as exact as a division. The remainder must not turn
+// an infinite quotient into NaN; where the numerator is finite, finite_quotient saves that test.
+template <class T>
+__device__ __forceinline__ Real<T> finite_quotient(Real<T> a, Parameter<T> b) {
+  return Real<T>(fma(a.value, b.reciprocal, a.value * b.remainder));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> finite_quotient(Dual<X> a, Parameter<T> b) {
+  return dual(finite_quotient(a.value, b), finite_quotient(a.slope, b));
+}
+template <class T>
+__device__ __forceinline__ Real<T> operator/(Real<T> a, Parameter<T> b) {
+  const Real<T> quotient = finite_quotient(a, b);
+  return isfinite(quotient.value) ? quotient : Real<T>(a.value * b.reciprocal);
+}
+
+template <class T>
+__device__ __forceinline__ Real<T> operator-(Real<T> a) {
+  return Real<T>(-a.value);
+}
+template <class X>
+__device__ __forceinline__ Dual<X> operator-(Dual<X> a) {
+  return dual(-a.value, -a.slope);
+}
+
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator<(A a, B b) {
+  using T = typename Meet<A, B>::type;
+  return T(plain(a)) < T(plain(b));
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator>(A a, B b) {
+  return b < a;
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator<=(A a, B b) {
+  using T = typename Meet<A, B>::type;
+  return T(plain(a)) <= T(plain(b));
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator>=(A a, B b) {
+  return b <= a;
+}

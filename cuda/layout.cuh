@@ -1,0 +1,68 @@
+// Where the elements of strided and broadcast operands lie.
+#pragma once
+#include "tuple.cuh"
+#include "vector.cuh"
+
+// A walk over DIMS collapsed dimensions, the last one fastest, that OPERANDS arrays share. Strides
+// are in elements: 0 where an operand is broadcast, negative where it runs backwards. Bit k of
+// VECTORS: operand k is contiguous along the last dimension and aligned, so that a pack of it is
+// one access. WHOLE: no pack crosses the end of a row, so that one location serves it. Index is
+// `unsigned` where it can count the elements: 32-bit divisions are much cheaper.
+template <int DIMS, int OPERANDS_, unsigned VECTORS, bool WHOLE, class Index>
+struct Layout {
+  static constexpr int OPERANDS = OPERANDS_;
+  long long size[DIMS];
+  long long stride[OPERANDS][DIMS];
+
+  struct Location {
+    long long offset[OPERANDS];
+  };
+
+  __device__ __forceinline__ Location locate(long long element) const {
+    Location at{};
+    Index rest = Index(element);
+#pragma unroll
+    for (int d = DIMS - 1; d > 0; --d) {
+      const Index above = rest / Index(size[d]);
+      const long long coordinate = (long long)(rest - above * Index(size[d]));
+#pragma unroll
+      for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, d);
+      rest = above;
+    }
+    const long long coordinate = DIMS == 1 ? element : (long long)(rest);
+#pragma unroll
+    for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, 0);
+    return at;
+  }
+
+  // Operand K of one element.
+  template <int K, class T>
+  __device__ __forceinline__ T load(const T* operand, const Location& at) const {
+    return operand[at.offset[K]];
+  }
+
+  // Operand K of the W elements from `element` on, whose location is `at`.
+  template <int K, int W, class T>
+  __device__ __forceinline__ Pack<T, W> load_pack(const T* operand, long long element,
+                                                  const Location& at) const {
+    if constexpr (bool(VECTORS >> K & 1u)) {
+      return ::load_pack<W>(operand + at.offset[K]);
+    } else {
+      Pack<T, W> pack;
+#pragma unroll
+      for (int j = 0; j < W; ++j) {
+        if constexpr (WHOLE) {
+          pack.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
+        } else {
+          pack.at[j] = operand[locate(element + j).offset[K]];
+        }
+      }
+      return pack;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ long long step(int operand, int d) const {
+    return (d == DIMS - 1 && (VECTORS >> operand & 1u)) ? 1 : stride[operand][d];
+  }
+};

@@ -1,0 +1,350 @@
+// All passes of all pointwise losses: the loss of each element, its sum or mean, its gradients, or
+// loss and gradients together.
+//
+// pointwise      one read of every operand, one write of every output. Bytes an element, with
+//                operands and gradients of s bytes: mean or sum of input and target 2s; with the
+//                gradient of the input 3s; reduction none 3s; its backward 4s.
+// gradient_sum   the gradient of an operand that was broadcast: reads every operand once, writes
+//                the operand's own shape.
+// scale          gradient *= grad_output, 2s bytes an element; returns at once where that is 1.
+//
+// Order of summation: the elements form tiles of Tile::ELEMENTS, the tiles form segments. A thread
+// adds its elements of a segment in order, a block adds its threads, the last block adds the
+// segments. Tiles and segments follow from the shape and the dtypes; the grid only decides which
+// block computes which segment.
+#include "combinators.cuh"
+#include "layout.cuh"
+#include "pointwise_losses.cuh"
+#include "reduce.cuh"
+
+// What becomes of the loss values.
+enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, WEIGHTED_MEAN_OF_VALUES };
+
+// A tile: THREADS threads with PACKS packs of WIDTH elements each. BATCH of the packs are loaded
+// before the first is used; it changes the speed, never the order of summation.
+template <int THREADS_, int PACKS_, int WIDTH_, int BATCH_>
+struct Tile {
+  static constexpr int THREADS = THREADS_, PACKS = PACKS_, WIDTH = WIDTH_, BATCH = BATCH_;
+  static constexpr int ELEMENTS = THREADS * PACKS * WIDTH;
+  static constexpr int BLOCKS = 1024 / THREADS;  // resident on a multiprocessor, at least
+
+  // The first element of a thread's pack in a tile.
+  static __device__ __forceinline__ long long element(long long tile, int pack) {
+    return tile * ELEMENTS + (pack * THREADS + int(threadIdx.x)) * WIDTH;
+  }
+};
+
+// Division of a gradient by the number of elements (or the sum of weights): a reciprocal in two
+// parts, so that the quotient is rounded once.
+template <class T>
+struct Reciprocal {
+  T high, low;
+  __device__ __forceinline__ explicit Reciprocal(double divisor) {
+    const double reciprocal = 1.0 / divisor;
+    high = T(reciprocal);
+    low = isfinite(high) ? T(reciprocal - double(high)) : T(0);
+  }
+  // x / divisor, to be stored as an E: half precision has no use for the low part.
+  template <class E>
+  __device__ __forceinline__ E times(T x) const {
+    if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
+    const T refined = fma(x, high, x * low);
+    return convert<E>(isfinite(refined) ? refined : x * high);
+  }
+};
+
+template <bool VARIES, class T>
+__device__ __forceinline__ auto seed(T x) {
+  if constexpr (VARIES) {
+    return Dual<Real<T>>(Real<T>(x), Real<T>(1));
+  } else {
+    return Real<T>(x);
+  }
+}
+
+// T, once for each I.
+template <class T, int I>
+struct Repeated {
+  using type = T;
+};
+template <class T, int I>
+using Repeat = typename Repeated<T, I>::type;
+
+// One thread's work on packs of neighbouring elements. Pointers: those of the operands, then those
+// of the gradients of the operands in WANTED.
+template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
+          class Result, class Pointers, class K = Range<Layout::OPERANDS>>
+struct Worker;
+
+template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
+          class Result, class Pointers, int... K>
+struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<K...>> {
+  template <int I>
+  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+    return *pointer;
+  }
+  template <int I>
+  using Element = decltype(element_type<I>(At<I, Pointers>()));
+  // Slot I of the pointers belongs to the gradient of operand I.
+  template <int I>
+  static constexpr int GRADIENT = Layout::OPERANDS + ones_below(WANTED, I);
+
+  using Packs = Tuple<Pack<Element<K>, WIDTH>...>;
+  using Wide = Tuple<Pack<Repeat<T, K>, WIDTH>...>;
+  using Gradients = Packs;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const Reciprocal<T> scale;
+  Result* const values;
+  Sum<T> sum = Sum<T>::zero();
+  Sum<T> shares = Sum<T>::zero();
+
+  __device__ __forceinline__ void load(Packs& packs, long long element) const {
+    const auto at = layout.locate(element);
+    ((get<K>(packs) = layout.template load_pack<K, WIDTH>(get<K>(pointers), element, at)), ...);
+  }
+
+  __device__ __forceinline__ void load(Packs& packs, long long element, int count) const {
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      if (j < count) {
+        const auto at = layout.locate(element + j);
+        ((get<K>(packs).at[j] = layout.template load<K>(get<K>(pointers), at)), ...);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ Wide widened(const Packs& packs) {
+    return {{widen<T>(get<K>(packs))}...};
+  }
+
+  // Adds the values of the first `count` elements to the sums, writes what is to be written.
+  __device__ __forceinline__ void compute(const Packs& packs, long long element, int count) {
+    const Wide x = widened(packs);
+    Pack<Result, WIDTH> each;
+    Gradients gradients;
+    T pack_sum = T(0), pack_share = T(0);  // short enough to need no compensation
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      if (j < count) {
+        const T value = plain(differentiate<K...>(x, gradients, j));
+        if constexpr (VALUES == EACH_VALUE) each.at[j] = convert<Result>(value);
+        if constexpr (VALUES >= SUM_OF_VALUES) pack_sum += value;
+        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
+          pack_share += plain(loss.share(Real<T>(get<K>(x).at[j])...));
+        }
+      }
+    }
+    if constexpr (VALUES >= SUM_OF_VALUES) sum += pack_sum;
+    if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += pack_share;
+    if constexpr (VALUES == EACH_VALUE) store(values, each, element, count);
+    (store_gradient<K>(gradients, element, count), ...);
+  }
+
+  // The loss of element j and its derivative by operand I.
+  template <int I>
+  __device__ __forceinline__ auto vary(const Wide& x, int j) const {
+    return loss(seed<K == I>(get<K>(x).at[j])...);
+  }
+
+ private:
+  // The loss of element j; derivatives by the wanted operands among I, Rest... on the way.
+  template <int I, int... Rest>
+  __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      const auto varied = vary<I>(x, j);
+      get<I>(gradients).at[j] = scale.template times<Element<I>>(plain(varied.slope));
+      if constexpr (sizeof...(Rest) > 0) differentiate<Rest...>(x, gradients, j);
+      return varied.value;
+    } else if constexpr (sizeof...(Rest) > 0) {
+      return differentiate<Rest...>(x, gradients, j);
+    } else {
+      return vary<-1>(x, j);
+    }
+  }
+
+  template <int I>
+  __device__ __forceinline__ void store_gradient(const Gradients& gradients, long long element,
+                                                 int count) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      store(get<GRADIENT<I>>(pointers), get<I>(gradients), element, count);
+    }
+  }
+
+  // Outputs are dense and aligned, whatever the layout of the operands.
+  template <class E>
+  static __device__ __forceinline__ void store(E* to, const Pack<E, WIDTH>& pack, long long element,
+                                               int count) {
+    if (count == WIDTH) {
+      store_pack<WIDTH>(to + element, pack);
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (j < count) to[element + j] = pack.at[j];
+      }
+    }
+  }
+};
+
+// VALUES = NO_VALUES or EACH_VALUE: `value` has n elements. Otherwise it has one, the sum over
+// `divisor` or over the sum of the shares; with more than one segment `counter` (zeroed) and
+// `partials` (2 or 4 doubles a segment) are workspace of this launch alone. Gradients are divided
+// by `divisor`, or by *total where that is given.
+template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
+          class Result, class... P>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+    pointwise(Loss loss, Layout layout, long long n, long long segments, double divisor,
+              const double* total, Result* value, unsigned* counter, double* partials,
+              P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
+  constexpr int SUMS = VALUES == WEIGHTED_MEAN_OF_VALUES ? 2 : 1;
+
+  const Pointers pointers{{pointer}...};
+  if (total != nullptr) divisor = *total;
+  Work work{loss, layout, pointers, Reciprocal<T>(divisor), value};
+
+  const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
+  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+    work.sum = work.shares = Sum<T>::zero();
+    for (long long tile = segment; tile < tiles; tile += segments) {
+      if ((tile + 1) * Tile::ELEMENTS <= n) {
+#pragma unroll 1
+        for (int first = 0; first < Tile::PACKS; first += Tile::BATCH) {
+          typename Work::Packs packs[Tile::BATCH];
+#pragma unroll
+          for (int p = 0; p < Tile::BATCH; ++p) {
+            work.load(packs[p], Tile::element(tile, first + p));
+          }
+#pragma unroll
+          for (int p = 0; p < Tile::BATCH; ++p) {
+            work.compute(packs[p], Tile::element(tile, first + p), Tile::WIDTH);
+          }
+        }
+      } else {
+#pragma unroll 1
+        for (int p = 0; p < Tile::PACKS; ++p) {
+          const long long element = Tile::element(tile, p);
+          const int count = int(min((long long)(Tile::WIDTH), n - element));
+          if (count <= 0) break;
+          typename Work::Packs packs;
+          if (count == Tile::WIDTH) {
+            work.load(packs, element);
+          } else {
+            work.load(packs, element, count);
+          }
+          work.compute(packs, element, count);
+        }
+      }
+    }
+    if constexpr (REDUCED) {
+      Sum<double> parts[2] = {block_sum<Tile::THREADS>(work.sum.widened())};
+      if constexpr (SUMS == 2) parts[1] = block_sum<Tile::THREADS>(work.shares.widened());
+      if (threadIdx.x == 0) {
+        if (segments == 1) {
+          *value = convert<Result>(parts[0].total() / (SUMS == 2 ? parts[1].total() : divisor));
+        } else {
+#pragma unroll
+          for (int s = 0; s < SUMS; ++s) {
+            partials[(segment * SUMS + s) * 2] = parts[s].high;
+            partials[(segment * SUMS + s) * 2 + 1] = parts[s].low;
+          }
+        }
+      }
+    }
+  }
+
+  if constexpr (REDUCED) {
+    if (segments == 1 || !is_last_block(counter)) return;
+    Sum<double> sums[2] = {Sum<double>::zero(), Sum<double>::zero()};
+#pragma unroll 4
+    for (long long segment = threadIdx.x; segment < segments; segment += Tile::THREADS) {
+#pragma unroll
+      for (int s = 0; s < SUMS; ++s) {
+        const double2 part =
+            __ldcg(reinterpret_cast<const double2*>(partials) + segment * SUMS + s);
+        sums[s] += Sum<double>{part.x, part.y};
+      }
+    }
+    sums[0] = block_sum<Tile::THREADS>(sums[0]);
+    if constexpr (SUMS == 2) sums[1] = block_sum<Tile::THREADS>(sums[1]);
+    if (threadIdx.x == 0) {
+      *value = convert<Result>(sums[0].total() / (SUMS == 2 ? sums[1].total() : divisor));
+    }
+  }
+}
+
+// The gradient of operand WHICH, summed over the elements it was broadcast to; WHICH = -1 sums the
+// values instead, to add up partial sums. The layout lists the operand's own dimensions first, then
+// those it was broadcast along: element output * repeats + r. A block owns LANES outputs (32 where
+// neighbouring outputs are neighbours in memory, else 1) and part blockIdx.y of the `repeats`, in
+// chunks of `chunk`; with one chunk the result is final, with more it is one partial sum an output
+// and chunk.
+template <class T, class Loss, class Layout, int THREADS, int LANES, int WHICH, class Result,
+          class... P>
+__global__ void __launch_bounds__(THREADS)
+    gradient_sum(Loss loss, Layout layout, long long outputs, long long repeats, long long chunk,
+                 double divisor, const double* total, Result* gradient, P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Work = Worker<T, Loss, Layout, 1, NO_VALUES, 0u, Result, Pointers>;
+  constexpr int PARTS = THREADS / LANES;
+
+  const Pointers pointers{{pointer}...};
+  if (total != nullptr) divisor = *total;
+  const Work work{loss, layout, pointers, Reciprocal<T>(1.0), nullptr};
+  const int lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
+  const long long output = (long long)blockIdx.x * LANES + lane;
+  const long long first = (long long)blockIdx.y * chunk;
+  const long long end = min(first + chunk, repeats);
+
+  Sum<T> partial = Sum<T>::zero();
+  if (output < outputs) {
+    for (long long r = first + part; r < end; r += PARTS) {
+      typename Work::Packs packs;
+      work.load(packs, output * repeats + r, 1);
+      const auto varied = work.template vary<WHICH>(work.widened(packs), 0);
+      if constexpr (WHICH >= 0) {
+        partial += plain(varied.slope);
+      } else {
+        partial += plain(varied);
+      }
+    }
+  }
+  Sum<double> sum = partial.widened();
+  if constexpr (LANES == 1) {
+    sum = block_sum<THREADS>(sum);
+  } else {
+    __shared__ double high[THREADS], low[THREADS];
+    high[threadIdx.x] = sum.high;
+    low[threadIdx.x] = sum.low;
+    __syncthreads();
+    for (int p = 1; p < PARTS && part == 0; ++p) {
+      sum += Sum<double>{high[p * LANES + lane], low[p * LANES + lane]};
+    }
+  }
+  if (part == 0 && output < outputs) {
+    gradient[output * gridDim.y + blockIdx.y] = convert<Result>(sum.total() / divisor);
+  }
+}
+
+// gradient *= grad_output, in place: the last step of a backward pass whose gradient the forward
+// pass has already written.
+template <class T, class E, class G, int THREADS, int WIDTH>
+__global__ void __launch_bounds__(THREADS) scale(long long n, E* gradient, const G* grad_output) {
+  const T factor = convert<T>(*grad_output);
+  if (factor == T(1)) return;
+  const long long step = (long long)gridDim.x * THREADS * WIDTH;
+  long long i = ((long long)blockIdx.x * THREADS + threadIdx.x) * WIDTH;
+  for (; i + WIDTH <= n; i += step) {
+    Pack<E, WIDTH> pack = load_pack<WIDTH>(gradient + i);
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      pack.at[j] = convert<E>(factor * convert<T>(pack.at[j]));
+    }
+    store_pack<WIDTH>(gradient + i, pack);
+  }
+  for (; i < n; ++i) gradient[i] = convert<E>(factor * convert<T>(gradient[i]));
+}

@@ -1,0 +1,83 @@
+// Sums whose bits do not depend on who computes them: compensated, in a fixed order.
+//
+// A thread adds its elements in the arithmetic type of the loss and keeps the rounding errors (two
+// floats, no double arithmetic in the loop); threads, warps and blocks are then combined in double,
+// again compensated. The error of the whole is far below one unit in the last place of a float at
+// any length, and of a double too.
+#pragma once
+
+// Never contracted into a fused multiply-add: TwoSum needs the rounded sum itself.
+__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
+__device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
+
+template <class T>
+struct Sum {
+  T high, low;  // the rounded sum, and the sum of the rounding errors
+
+  static __device__ __forceinline__ Sum zero() { return {T(0), T(0)}; }
+
+  // Knuth's TwoSum: high + x = sum + error, exactly.
+  __device__ __forceinline__ void operator+=(T x) {
+    const T sum = add(high, x);
+    const T moved = add(sum, -high);
+    const T error = add(add(high, -add(sum, -moved)), add(x, -moved));
+    high = sum;
+    low = add(low, error);
+  }
+  __device__ __forceinline__ void operator+=(const Sum& other) {
+    *this += other.high;
+    low = add(low, other.low);
+  }
+  // An infinite or NaN sum has no rounding error: inf - inf in `low` must not reach the result.
+  __device__ __forceinline__ double total() const {
+    return isfinite(high) ? double(high) + double(low) : double(high);
+  }
+  __device__ __forceinline__ Sum<double> widened() const {
+    return {double(high), isfinite(high) ? double(low) : 0.0};
+  }
+};
+
+__device__ __forceinline__ Sum<double> warp_sum(Sum<double> sum) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    Sum<double> other;
+    other.high = __shfl_down_sync(0xffffffffu, sum.high, distance);
+    other.low = __shfl_down_sync(0xffffffffu, sum.low, distance);
+    sum += other;
+  }
+  return sum;
+}
+
+// The sum over a block of THREADS threads; the result is thread 0's alone.
+template <int THREADS>
+__device__ __forceinline__ Sum<double> block_sum(Sum<double> sum) {
+  constexpr int WARPS = THREADS / 32;
+  __shared__ double high[WARPS], low[WARPS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  sum = warp_sum(sum);
+  __syncthreads();  // the previous call may still be reading
+  if (lane == 0) {
+    high[warp] = sum.high;
+    low[warp] = sum.low;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    sum = Sum<double>::zero();
+    if (lane < WARPS) sum = {high[lane], low[lane]};
+    sum = warp_sum(sum);
+  }
+  return sum;
+}
+
+// True in every thread of the last block of the grid to come here, which then sees what all blocks
+// wrote before. `counter` starts at 0 and belongs to this launch alone.
+__device__ __forceinline__ bool is_last_block(unsigned* counter) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(counter, 1u) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}

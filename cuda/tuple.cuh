@@ -1,0 +1,48 @@
+// A tuple for kernel code: NVRTC has no <tuple>, and cuda/std costs 140 ms of compile time.
+#pragma once
+
+template <int... I>
+struct Indices {};
+
+template <int N, int... I>
+struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
+
+template <int... I>
+struct MakeIndices<0, I...> {
+  using type = Indices<I...>;
+};
+
+// 0, 1, …, N - 1 as a type, for fold expressions.
+template <int N>
+using Range = typename MakeIndices<N>::type;
+
+template <int I, class T>
+struct Slot {
+  T value;
+};
+
+template <class I, class... T>
+struct Slots;
+
+template <int... I, class... T>
+struct Slots<Indices<I...>, T...> : Slot<I, T>... {};
+
+template <class... T>
+using Tuple = Slots<Range<sizeof...(T)>, T...>;
+
+template <int I, class T>
+__device__ __forceinline__ T& get(Slot<I, T>& slot) {
+  return slot.value;
+}
+
+template <int I, class T>
+__device__ __forceinline__ const T& get(const Slot<I, T>& slot) {
+  return slot.value;
+}
+
+template <int I, class T>
+__device__ T type_at(const Slot<I, T>&);
+
+// The type of element I of a tuple type.
+template <int I, class Types>
+using At = decltype(type_at<I>(Types()));

@@ -1,0 +1,179 @@
+"""What is installed, what fits together, and what to install where something is missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+
+
+def add_parser(commands: Any) -> None:
+    """Add the subcommand to the argument parser."""
+    parser = commands.add_parser("info", help="the environment, and what is missing in it")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Look and print."""
+    facts, advice = inspect()
+    if arguments.json:
+        print(json.dumps({"facts": facts, "advice": advice}, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, fact in facts.items():
+        print(f"{name:{width}}  {fact}")
+    for line in advice or ["Nothing is missing."]:
+        print(f"\n{line}" if line == (advice or [line])[0] else line)
+
+
+def inspect() -> tuple[dict[str, str], list[str]]:
+    """The facts by name, and advice, most urgent first."""
+    facts = {
+        "cupy_losses": __version__,
+        "Python": f"{platform.python_version()} on {platform.platform()}",
+        "NumPy": _version("numpy"),
+    }
+    advice: list[str] = []
+    _inspect_cupy(facts, advice)
+    _inspect_torch(facts, advice)
+    facts["ml_dtypes"] = _version("ml_dtypes")
+    if facts["ml_dtypes"] == _MISSING:
+        advice.append("bfloat16 arrays of CuPy and NumPy need ml_dtypes: pip install ml_dtypes")
+    _inspect_cache(facts, advice)
+    return facts, advice
+
+
+_MISSING = "not installed"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return _MISSING
+
+
+def _attempt(question: Callable[[], Any]) -> str:
+    """The answer, or the first line of the error."""
+    try:
+        return str(question())
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        return f"unavailable: {lines[0]}"
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
+    installed = [name for name in _CUPY_WHEELS if _version(name) != _MISSING]
+    if len(installed) > 1:
+        advice.append(f"Several CuPy packages are installed ({', '.join(installed)}): keep one.")
+    try:
+        import cupy
+
+        from .._cupy import nvrtc_version
+        from .._kernels import include_folders
+    except Exception as error:
+        facts["CuPy"] = _MISSING if isinstance(error, ImportError) else f"unavailable: {error}"
+        advice.append(
+            "CUDA arrays need CuPy: pip install cupy-losses[cuda12] or, with a CUDA 13 driver, "
+            "cupy-losses[cuda13]. NumPy arrays work without."
+        )
+        return
+    runtime = cupy.cuda.runtime
+    built = int(runtime.runtimeGetVersion())
+    facts["CuPy"] = f"{cupy.__version__}, CUDA runtime {_cuda(built)}"
+    if tuple(map(int, cupy.__version__.split(".")[:2])) < (14, 2):
+        advice.append("CuPy before 14.2 compiles every kernel anew in each process: upgrade it.")
+    driver = int(runtime.driverGetVersion())
+    facts["driver"] = f"CUDA {_cuda(driver)}" if driver else "none"
+    facts["GPUs"] = _attempt(_gpus)
+    if not driver or facts["GPUs"].startswith("unavailable"):
+        advice.append("No GPU can be used here: losses of NumPy arrays run on the host.")
+    elif driver // 1000 < built // 1000:
+        advice.append(
+            f"The driver supports CUDA {_cuda(driver)}, CuPy is built for {_cuda(built)}: install "
+            f"cupy-losses[cuda{driver // 1000}] or a newer driver."
+        )
+    facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*nvrtc_version()))
+    if facts["NVRTC"].startswith("unavailable"):
+        advice.append(f"The CUDA compiler is missing: pip install {_wheel('nvrtc', built // 1000)}")
+    elif int(facts["NVRTC"].split(".")[0]) != built // 1000:
+        advice.append(
+            f"CuPy is built for CUDA {built // 1000} and found NVRTC {facts['NVRTC']}: remove the "
+            "CUDA wheels of the other version."
+        )
+    folders = include_folders()
+    facts["CUDA headers"] = folders[0] if folders else _MISSING
+    if not folders:
+        advice.append(f"cuda_fp16.h is missing: pip install {_wheel('runtime', built // 1000)}")
+
+
+_CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
+
+
+def _wheel(part: str, major: int) -> str:
+    from .._cupy import wheel
+
+    return wheel(part, major)
+
+
+def _gpus() -> str:
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    names = [
+        runtime.getDeviceProperties(device)["name"].decode()
+        for device in range(runtime.getDeviceCount())
+    ]
+    return ", ".join(names) or "none"
+
+
+def _inspect_torch(facts: dict[str, str], advice: list[str]) -> None:
+    facts["torch"] = _version("torch")
+    if facts["torch"] == _MISSING:
+        return
+    try:
+        import torch
+    except Exception as error:
+        facts["torch"] = f"unavailable: {error}"
+        return
+    facts["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
+    if facts["CuPy"].startswith((_MISSING, "unavailable")) or torch.version.cuda is None:
+        return
+    ours = facts["CuPy"].rsplit(" ", 1)[1].split(".")[0]
+    theirs = torch.version.cuda.split(".")[0]
+    if ours != theirs:
+        advice.append(
+            f"torch is built for CUDA {theirs} and CuPy for CUDA {ours}. They work together, but "
+            f"installing cupy-losses[cuda{theirs}] instead avoids two sets of CUDA libraries."
+        )
+
+
+def _inspect_cache(facts: dict[str, str], advice: list[str]) -> None:
+    default = Path.home() / ".cupy" / "kernel_cache"
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or default)
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            writable = True
+    except OSError:
+        writable = False
+    facts["kernel cache"] = f"{folder}, {'writable' if writable else 'not writable'}"
+    if not writable:
+        advice.append(
+            "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can."
+        )

@@ -1,0 +1,129 @@
+"""From a public function to a backend: evaluation and the gradient transforms."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+from ._arrays import resolve
+from ._layout import FLOATING
+from ._losses import Call, Loss, Pass
+
+Array = Any
+Arguments = ParamSpec("Arguments")
+Prepared = tuple[Call, tuple[Array, ...]]
+
+
+def prepare(
+    loss: Loss,
+    operands: tuple[Array, ...],
+    reduction: str,
+    weight: Array | None = None,
+    parameters: tuple[float, ...] = (),
+) -> Prepared:
+    """A call of `loss` and its operands, for `differentiable`."""
+    if weight is None:
+        return Call(loss, reduction, parameters, False), operands
+    return Call(loss, reduction, parameters, True), (weight, *operands)
+
+
+def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
+    """The public function of a loss, from a function that checks and orders its arguments.
+
+    The transforms below find that function as its attribute `prepare`.
+    """
+
+    @functools.wraps(prepare)
+    def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
+        call, given = prepare(*args, **kwargs)
+        backend, operands = resolve(call, given)
+        return backend.evaluate(call, operands)
+
+    loss.prepare = prepare  # type: ignore[attr-defined]
+    return loss
+
+
+def value_and_grad(
+    loss: Callable[..., Array], argnums: int | Sequence[int] = 0
+) -> Callable[..., tuple[Array, Any]]:
+    """Make a function that returns a loss and its gradient, computed in one pass.
+
+    Args:
+        loss: A loss of this package, or a `functools.partial` of one.
+        argnums: The positional argument to differentiate by (0 is `input`), or several of them.
+
+    Returns:
+        A function with the arguments of `loss` that returns `(value, gradient)`; with a sequence
+        of argnums, `gradient` is a tuple. A gradient has the shape and dtype of its argument and
+        belongs to the same library. torch tensors come back detached: the gradient is computed
+        here, not by autograd.
+
+    Raises:
+        TypeError: If `loss` is no loss of this package, or an argument to differentiate by is not
+            a floating array.
+        ValueError: If argnums is out of range or the loss is not reduced to one number.
+
+    The meaning is that of `jax.value_and_grad`:
+
+    >>> import numpy as np
+    >>> from cupy_losses import smooth_l1_loss, value_and_grad
+    >>> input, target = np.array([0.0, 3.0]), np.zeros(2)
+    >>> value, gradient = value_and_grad(smooth_l1_loss)(input, target, beta=0.5)
+    >>> float(value), gradient.tolist()
+    (1.375, [0.0, 0.5])
+
+    """
+    prepare = _prepare_of(loss)
+    several = not isinstance(argnums, int)
+    numbers = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+
+    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        call, given = prepare(*args, **kwargs)
+        backend, operands = resolve(call, given)
+        wanted = _wanted(call, operands, numbers)
+        value, *gradients = backend.run(call, Pass(wanted=tuple(sorted(set(wanted)))), operands)
+        by_operand = dict(zip(sorted(set(wanted)), gradients, strict=True))
+        chosen = tuple(by_operand[k] for k in wanted)
+        return value, chosen if several else chosen[0]
+
+    return value_and_gradient
+
+
+def grad(loss: Callable[..., Array], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """Make a function that returns the gradient of a loss: `value_and_grad` without the value.
+
+    >>> import numpy as np
+    >>> from cupy_losses import grad, mse_loss
+    >>> grad(mse_loss)(np.array([1.0, 3.0]), np.zeros(2)).tolist()
+    [1.0, 3.0]
+    """
+    both = value_and_grad(loss, argnums)
+    return lambda *args, **kwargs: both(*args, **kwargs)[1]
+
+
+def _prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
+    if isinstance(loss, functools.partial):
+        inner = _prepare_of(loss.func)
+        return functools.partial(inner, *loss.args, **loss.keywords)
+    prepare = getattr(loss, "prepare", None)
+    if prepare is None:
+        raise TypeError(f"loss must be a loss function of cupy_losses, got {loss!r}")
+    return prepare  # type: ignore[no-any-return]
+
+
+def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> list[int]:
+    """The operands that `argnums` names."""
+    names = call.loss.operands
+    if call.reduction == "none":
+        raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
+    wanted = []
+    for number in argnums:
+        if not -len(names) <= number < len(names):
+            raise ValueError(f"argnums must be in 0 … {len(names) - 1}, got {number}")
+        k = number % len(names)
+        dtype = str(operands[call.weighted + k].dtype).removeprefix("torch.")
+        if dtype not in FLOATING:
+            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {dtype}")
+        wanted.append(call.weighted + k)
+    return wanted

@@ -1,0 +1,134 @@
+"""Bad input: a clear error that names the argument, before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cupy_losses import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+
+from .arrays import Library
+from .losses import LOSSES, Case
+
+
+@pytest.fixture
+def ones(library: Library) -> Any:
+    return library.array(np.ones((2, 3), np.float32))
+
+
+@pytest.mark.parametrize("bad", [[1.0, 2.0], 1.0, None, "text", object()])
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_no_array(case: Case, ones: Any, bad: Any) -> None:
+    with pytest.raises(TypeError, match="target must be a"):
+        case.loss(ones, bad, **case.parameters)
+    with pytest.raises(TypeError, match="input must be a"):
+        case.loss(bad, ones, **case.parameters)
+    if bad is not None:
+        with pytest.raises(TypeError, match="weight must be a"):
+            case.loss(ones, ones, weight=bad, **case.parameters)
+
+
+def test_shapes(library: Library, ones: Any) -> None:
+    with pytest.raises(ValueError, match=r"target of shape \(4,\) does not broadcast with input"):
+        mse_loss(ones, library.array(np.ones(4, np.float32)))
+    with pytest.raises(ValueError, match=r"weight of shape \(4,\) does not broadcast to \(2, 3\)"):
+        mse_loss(ones, ones, weight=library.array(np.ones(4, np.float32)))
+    with pytest.raises(ValueError, match=r"weight of shape \(5, 2, 3\) does not broadcast to"):
+        mse_loss(ones, ones, weight=library.array(np.ones((5, 2, 3), np.float32)))
+
+
+def test_dtypes(library: Library, ones: Any) -> None:
+    with pytest.raises(TypeError, match="target must have a real dtype .* got complex64"):
+        mse_loss(ones, library.array(np.ones((2, 3), np.complex64)))
+    integers = library.array(np.ones((2, 3), np.int32))
+    with pytest.raises(TypeError, match="at least one of input, target must be floating"):
+        mse_loss(integers, integers)
+
+
+@pytest.mark.parametrize("bad", ["average", "", None, 3, "Mean"])
+def test_reduction(ones: Any, bad: Any) -> None:
+    with pytest.raises(ValueError, match="reduction must be one of 'none', 'mean', 'sum'"):
+        mse_loss(ones, ones, reduction=bad)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, -math.inf, math.inf])
+def test_beta(ones: Any, bad: float) -> None:
+    with pytest.raises(ValueError, match="beta must be finite and >= 0"):
+        smooth_l1_loss(ones, ones, beta=bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_delta(ones: Any, bad: float) -> None:
+    with pytest.raises(ValueError, match="delta must be finite and > 0"):
+        huber_loss(ones, ones, delta=bad)
+
+
+@pytest.mark.parametrize("bad", ["1", None, [1.0], True, 1j, torch.tensor(1.0)])
+def test_parameter_types(ones: Any, bad: Any) -> None:
+    with pytest.raises(TypeError, match="beta must be a real number"):
+        smooth_l1_loss(ones, ones, beta=bad)
+    with pytest.raises(TypeError, match="delta must be a real number"):
+        huber_loss(ones, ones, delta=bad)
+
+
+def test_an_error_leaves_nothing_behind(library: Library, ones: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="beta"):
+            smooth_l1_loss(ones, ones, beta=-1)
+        assert library.host(smooth_l1_loss(ones, ones)) == 0
+
+
+@pytest.mark.gpu
+def test_host_and_device_do_not_mix() -> None:
+    import cupy
+
+    host, device = np.ones(3, np.float32), cupy.ones(3, np.float32)
+    for pair in ((host, device), (device, host), (torch.ones(3), device)):
+        with pytest.raises(
+            ValueError, match="on the host.*on the device|on the device.*on the host"
+        ):
+            mse_loss(*pair)
+    cuda = torch.ones(3, device="cuda")
+    for mixed in ((cuda, torch.ones(3)), (torch.ones(3), cuda)):
+        with pytest.raises(ValueError, match="same device"):
+            l1_loss(*mixed)
+
+
+def test_torch_layouts_and_devices() -> None:
+    dense = torch.ones(2, 3)
+    for bad in (dense.to_sparse(), dense.to("meta")):
+        for _ in range(2):  # met for the first time, and known as a type of array
+            with pytest.raises(TypeError, match="input must be a .*dense torch array"):
+                mse_loss(bad, dense)
+            with pytest.raises(TypeError, match="target must be a .*dense torch array"):
+                mse_loss(dense, bad)
+            mse_loss(dense, dense)
+
+
+def test_numpy_with_torch_on_the_host() -> None:
+    array, tensor = np.ones(3, np.float32), torch.zeros(3)
+    assert type(mse_loss(array, tensor)) is np.ndarray
+    assert type(mse_loss(tensor, array)) is torch.Tensor
+    with pytest.raises(ValueError, match="target requires grad"):
+        mse_loss(array, tensor.requires_grad_())
+
+
+def test_dlpack_object_on_the_host() -> None:
+    class Exporter:
+        """An array of some other library."""
+
+        def __init__(self) -> None:
+            self._array = np.full(3, 2.0, np.float32)
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self._array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    assert mse_loss(Exporter(), Exporter()) == 0
+    assert mse_loss(np.zeros(3, np.float32), Exporter()) == 4

@@ -1,0 +1,359 @@
+"""What only a GPU can show: streams, graphs, threads, memory, determinism, 64-bit offsets."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cupy_losses import _cuda, _kernels, grad, huber_loss, mse_loss, smooth_l1_loss, value_and_grad
+
+from .losses import LOSSES, Case
+
+pytestmark = pytest.mark.gpu
+
+MANY_SEGMENTS = 300_007
+
+
+def tensors(size: int = MANY_SEGMENTS, dtype: Any = torch.float32) -> tuple[Any, Any]:
+    generator = torch.Generator("cuda").manual_seed(2)
+    return tuple(  # type: ignore[return-value]
+        torch.randn(size, generator=generator, device="cuda").to(dtype) for _ in range(2)
+    )
+
+
+# ---- the same bits every time ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_same_bits_over_runs_and_streams(case: Case, dtype: Any) -> None:
+    input, target = tensors(dtype=dtype)
+    both = value_and_grad(case.loss)
+    value, gradient = both(input, target, **case.parameters)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    results = []
+    for stream in itertools.islice(itertools.cycle(streams), 100):
+        with torch.cuda.stream(stream):
+            results.append(both(input, target, **case.parameters))
+    torch.cuda.synchronize()
+    assert all(torch.equal(v, value) and torch.equal(g, gradient) for v, g in results)
+
+
+@pytest.fixture
+def any_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function that fixes the number of resident blocks."""
+    compiled = _kernels.function
+
+    def set_blocks(blocks: int) -> None:
+        _cuda._plans.clear()
+        monkeypatch.setattr(
+            _kernels,
+            "function",
+            lambda *arguments: compiled(*arguments)._replace(resident_blocks=blocks),
+        )
+
+    yield set_blocks
+    _cuda._plans.clear()
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_same_bits_with_any_grid(case: Case, any_grid: Any) -> None:
+    input, target = tensors(5_000_011)
+    weight = torch.rand_like(input)
+    values = set()
+    for blocks in (1, 2, 7, 132, 133, 1056):
+        any_grid(blocks)
+        plain = case.loss(input, target, **case.parameters)
+        weighted = case.loss(input, target, weight=weight, **case.parameters)
+        values.add((plain.item(), weighted.item()))
+    assert len(values) == 1
+
+
+# ---- never in the way ----
+
+
+def test_no_host_synchronisation() -> None:
+    """Every call returns while the device is still busy with something else."""
+    import cupy
+
+    input, target = tensors()
+    leaf = input.clone().requires_grad_()
+    arrays = cupy.from_dlpack(input), cupy.from_dlpack(target)
+
+    def everything() -> None:
+        mse_loss(input, target)
+        mse_loss(leaf, target).mul(3).backward()
+        mse_loss(input, target, weight=target)
+        smooth_l1_loss(input, target, reduction="none")
+        value_and_grad(huber_loss, (0, 1))(*arrays)
+
+    everything()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    start = time.perf_counter()
+    everything()
+    elapsed = time.perf_counter() - start
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    assert elapsed < 0.3
+
+
+def test_runs_on_the_current_stream() -> None:
+    """Input written late on a side stream is seen, in forward and backward."""
+    import cupy
+
+    size = 1 << 20
+    for library in ("torch", "cupy"):
+        side = torch.cuda.Stream()
+        input = torch.zeros(size, device="cuda")
+        target = torch.zeros(size, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            input.fill_(2.0)
+            if library == "torch":
+                leaf = input.requires_grad_()
+                result = mse_loss(leaf, target)
+                result.mul(0.5).backward()
+                gradient = leaf.grad
+            else:
+                external = cupy.cuda.Stream.from_external(side)
+                with external:
+                    arrays = [_view(x) for x in (input, target)]
+                    value, gradient = value_and_grad(mse_loss)(*arrays)
+                    result = torch.utils.dlpack.from_dlpack(value)
+                    gradient = torch.utils.dlpack.from_dlpack(gradient) / 2
+        side.synchronize()
+        assert result.item() == 4.0
+        torch.testing.assert_close(gradient, torch.full_like(target, 2.0 / size), rtol=1e-6, atol=0)
+
+
+def _view(tensor: Any) -> Any:
+    """A CuPy array over a tensor's memory, without any synchronisation."""
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor)
+    return cupy.ndarray(tuple(tensor.shape), np.float32, cupy.cuda.MemoryPointer(memory, 0))
+
+
+@pytest.mark.parametrize("size", [1000, MANY_SEGMENTS])
+def test_torch_graph(size: int) -> None:
+    """Captured forward and backward replay on new data, next to eager calls on other streams."""
+    input, target = tensors(size)
+    input.requires_grad_()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            torch.autograd.grad(smooth_l1_loss(input, target, weight=target.abs()), input)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = smooth_l1_loss(input, target, weight=target.abs())
+        (gradient,) = torch.autograd.grad(loss, input)
+    for scale in (1.0, 0.5, 3.0):
+        with torch.no_grad():
+            input.copy_(scale * torch.randn_like(target))
+        leaf = input.detach().clone().requires_grad_()
+        graph.replay()
+        expected = smooth_l1_loss(leaf, target, weight=target.abs())
+        expected.backward()
+        assert torch.equal(loss, expected)
+        assert torch.equal(gradient, leaf.grad)
+
+
+def test_cupy_graph() -> None:
+    import cupy
+
+    if not hasattr(cupy.cuda.Stream, "begin_capture"):
+        pytest.skip("this CuPy captures no graphs")
+    input, target = (cupy.from_dlpack(x).copy() for x in tensors())
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        value = mse_loss(input, target)
+        stream.synchronize()
+        del value
+        stream.begin_capture()
+        value = mse_loss(input, target)
+        graph = stream.end_capture()
+        others = [cupy.full(1 << k, cupy.nan, cupy.float32) for k in range(4, 20)]
+        for scale in (1, 2):
+            input *= scale
+            graph.launch(stream)
+            for other in others:  # what the pool hands out again is not the graph's memory
+                other.fill(cupy.nan)
+            stream.synchronize()
+            assert float(value) == float(mse_loss(input, target))
+
+
+def test_concurrent_calls_do_not_share_workspace() -> None:
+    """The same loss on two streams and from several threads at once."""
+    input, target = tensors(3_000_001)
+    expected = mse_loss(input, target).item()
+    failures = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                if mse_loss(input, target).item() != expected:
+                    failures.append(1)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_thread_that_never_used_cuda() -> None:
+    import cupy
+
+    input, target = (cupy.from_dlpack(x) for x in tensors(100))
+    expected, results = float(mse_loss(input, target)), []
+    thread = threading.Thread(target=lambda: results.append(float(mse_loss(input, target))))
+    thread.start()
+    thread.join()
+    assert results == [expected]
+
+
+# ---- memory ----
+
+
+def test_peak_memory_is_the_gradient() -> None:
+    size = 1 << 26
+    input, target = tensors(size)
+    input.requires_grad_()
+    mse_loss(input, target).backward()
+    input.grad = None
+    torch.cuda.synchronize()
+    for loss in (mse_loss, smooth_l1_loss, huber_loss):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = loss(input, target)
+        result.backward()
+        peak = torch.cuda.max_memory_allocated() - before
+        assert 4 * size <= peak <= 4 * size + (1 << 20)
+        input.grad = None
+        del result
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kept = loss(input.detach(), target)
+        assert torch.cuda.max_memory_allocated() - before <= 1 << 20
+        assert torch.cuda.memory_allocated() - before <= 1024
+        del kept
+
+
+def test_inputs_are_not_written() -> None:
+    input, target = tensors()
+    before = input.clone(), target.clone()
+    value_and_grad(mse_loss, (0, 1))(input, target)
+    assert torch.equal(input, before[0])
+    assert torch.equal(target, before[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+def test_offsets_beyond_32_bits() -> None:
+    """A dense, a strided and a broadcast walk over more than 2^31 elements."""
+    if torch.cuda.mem_get_info()[0] < 30 << 30:
+        pytest.skip("needs 30 GB of device memory")
+    size = 2**31 + 8192 * 3 + 5
+    input = torch.zeros(size, dtype=torch.bfloat16, device="cuda")
+    input[-5:] = 3
+    zero = torch.zeros((), dtype=torch.bfloat16, device="cuda")
+    assert mse_loss(input, input * 0, reduction="sum").item() == 45
+    assert mse_loss(input, zero, reduction="sum").item() == 45
+    gradient = grad(mse_loss)(input, zero, reduction="sum")
+    assert gradient[-5:].tolist() == [6] * 5
+    assert gradient[:-5].count_nonzero().item() == 0
+    del gradient
+    assert grad(mse_loss, 1)(input, zero, reduction="sum").item() == -30
+    table = input[: size // 4 * 4].view(-1, 4)[:, 1:]
+    expected = 9 * table.ne(0).sum().item()
+    assert mse_loss(table, zero, reduction="sum").item() == expected
+    each = mse_loss(table, zero, reduction="none")
+    assert each.float().sum().item() == expected
+
+
+# ---- interchange ----
+
+
+def test_mixed_libraries() -> None:
+    import cupy
+
+    input, target = tensors(1000)
+    array = cupy.from_dlpack(target)
+    expected = mse_loss(input, target)
+    first = mse_loss(input, array)
+    assert isinstance(first, torch.Tensor)
+    second = mse_loss(cupy.from_dlpack(input), target)
+    assert isinstance(second, cupy.ndarray)
+    assert first.item() == float(second) == expected.item()
+    with pytest.raises(ValueError, match="target requires grad"):
+        mse_loss(array, input.requires_grad_())
+
+
+def test_any_dlpack_object() -> None:
+    import cupy
+
+    class Exporter:
+        """An array of some other library."""
+
+        def __init__(self, array: Any) -> None:
+            self._array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self._array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self._array.__dlpack_device__()
+
+    array = cupy.arange(10, dtype=cupy.float32)
+    result = mse_loss(Exporter(array), Exporter(cupy.zeros(10, cupy.float32)))
+    assert isinstance(result, cupy.ndarray)
+    assert float(result) == 28.5
+
+
+def test_bfloat16_in_cupy() -> None:
+    import cupy
+    import ml_dtypes
+
+    host = np.random.default_rng(0).standard_normal(1000).astype(ml_dtypes.bfloat16)
+    value, gradient = value_and_grad(mse_loss)(cupy.asarray(host), cupy.zeros(1000, host.dtype))
+    assert value.dtype == gradient.dtype == ml_dtypes.bfloat16
+    expected = value_and_grad(mse_loss)(host, np.zeros(1000, host.dtype))[0]
+    assert value.get() == expected
+
+
+def test_out_of_memory_leaves_the_next_call_working() -> None:
+    input, target = tensors(1 << 20)
+    huge = input[:1].expand(1 << 24).view(-1, 1).expand(1 << 24, 1 << 14)
+    with pytest.raises(torch.OutOfMemoryError):
+        mse_loss(huge, huge, reduction="none")
+    assert mse_loss(input, target).item() > 0
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+def test_second_device() -> None:
+    import cupy
+
+    input, target = (x.to("cuda:1").requires_grad_() for x in tensors())
+    result = mse_loss(input, target)
+    result.backward()
+    assert result.device == input.grad.device == torch.device("cuda:1")
+    reference = mse_loss(input.detach().to("cuda:0"), target.detach().to("cuda:0"))
+    assert result.item() == reference.item()
+    array = cupy.from_dlpack(input.detach())
+    assert float(mse_loss(array, array)) == 0
+    with pytest.raises(ValueError, match="same device"):
+        mse_loss(input.detach(), target.detach().to("cuda:0"))

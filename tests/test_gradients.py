@@ -1,0 +1,289 @@
+"""Gradients: value_and_grad on every library, autograd on torch, first and second order."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cupy_losses
+from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
+
+from .arrays import DTYPES, Library, ulps
+from .losses import LOSSES, Case
+from .test_values import SIZES, exact
+
+Tensor = torch.Tensor
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def gradient_bound(dtype: str) -> float:
+    """The promised error of a gradient, in ulps."""
+    return 1 if dtype in ("float16", "bfloat16") else 3
+
+
+def device(library: Library) -> str:
+    """torch's device for a library of tensors."""
+    return "cuda" if library.name == "torch cuda" else "cpu"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_value_and_grad(
+    case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
+) -> None:
+    hosts = [rng.standard_normal(size).astype(DTYPES[dtype]) for _ in range(2)]
+    weight = rng.random(size).astype(DTYPES[dtype])
+    input, target = map(library.array, hosts)
+    slope = case.slope(*map(exact, hosts))
+    for reduction in ("mean", "sum"):
+        for given in (None, weight):
+            options = {} if given is None else {"weight": library.array(given)}
+            both = value_and_grad(case.loss, argnums=(0, 1))
+            value, gradients = both(
+                input, target, reduction=reduction, **case.parameters, **options
+            )
+            alone = case.loss(input, target, reduction=reduction, **case.parameters, **options)
+            assert library.host(value).tobytes() == library.host(alone).tobytes()
+            scale = np.longdouble(1) if given is None else exact(given)
+            reference = (
+                slope * scale / case.divisor(slope, reduction, None if given is None else scale)
+            )
+            for got, sign in zip(gradients, (1, -1), strict=True):
+                assert ulps(library.host(got), sign * reference) <= gradient_bound(dtype)
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_gradient_of_a_broadcast_operand_is_summed(
+    case: Case, library: Library, rng: np.random.Generator
+) -> None:
+    """Each axis alone, several, all; short and long repeats; one and two stages of summation."""
+    shapes = [
+        ((37, 3), (3,)),
+        ((3, 70), (3, 1)),
+        ((5, 4, 6), (4, 1)),
+        ((1, 6), (5, 1)),
+        ((70, 90), ()),
+    ]
+    shapes += [((3000, 11), (11,)), ((2, 30000), (2, 1)), ((300, 2, 40), (2, 40))]
+    for pair in shapes:
+        hosts = [np.asarray(rng.standard_normal(shape)).astype(np.float32) for shape in pair]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, gradients = value_and_grad(case.loss, (0, 1))(
+                *map(library.array, hosts), reduction="sum", **case.parameters
+            )
+        slope = case.slope(*map(exact, hosts))
+        for got, host, sign in zip(gradients, hosts, (1, -1), strict=True):
+            own = (1,) * (slope.ndim - host.ndim) + host.shape
+            axes = tuple(d for d, length in enumerate(own) if length == 1)
+            reference = sign * slope.sum(axis=axes, keepdims=True).reshape(host.shape)
+            magnitude = abs(slope).sum(axis=axes, keepdims=True).reshape(host.shape)
+            error = abs(exact(library.host(got)) - reference)
+            assert (error <= 3 * 2.0**-24 * magnitude).all()
+
+
+def test_argnums_and_partial(library: Library) -> None:
+    input, target = (library.array(np.array(x, np.float32)) for x in ([0.0, 3.0], [1.0, 1.0]))
+    value, by_target = value_and_grad(mse_loss, argnums=1)(input, target)
+    np.testing.assert_array_equal(library.host(by_target), [1.0, -2.0])
+    assert float(library.host(value)) == 2.5
+    np.testing.assert_array_equal(library.host(grad(mse_loss, -1)(input, target)), [1.0, -2.0])
+    half = functools.partial(smooth_l1_loss, beta=0.5)
+    (single,) = value_and_grad(half, (0,))(input, target)[1]
+    np.testing.assert_array_equal(library.host(single), [-0.5, 0.5])
+
+
+def test_transform_errors() -> None:
+    x = np.ones(3, np.float32)
+    with pytest.raises(TypeError, match="loss function of cupy_losses"):
+        value_and_grad(np.mean)
+    with pytest.raises(ValueError, match="argnums"):
+        value_and_grad(mse_loss, 2)(x, x)
+    with pytest.raises(ValueError, match="reduction"):
+        grad(mse_loss)(x, x, reduction="none")
+    with pytest.raises(TypeError, match="target must be floating"):
+        grad(mse_loss, 1)(x, np.ones(3, np.int64))
+
+
+# ---- autograd ------------------------------------------------------------------------------------
+
+
+def pair(library: Library, *shapes: tuple[int, ...], dtype: Any = torch.float64) -> list[Tensor]:
+    """Random leaves away from the kinks."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(shape, generator=generator, dtype=torch.float64) * 1.5)
+        .to(dtype)
+        .to(device(library))
+        .requires_grad_()
+        for shape in shapes
+    ]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shapes", [((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 1), (1, 4)), ((), ())])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_gradcheck(
+    case: Case, torch_library: Library, reduction: str, shapes: Any, weighted: bool
+) -> None:
+    """First and second derivatives, by input and target, against differences."""
+    operands = pair(torch_library, *shapes)
+    options = {}
+    if weighted:
+        shape = torch.broadcast_shapes(*shapes)
+        options["weight"] = torch.linspace(0.5, 2, max(1, int(np.prod(shape))), dtype=torch.float64)
+        options["weight"] = options["weight"].reshape(shape).to(device(torch_library))
+
+    def loss(input: Tensor, target: Tensor) -> Tensor:
+        return case.loss(input, target, reduction=reduction, **case.parameters, **options)
+
+    assert torch.autograd.gradcheck(loss, operands)
+    assert torch.autograd.gradgradcheck(loss, operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_backward_with_any_grad_output(
+    case: Case, torch_library: Library, reduction: str, dtype: Any
+) -> None:
+    """A scaled loss, as in mixed-precision training, in one call and accumulated."""
+    input, target = pair(torch_library, (37, 8), (37, 8), dtype=dtype)
+    result = case.loss(input, target, reduction=reduction, **case.parameters)
+    grad_output = torch.full_like(result, 4096.0)
+    got = torch.autograd.grad(result, (input, target), grad_output)
+    hosts = [torch_library.host(x) for x in (input, target)]
+    slope = case.slope(*map(exact, hosts))
+    reference = 4096 * slope / case.divisor(slope, reduction)
+    name = str(dtype).removeprefix("torch.")
+    for gradient, sign in zip(got, (1, -1), strict=True):
+        assert ulps(torch_library.host(gradient), sign * reference) <= gradient_bound(name)
+
+
+def test_scaling_does_not_lose_what_underflows_in_float16(torch_library: Library) -> None:
+    """1/N times a small error underflows; scaled by 32768 it must not."""
+    input = torch.full((4096,), 1e-3, dtype=torch.float16, device=device(torch_library))
+    input.requires_grad_()
+    loss = mse_loss(input, torch.zeros_like(input), reduction="mean").float()
+    (loss * 32768).backward()
+    assert input.grad is not None
+    expected = 32768 * 2 * input.detach().double() / 4096
+    torch.testing.assert_close(input.grad.double(), expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_backward_twice_gives_new_memory(case: Case, torch_library: Library) -> None:
+    input, target = pair(torch_library, (50,), (50,))
+    result = case.loss(input, target, **case.parameters)
+    first = torch.autograd.grad(result, input, retain_graph=True)[0]
+    kept = first.clone()
+    second = torch.autograd.grad(2 * result, input, retain_graph=True)[0]
+    assert first.data_ptr() != second.data_ptr()
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+    torch.testing.assert_close(second, 2 * kept)
+    first.zero_()
+    third = torch.autograd.grad(result, input)[0]
+    torch.testing.assert_close(third, kept)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_modified_input_raises(torch_library: Library, which: int) -> None:
+    operands = pair(torch_library, (5,), (5,))
+    result = mse_loss(*operands)
+    with torch.no_grad():
+        operands[which].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+def test_only_what_requires_grad_gets_one(torch_library: Library) -> None:
+    input, target = pair(torch_library, (5,), (5,))
+    mse_loss(input, target.detach()).backward()
+    assert input.grad is not None
+    assert target.grad is None
+    mse_loss(input.detach(), target).backward()
+    assert target.grad is not None
+    with torch.no_grad():
+        assert not mse_loss(input, target).requires_grad
+
+
+def test_gradient_penalty(torch_library: Library) -> None:
+    """A second derivative where grad_output itself requires no grad."""
+    input, target = pair(torch_library, (6,), (6,))
+    (gradient,) = torch.autograd.grad(mse_loss(input, target), input, create_graph=True)
+    gradient.pow(2).sum().backward()
+    assert input.grad is not None
+    assert target.grad is not None
+    expected = 2 * (2 / 6) ** 2 * (input - target).detach()
+    torch.testing.assert_close(input.grad, expected)
+    torch.testing.assert_close(target.grad, -expected)
+
+
+def test_third_derivatives_raise(torch_library: Library) -> None:
+    input, target = pair(torch_library, (6,), (6,))
+    (first,) = torch.autograd.grad(mse_loss(input, target), input, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(3).sum(), input, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivatives"):
+        second.sum().backward()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_gradient_of_the_weight(torch_library: Library, reduction: str) -> None:
+    input, target, weight = pair(torch_library, (4, 3), (4, 3), (4, 3))
+
+    def loss(weight: Tensor) -> Tensor:
+        return mse_loss(input.detach(), target.detach(), weight=weight, reduction=reduction)
+
+    assert torch.autograd.gradcheck(loss, weight)
+    with pytest.raises(ValueError, match="weight requires grad"):
+        mse_loss(input, target, weight=weight)
+    result = cupy_losses.huber_loss(input.detach(), target.detach(), weight=weight)
+    result.backward()
+    assert weight.grad is not None
+
+
+def test_nothing_large_is_kept(torch_library: Library) -> None:
+    """Without grad only the loss stays alive; with it the inputs and one gradient."""
+
+    def alive() -> int:
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if type(t) is torch.Tensor]
+        return sum(t.numel() > 1000 for t in tensors)
+
+    input, target = pair(torch_library, (2000,), (2000,))
+    before = alive()
+    kept = mse_loss(input.detach(), target.detach())
+    assert alive() == before
+    result = mse_loss(input, target.detach())
+    result.backward()
+    assert kept.numel() == 1
+
+
+def test_forward_and_backward_agree_on_values(torch_library: Library) -> None:
+    """The loss has the same bits with and without a gradient to compute."""
+    input, target = pair(torch_library, (10_007,), (10_007,), dtype=torch.float32)
+    for case in LOSSES:
+        with_grad = case.loss(input, target, **case.parameters).detach()
+        without = case.loss(input.detach(), target.detach(), **case.parameters)
+        assert with_grad.item() == without.item()
+
+
+def test_mixed_dtypes_give_each_gradient_its_own(torch_library: Library) -> None:
+    input, target = pair(torch_library, (64,), (64,))
+    low = input.detach().bfloat16().requires_grad_()
+    result = mse_loss(low, target)
+    assert result.dtype == torch.float64
+    result.backward()
+    assert low.grad is not None
+    assert low.grad.dtype == torch.bfloat16
+    assert target.grad is not None
+    assert target.grad.dtype == torch.float64

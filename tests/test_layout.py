@@ -1,0 +1,74 @@
+"""Shapes and strides: the order of a walk over memory, and what collapses."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupy_losses._layout import (
+    Operand,
+    broadcast_axes,
+    broadcast_strides,
+    collapse,
+    dense_strides,
+    memory_order,
+)
+
+
+def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    return tuple(step // array.itemsize for step in array.strides)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
+def test_a_dense_array_collapses_to_one_dimension(order: list[int], shape: list[int]) -> None:
+    array = np.zeros(shape).transpose(order)
+    strides = strides_of(array)
+    axes = memory_order(array.shape, [strides, strides])
+    walk = collapse(axes, array.shape, [strides, strides])
+    assert walk.shape in ((array.size,), ())
+    moving = [axis for axis in range(4) if array.shape[axis] > 1]
+    made = dense_strides(axes, array.shape)
+    assert [made[axis] for axis in moving] == [strides[axis] for axis in moving]
+
+
+@given(st.lists(st.integers(0, 4), max_size=4))
+def test_dense_strides_in_c_order_are_numpys(shape: list[int]) -> None:
+    array = np.zeros(shape)
+    if array.size:
+        assert dense_strides(range(len(shape)), tuple(shape)) == strides_of(array)
+
+
+def test_walks_visit_every_element_once() -> None:
+    """Whatever collapses, the offsets of a walk are those of the array."""
+    base = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    views = [base, base[:, ::-1], base[..., ::2], base.transpose(2, 0, 3, 1), base[:, 1:2]]
+    for a, b in itertools.product(views, views):
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            continue
+        operands = [Operand("float32", x.shape, strides_of(x)) for x in (a, b)]
+        strides = [broadcast_strides(operand, shape) for operand in operands]
+        walk = collapse(memory_order(shape, strides), shape, strides)
+        for steps, array in zip(walk.strides, (a, b), strict=True):
+            index = np.indices(walk.shape).reshape(len(walk.shape), -1)
+            start = (
+                array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+            ) // 8
+            offsets = np.sort(start + np.array(steps) @ index)
+            assert offsets.tolist() == np.sort(np.broadcast_to(array, shape).ravel()).tolist()
+
+
+@pytest.mark.parametrize(
+    ("own", "shape", "axes"),
+    [((3,), (2, 3), (0,)), ((2, 1), (2, 3), (1,)), ((), (2, 3), (0, 1)), ((1, 3), (1, 3), ())],
+)
+def test_broadcast_axes(
+    own: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    assert broadcast_axes(Operand("float32", own, ()), shape) == axes

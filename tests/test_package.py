@@ -1,0 +1,148 @@
+"""The package as a whole: what importing it does, what it ships, its examples and commands."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_losses
+from cupy_losses import _kernels, regression
+from cupy_losses.__main__ import main
+
+PACKAGE = Path(cupy_losses.__file__).parent
+
+
+def test_import_loads_neither_torch_nor_cupy() -> None:
+    code = (
+        "import sys, numpy, cupy_losses; "
+        "cupy_losses.mse_loss(numpy.ones(3), numpy.zeros(3)); "
+        "print([name for name in ('torch', 'cupy', 'cupy_backends', 'ml_dtypes') "
+        "if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_sources_are_found_and_hold_no_python() -> None:
+    folder = _kernels.source_folder()
+    assert {"pointwise.cu", "dual.cuh"} <= {file.name for file in folder.iterdir()}
+    assert not list(folder.rglob("*.py"))
+
+
+def test_includes_are_inlined_once_with_line_numbers() -> None:
+    source = _kernels.source("pointwise.cu")
+    assert '#include "' not in source
+    assert source.count("struct Dual {") == 1
+    line = next(i for i, text in enumerate(source.splitlines()) if "struct Weighted" in text)
+    file = (_kernels.source_folder() / "combinators.cuh").read_text().splitlines()
+    own = next(i for i, text in enumerate(file) if "struct Weighted" in text)
+    start = source.splitlines()[: line + 1][::-1].index('#line 1 "combinators.cuh"')
+    assert start - 1 >= own - 5
+
+
+@pytest.mark.parametrize("name", ["_evaluate", "regression"])
+def test_examples_in_docstrings(name: str) -> None:
+    module = importlib.import_module(f"cupy_losses.{name}")
+    result = doctest.testmod(module)
+    assert result.attempted
+    assert not result.failed
+
+
+def test_every_public_function_is_documented() -> None:
+    for name in cupy_losses.__all__:
+        text = getattr(cupy_losses, name).__doc__
+        assert "Args:" in text or ">>>" in text
+        assert ">>>" in text
+    for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss"):
+        text = getattr(regression, name).__doc__
+        assert all(part in text for part in ("Args:", "Returns:", "Source:"))
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+def report(capsys: Any, *arguments: str) -> dict[str, Any]:
+    assert main(["evaluate", "--json", "--backend", "numpy", *arguments]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_evaluate_real_data(capsys: Any) -> None:
+    result = report(capsys)
+    assert result["shape"] == [148]
+    losses = {row["loss"]: row for row in result["losses"]}
+    assert set(losses) == {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+    assert 2000 < losses["mse_loss"]["value"] < 4000  # a fit explains half of a variance of 5900
+    for row in losses.values():
+        assert row["error"] < 2**-23
+        assert row["gradient_error"] < 2**-22
+        assert row["forward_ms"] > 0
+
+
+def test_evaluate_files(capsys: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("prediction", "target"):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((30, 40)).astype(np.float32))
+    files = [f"--{n}={tmp_path / f'{n}.npy'}" for n in ("prediction", "target")]
+    assert report(capsys, *files)["shape"] == [30, 40]
+    assert report(capsys, *files, "--dtype", "float64")["dtype"] == "float64"
+    assert main(["evaluate", "--backend", "numpy", *files]) == 0
+    assert "smooth_l1_loss" in capsys.readouterr().out
+
+
+def test_evaluate_synthetic(capsys: Any) -> None:
+    assert report(capsys, "--elements", "64x32")["shape"] == [64, 32]
+    assert report(capsys, "--elements", "100", "--dtype", "float16")["dtype"] == "float16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prediction", "missing.npy"], "go together"),
+        (["--prediction", "missing.npy", "--target", "missing.npy"], "missing.npy"),
+        (["--elements", "3x"], "must look like"),
+        (["--elements", "3", "--target", "missing.npy"], "makes its own data"),
+    ],
+)
+def test_evaluate_errors(capsys: Any, arguments: list[str], message: str) -> None:
+    assert main(["evaluate", "--backend", "numpy", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_info(capsys: Any) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["cupy_losses"] == cupy_losses.__version__
+    assert {"NumPy", "CuPy", "torch", "kernel cache"} <= set(facts)
+    assert main(["info"]) == 0
+    assert "kernel cache" in capsys.readouterr().out
+
+
+def test_info_names_what_is_missing(tmp_path: Path) -> None:
+    """In a process whose imports of CuPy and torch fail, and whose cache cannot be written."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for name in ("cupy", "torch"):
+        (blocked / f"{name}.py").write_text("raise ImportError('not here')")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{blocked}{os.pathsep}{PACKAGE.parent}",
+        "CUPY_CACHE_DIR": "/proc/cache",
+    }
+    command = [sys.executable, "-m", "cupy_losses", "info"]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "pip install cupy-losses[cuda12]" in result.stdout
+    assert "CUPY_CACHE_DIR" in result.stdout
