@@ -29,7 +29,9 @@ struct SmoothL1 {
   template <class X, class Y>
   __device__ __forceinline__ auto operator()(X input, Y target) const {
     auto d = input - target;
-    return abs(d) >= beta ? abs(d) - 0.5 * beta : finite_quotient(half_square(d), beta);
+    auto near = half_square_over(d, beta);
+    auto far = abs_of_nonzero(d) - 0.5 * beta;
+    return abs(d) >= beta ? far : near;
   }
 };
 
@@ -39,6 +41,8 @@ struct Huber {
   template <class X, class Y>
   __device__ __forceinline__ auto operator()(X input, Y target) const {
     auto d = input - target;
-    return abs(d) >= delta ? delta * (abs(d) - 0.5 * delta) : half_square(d);
+    auto near = half_square(d);
+    auto far = delta * (abs_of_nonzero(d) - 0.5 * delta);
+    return abs(d) >= delta ? far : near;
   }
 };

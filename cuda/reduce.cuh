@@ -6,10 +6,6 @@
 // any length, and of a double too.
 #pragma once
 
-// Never contracted into a fused multiply-add: TwoSum needs the rounded sum itself.
-__device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
-__device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
-
 template <class T>
 struct Sum {
   T high, low;  // the rounded sum, and the sum of the rounding errors
@@ -18,15 +14,15 @@ struct Sum {
 
   // Knuth's TwoSum: high + x = sum + error, exactly.
   __device__ __forceinline__ void operator+=(T x) {
-    const T sum = add(high, x);
-    const T moved = add(sum, -high);
-    const T error = add(add(high, -add(sum, -moved)), add(x, -moved));
+    const T sum = high + x;
+    const T moved = sum - high;
+    const T error = (high - (sum - moved)) + (x - moved);
     high = sum;
-    low = add(low, error);
+    low += error;
   }
   __device__ __forceinline__ void operator+=(const Sum& other) {
     *this += other.high;
-    low = add(low, other.low);
+    low += other.low;
   }
   // An infinite or NaN sum has no rounding error: inf - inf in `low` must not reach the result.
   __device__ __forceinline__ double total() const {

@@ -42,8 +42,7 @@ __device__ __forceinline__ To convert(From x) {
 }
 
 // ---- packs: W neighbouring elements of one thread, moved 16 bytes at a time where they are that
-// ---- long. Streaming accesses (ld.cs, st.cs): every byte is used once, so none should stay
-// cached.
+// ---- long. Plain loads: with streaming ones (ld.cs) a loss with its gradient took 5% longer.
 
 template <class T, int W>
 struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Pack {
@@ -80,7 +79,7 @@ __device__ __forceinline__ Pack<T, W> load_pack(const T* from) {
     Pack<T, W> pack;
   } bits{};
 #pragma unroll
-  for (int i = 0; i < UNITS; ++i) bits.unit[i] = __ldcs(reinterpret_cast<const Unit*>(from) + i);
+  for (int i = 0; i < UNITS; ++i) bits.unit[i] = reinterpret_cast<const Unit*>(from)[i];
   return bits.pack;
 }
 

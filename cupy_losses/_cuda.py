@@ -57,6 +57,9 @@ def run(
     key = call, todo, misaligned, described
     try:
         plan = _plans[key]
+    except TypeError:  # a parameter that has no hash is no number
+        call.check()
+        raise
     except KeyError:
         plan = _new_plan(library, call, todo, operands, misaligned or (0,) * len(pointers))
         if len(_plans) >= _MAX_PLANS:

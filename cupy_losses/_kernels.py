@@ -115,7 +115,9 @@ def compile_options() -> tuple[str, ...]:
             "cuda_fp16.h was not found: install the CUDA runtime headers with "
             f"`pip install {_cupy.wheel('runtime', major)}`"
         )
-    return ("-std=c++17", f"-I{folders[0]}")
+    # No contraction of a * b + c behind our back: the compiler would choose differently from kernel
+    # to kernel, and a loss would have other bits with a gradient than without.
+    return ("-std=c++17", "-fmad=false", f"-I{folders[0]}")
 
 
 # ---- compiling ---------------------------------------------------------------------------------

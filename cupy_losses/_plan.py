@@ -40,7 +40,7 @@ Array = Any
 # partial sums. With the width of a pack, these fix the order of summation.
 THREADS = 512
 PACKS = 4
-MAX_SEGMENTS = 8192
+MAX_SEGMENTS = 4096
 PACK_BYTES = 16
 
 # A block of gradient_sum, and how many blocks keep a device busy (again part of the order).

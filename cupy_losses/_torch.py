@@ -171,6 +171,11 @@ def _run_on_host(call: Call, todo: Pass, operands: Sequence[Tensor]) -> list[Ten
 
 
 def _to_numpy(tensor: Tensor, name: str) -> Any:
+    if tensor.is_cuda:
+        raise ValueError(
+            f"all arrays must be on the same device, got {name} on {tensor.device} and another "
+            "array on the host"
+        )
     tensor = tensor.detach()
     try:
         if tensor.dtype == torch.bfloat16:

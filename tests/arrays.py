@@ -79,7 +79,9 @@ def _base(host: Host) -> Host:
     """The one-dimensional memory that an array is a view of."""
     while isinstance(host.base, np.ndarray):
         host = host.base
-    return (host if host.flags.c_contiguous else host.T).reshape(-1)
+    flat = (host if host.flags.c_contiguous else host.T).reshape(-1)
+    assert np.shares_memory(flat, host) or host.size == 0
+    return flat
 
 
 def _offset(host: Host, base: Host) -> int:

@@ -95,7 +95,8 @@ def test_no_host_synchronisation() -> None:
         smooth_l1_loss(input, target, reduction="none")
         value_and_grad(huber_loss, (0, 1))(*arrays)
 
-    everything()
+    for _ in range(3):  # also loads all of torch's kernels that take part
+        everything()
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)
     start = time.perf_counter()
@@ -145,6 +146,7 @@ def _view(tensor: Any) -> Any:
 
 
 @pytest.mark.parametrize("size", [1000, MANY_SEGMENTS])
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_torch_graph(size: int) -> None:
     """Captured forward and backward replay on new data, next to eager calls on other streams."""
     input, target = tensors(size)

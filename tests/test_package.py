@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -146,3 +147,24 @@ def test_info_names_what_is_missing(tmp_path: Path) -> None:
     )
     assert "pip install cupy-losses[cuda12]" in result.stdout
     assert "CUPY_CACHE_DIR" in result.stdout
+
+
+# ---- examples ------------------------------------------------------------------------------------
+
+
+def run_example(name: str) -> Any:
+    path = PACKAGE.parent / "examples" / f"{name}.py"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module.main()
+
+
+def test_example_train_torch() -> None:
+    assert run_example("train_torch") < 0.1
+
+
+def test_example_fit_without_torch() -> None:
+    assert run_example("fit_without_torch") < 0.02

@@ -1,0 +1,400 @@
+"""Measure the losses and their peers on this GPU; write the results as JSON.
+
+    python -m benchmarks.run --output benchmarks/results/NAME.json [--only SECTION …]
+
+Every result is checked against float64 before it is timed. Kernels are timed by device events
+(median of RUNS, after warm-up) on inputs far larger than the cache, redrawn for each problem, with
+errors on both sides of every kink; call overhead by the host's clock over thousands of calls. All
+peers are measured in the same run. Bytes: every input element read once, every gradient element
+written once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import gc
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cupy
+import torch
+import torch.nn.functional as F
+
+import cupy_losses
+from cupy_losses import value_and_grad
+
+RUNS = 15
+LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
+REFERENCES: dict[str, Callable[[Any], Any]] = {
+    "mse_loss": lambda d: d * d,
+    "l1_loss": lambda d: d.abs(),
+    "smooth_l1_loss": lambda d: torch.where(d.abs() < 1, d * d / 2, d.abs() - 0.5),
+    "huber_loss": lambda d: torch.where(d.abs() < 1, d * d / 2, d.abs() - 0.5),
+}
+CUPY_EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "mse_loss": lambda a, b: cupy.mean((a - b) ** 2),
+    "l1_loss": lambda a, b: cupy.mean(cupy.abs(a - b)),
+}
+
+
+def milliseconds(work: Callable[[], Any], runs: int = RUNS, warm_up: int = 3) -> float:
+    """The median device time of a call."""
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def in_turn(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median device time of each, taken in turn: the speed of memory drifts over seconds."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(RUNS + 2):
+        for name, work in works.items():
+            times[name].append(milliseconds(work, 1, 1))
+    return {name: statistics.median(runs[2:]) for name, runs in times.items()}
+
+
+def host_microseconds(works: dict[str, Callable[[], Any]], calls: int = 300) -> dict[str, float]:
+    """The median time until a call returns, over batches of calls taken in turn."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(12):
+        for name, work in works.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                work()
+            times[name].append((time.perf_counter() - start) / calls * 1e6)
+    torch.cuda.synchronize()
+    return {name: statistics.median(batches[2:]) for name, batches in times.items()}
+
+
+def draw(size: int, dtype: Any, seed: int) -> tuple[Any, Any]:
+    """Two arrays of normal deviates."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return tuple(  # type: ignore[return-value]
+        torch.empty(size, dtype=dtype, device="cuda").normal_(generator=generator) for _ in "ab"
+    )
+
+
+def exact_mean(name: str, input: Any, target: Any) -> float:
+    """The mean loss in float64, a part at a time."""
+    total = 0.0
+    for part in torch.arange(0, input.numel(), 1 << 27).tolist():
+        d = input[part : part + (1 << 27)].double() - target[part : part + (1 << 27)].double()
+        total += REFERENCES[name](d).sum().item()
+    return total / input.numel()
+
+
+def error_in_ulps(value: Any, exact: float) -> float:
+    """The distance of a loss from the rounded float64 result, in units of the last place."""
+    rounded = torch.tensor(exact, dtype=torch.float64).to(value.dtype)
+    spacing = torch.finfo(value.dtype).eps * 2.0 ** (torch.frexp(rounded.double())[1].item() - 1)
+    return abs(value.double().item() - rounded.double().item()) / spacing
+
+
+def check_gradient(name: str, input: Any, target: Any, gradient: Any) -> None:
+    """Raise unless the gradient of the mean is right, here and there."""
+    for part in (slice(0, 1 << 20), slice(-(1 << 20), None)):
+        leaf = input[part].double().requires_grad_()
+        REFERENCES[name](leaf - target[part].double()).sum().backward()
+        expected = leaf.grad / input.numel()
+        torch.testing.assert_close(
+            gradient[part].double(), expected, rtol=4 * torch.finfo(gradient.dtype).eps, atol=1e-30
+        )
+
+
+def autograd(loss: Callable[..., Any], input: Any, target: Any) -> Callable[[], None]:
+    """A forward and backward pass that leaves a gradient behind."""
+
+    def work() -> None:
+        input.grad = None
+        loss(input, target).backward()
+
+    return work
+
+
+# ---- sections ------------------------------------------------------------------------------------
+
+
+def bandwidth() -> list[dict[str, Any]]:
+    """The mean and its gradient at 2^30 elements, beside eager, torch.compile and CuPy."""
+    rows = []
+    for dtype, names in ((torch.float32, LOSSES), (torch.bfloat16, LOSSES)):
+        for seed, name in enumerate(names):
+            rows.append(_bandwidth_of(name, dtype, seed))
+            gc.collect()
+            torch.cuda.empty_cache()
+            cupy.get_default_memory_pool().free_all_blocks()
+    return rows
+
+
+def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
+    size = 1 << 30
+    item = torch.finfo(dtype).bits // 8
+    input, target = draw(size, dtype, seed)
+    ours, eager = getattr(cupy_losses, name), getattr(F, name)
+    torch._dynamo.reset()
+    compiled = torch.compile(eager)
+    both = value_and_grad(ours)
+
+    value, gradient = both(input, target)
+    error = error_in_ulps(value, exact_mean(name, input, target))
+    assert error <= 1, (name, dtype, error)
+    check_gradient(name, input, target, gradient)
+
+    works: dict[str, Callable[[], Any]] = {
+        "copy_ms": lambda: gradient.copy_(input),
+        "forward_ms": lambda: ours(input, target),
+        "eager_forward_ms": lambda: eager(input, target),
+        "compiled_forward_ms": lambda: compiled(input, target),
+        "value_and_grad_ms": lambda: both(input, target),
+    }
+    if name in CUPY_EXPRESSIONS and dtype == torch.float32:
+        arrays = [cupy.from_dlpack(x) for x in (input, target)]
+        works["cupy_expression_forward_ms"] = lambda: CUPY_EXPRESSIONS[name](*arrays)
+    times = in_turn(works)
+    gradient = None  # also out of the reach of the copy above
+    leaf = input.requires_grad_()
+    times |= in_turn(
+        {
+            "forward_backward_ms": autograd(ours, leaf, target),
+            "eager_forward_backward_ms": autograd(eager, leaf, target),
+            "compiled_forward_backward_ms": autograd(compiled, leaf, target),
+        }
+    )
+    return {
+        "loss": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "elements": size,
+        "error_ulp": error,
+        # A copy moves 2 items an element, a loss with its gradient 3.
+        "forward_bytes": 2 * item * size,
+        "gradient_bytes": 3 * item * size,
+        "copy_of_gradient_bytes_ms": 1.5 * times["copy_ms"],
+        **times,
+    }
+
+
+def small() -> dict[str, Any]:
+    """Calls so small that the host's time counts."""
+    input, target = draw(1024, torch.float32, 0)
+    leaf = input.clone().requires_grad_()
+    arrays = [cupy.from_dlpack(x) for x in (input, target)]
+    ours, eager = cupy_losses.mse_loss, F.mse_loss
+    from cupy_losses._torch import Exporter
+
+    result: dict[str, Any] = {"elements": 1024}
+    result |= host_microseconds(
+        {
+            "forward_us": lambda: ours(input, target),
+            "eager_forward_us": lambda: eager(input, target),
+            "forward_with_graph_us": lambda: ours(leaf, target),
+            "eager_forward_with_graph_us": lambda: eager(leaf, target),
+            "forward_backward_us": autograd(ours, leaf, target),
+            "eager_forward_backward_us": autograd(eager, leaf, target),
+            "cupy_forward_us": lambda: ours(*arrays),
+            "cupy_expression_us": lambda: CUPY_EXPRESSIONS["mse_loss"](*arrays),
+            "cupy_value_and_grad_us": lambda: value_and_grad(ours)(*arrays),
+        }
+    )
+    result["sharing_us"] = host_microseconds(
+        {
+            "cupy.from_dlpack(tensor)": lambda: cupy.from_dlpack(input),
+            "cupy.from_dlpack(thin exporter)": lambda: cupy.from_dlpack(Exporter(input)),
+            "loss of a CuPy array and a tensor, by DLPack": lambda: ours(arrays[0], target),
+            "tensor.data_ptr(), shape, strides, dtype": lambda: (
+                input.data_ptr(),
+                input.shape,
+                input.stride(),
+                input.dtype,
+            ),
+        }
+    )
+    # 2^20 elements: 16 pairs in turn, so that none is in the cache; as called, and as the device
+    # sees it, in a graph.
+    pairs = [draw(1 << 20, torch.float32, seed) for seed in range(16)]
+    for label, loss in (("", ours), ("eager_", eager)):
+        work = functools.partial(_each, loss, pairs)
+        result[f"{label}forward_2_20_us"] = milliseconds(work, 50) / len(pairs) * 1e3
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        result[f"{label}forward_2_20_device_us"] = milliseconds(graph.replay, 50) / len(pairs) * 1e3
+    return result
+
+
+def _each(loss: Callable[..., Any], pairs: list[tuple[Any, Any]]) -> None:
+    for pair in pairs:
+        loss(*pair)
+
+
+def memory() -> dict[str, Any]:
+    """Peak memory of forward and backward at 2^28 elements, beyond the inputs, in bytes."""
+    size = 1 << 28
+    result: dict[str, Any] = {"elements": size, "gradient_bytes": 4 * size}
+    for label, module in (("", cupy_losses), ("eager_", F)):
+        for name in LOSSES:
+            input, target = draw(size, torch.float32, 0)
+            loss = getattr(module, name)
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            kept = loss(input, target)
+            forward = torch.cuda.memory_allocated() - before
+            del kept
+            input.requires_grad_()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            loss(input, target).backward()
+            peak = torch.cuda.max_memory_allocated() - before
+            result[f"{label}{name}"] = {"kept_without_grad": forward, "peak_forward_backward": peak}
+            del input, target
+            gc.collect()
+            torch.cuda.empty_cache()
+    return result
+
+
+FIRST_CALL = """
+import time, cupy
+x = cupy.zeros(1 << 16, cupy.float32); y = cupy.ones(1 << 16, cupy.float32)
+cupy.cuda.Device().synchronize()
+start = time.perf_counter()
+import cupy_losses
+value = cupy_losses.mse_loss(x, y)
+cupy.cuda.Device().synchronize()
+first = time.perf_counter() - start
+start = time.perf_counter()
+cupy_losses.value_and_grad(cupy_losses.mse_loss)(x, y)
+cupy.cuda.Device().synchronize()
+print(first, time.perf_counter() - start, float(value))
+"""
+
+
+def first_call() -> dict[str, Any]:
+    """Seconds of the first call in a process, after importing CuPy and using the device once."""
+    result: dict[str, Any] = {}
+    for label, runs in (("empty_cache", 3), ("warm_cache", 5)):
+        firsts, seconds = [], []
+        for _ in range(runs):
+            folder = tempfile.mkdtemp() if label == "empty_cache" else result.setdefault("_", "")
+            if label == "warm_cache" and not folder:
+                folder = result["_"] = tempfile.mkdtemp()
+                _first_call_process(folder)
+            first, second = _first_call_process(folder)
+            firsts.append(first)
+            seconds.append(second)
+        result[f"{label}_s"] = statistics.median(firsts)
+        result[f"{label}_then_value_and_grad_s"] = statistics.median(seconds)
+    result.pop("_", None)
+    return result
+
+
+def _first_call_process(cache: str) -> tuple[float, float]:
+    environment = {**os.environ, "CUPY_CACHE_DIR": cache}
+    # CuPy's own kernel that fills an array belongs to the set-up, not to the first call.
+    output = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert float(output[2]) == 1.0
+    return float(output[0]), float(output[1])
+
+
+def scaling() -> list[dict[str, Any]]:
+    """Time an element and error from 2^10 to 2^33 elements, MSE in float32."""
+    rows = []
+    for exponent in range(10, 34):
+        size = 1 << exponent
+        if 13 * size > torch.cuda.mem_get_info()[0]:
+            continue
+        input, target = draw(size, torch.float32, exponent)
+        value, gradient = value_and_grad(cupy_losses.mse_loss)(input, target)
+        error = error_in_ulps(value, exact_mean("mse_loss", input, target))
+        assert error <= (1 if size >= 4096 else 2), (size, error)
+        del gradient
+        runs = 5 if exponent > 30 else RUNS
+        loss = cupy_losses.mse_loss
+        forward = milliseconds(functools.partial(loss, input, target), runs)
+        both = milliseconds(functools.partial(value_and_grad(loss), input, target), runs)
+        rows.append(
+            {
+                "elements": size,
+                "error_ulp": error,
+                "forward_ms": forward,
+                "value_and_grad_ms": both,
+                "forward_ps_per_element": forward / size * 1e9,
+                "value_and_grad_ps_per_element": both / size * 1e9,
+            }
+        )
+        del input, target, value
+        torch.cuda.empty_cache()
+    return rows
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "first_call": first_call,
+    "small": small,
+    "bandwidth": bandwidth,
+    "memory": memory,
+    "scaling": scaling,
+}
+
+
+def environment() -> dict[str, Any]:
+    """GPU, versions and date."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "driver": subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()[0],
+        "python": sys.version.split()[0],
+        "cupy_losses": cupy_losses.__version__,
+        **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
+        "cupy": cupy.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def main() -> None:
+    """Run the sections and write the results after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    arguments = parser.parse_args()
+    results = {"environment": environment()}
+    for name in arguments.only:
+        start = time.perf_counter()
+        results[name] = SECTIONS[name]()
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(results, indent=2) + "\n")
+        print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
