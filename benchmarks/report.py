@@ -107,6 +107,18 @@ def scaling(rows: list[dict[str, Any]]) -> str:
     return table(header, lines)
 
 
+def accuracy(rows: list[dict[str, Any]]) -> str:
+    """The worst errors."""
+    lines = [
+        [
+            f"{row['loss']} {row['dtype']}",
+            *(f"{row[key]:.2f}" for key in ("below 4096", "from 4096", "gradient")),
+        ]
+        for row in rows
+    ]
+    return table(["ulp", "below 4096 elements", "from 4096 up", "gradient"], lines)
+
+
 def document(results: dict[str, Any], path: Path) -> str:
     """The page of all results."""
     first = results["first_call"]
@@ -131,6 +143,10 @@ def document(results: dict[str, Any], path: Path) -> str:
         f"{1e3 * first['warm_cache_then_value_and_grad_s']:.0f} ms.",
         "## Scaling, mse_loss in float32",
         scaling(results["scaling"]),
+        "## Accuracy",
+        "The worst error of mean and sum, and of an element of their gradients, against float64 "
+        "rounded to the dtype, over sizes from 1 to 2^33.",
+        accuracy(results["accuracy"]),
     ]
     return "\n\n".join(parts) + "\n"
 

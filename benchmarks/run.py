@@ -103,11 +103,22 @@ def exact_mean(name: str, input: Any, target: Any) -> float:
     return total / input.numel()
 
 
+def ulps(values: Any, exact: Any) -> float:
+    """The largest distance from the rounded float64 result, in units of the last place."""
+    info = torch.finfo(values.dtype)
+    rounded = exact.to(values.dtype).double()
+    smallest = torch.frexp(torch.tensor(info.smallest_normal, dtype=torch.float64))[1].item()
+    exponent = torch.frexp(rounded)[1].clamp_min(smallest)
+    distance = (values.double() - rounded).abs() / torch.ldexp(
+        torch.full_like(rounded, info.eps), exponent - 1
+    )
+    same = values.double() == rounded  # infinities of a float16 sum
+    return float(distance.masked_fill(same, 0).max())
+
+
 def error_in_ulps(value: Any, exact: float) -> float:
-    """The distance of a loss from the rounded float64 result, in units of the last place."""
-    rounded = torch.tensor(exact, dtype=torch.float64).to(value.dtype)
-    spacing = torch.finfo(value.dtype).eps * 2.0 ** (torch.frexp(rounded.double())[1].item() - 1)
-    return abs(value.double().item() - rounded.double().item()) / spacing
+    """The error of one loss."""
+    return ulps(value, torch.tensor(exact, dtype=torch.float64, device=value.device))
 
 
 def check_gradient(name: str, input: Any, target: Any, gradient: Any) -> None:
@@ -351,12 +362,54 @@ def scaling() -> list[dict[str, Any]]:
     return rows
 
 
+SLOPES: dict[str, Callable[[Any], Any]] = {
+    "mse_loss": lambda d: 2 * d,
+    "l1_loss": torch.sign,
+    "smooth_l1_loss": lambda d: d.clamp(-1, 1),
+    "huber_loss": lambda d: d.clamp(-1, 1),
+}
+
+
+def accuracy() -> list[dict[str, Any]]:
+    """The worst errors over sizes, for every loss, dtype and reduction, in ulps."""
+    rows = []
+    for name in LOSSES:
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            worst: dict[str, float] = {"below 4096": 0.0, "from 4096": 0.0, "gradient": 0.0}
+            sizes = [1, 2, 10, 1000, 4095, 4096, 10_007, 1_000_003, 2**27 + 5, 2**31 + 7]
+            sizes += [2**33] if dtype == torch.float32 else [2**33 + 11]
+            for size in sizes:
+                _accuracy_of(name, dtype, size, worst)
+            rows.append({"loss": name, "dtype": str(dtype).removeprefix("torch."), **worst})
+    return rows
+
+
+def _accuracy_of(name: str, dtype: Any, size: int, worst: dict[str, float]) -> None:
+    loss = getattr(cupy_losses, name)
+    for seed in range(20 if size < 10_000 else 1):
+        input, target = draw(size, dtype, seed + size % 1000)
+        exact = exact_mean(name, input, target)
+        kind = "below 4096" if size < 4096 else "from 4096"
+        for reduction, factor in (("mean", 1.0), ("sum", float(size))):
+            value, gradient = value_and_grad(loss)(input, target, reduction=reduction)
+            worst[kind] = max(worst[kind], error_in_ulps(value, exact * factor))
+            for start in range(0, size, 1 << 28):
+                part = slice(start, start + (1 << 26))  # a quarter of large arrays
+                slope = SLOPES[name](input[part].double() - target[part].double())
+                error = ulps(gradient[part], slope * (factor / size))
+                worst["gradient"] = max(worst["gradient"], error)
+            del gradient
+        del input, target
+    torch.cuda.empty_cache()
+
+
 SECTIONS: dict[str, Callable[[], Any]] = {
     "first_call": first_call,
     "small": small,
     "bandwidth": bandwidth,
     "memory": memory,
     "scaling": scaling,
+    "accuracy": accuracy,
 }
 
 

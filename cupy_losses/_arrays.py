@@ -107,13 +107,13 @@ def _recognised(call: Call, operands: Sequence[Array]) -> tuple[Backend, Sequenc
         )
         raise ValueError(f"all arrays must be on the same device, got {given}")
     target = _LIBRARY_OF.get(first, first)
+    backend = _backend(target)
     converted = [
         operand
         if kind == target and not isinstance(operand, np.generic)
         else _convert(operand, kind, target, name)
         for operand, kind, name in zip(operands, kinds, call.names, strict=True)
     ]
-    backend = _backend(target)
     for operand in converted:
         if target in ("numpy", "cupy"):
             _backend_of[type(operand)] = lambda array: backend

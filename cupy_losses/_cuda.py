@@ -126,7 +126,7 @@ class CupyLibrary:
     """CuPy arrays, on CuPy's current stream."""
 
     def __init__(self) -> None:
-        self._cupy = _cupy.cupy()
+        self._cupy = _cupy.require_gpu()
         self._runtime = self._cupy.cuda.runtime
         self._captured: list[Any] = []
         self.current_device = self._runtime.getDevice

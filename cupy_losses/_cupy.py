@@ -36,6 +36,18 @@ def cupy() -> Any:
     return cupy
 
 
+def require_gpu() -> Any:
+    """The cupy module, where it finds a GPU."""
+    module = cupy()
+    try:
+        count = module.cuda.runtime.getDeviceCount()
+    except RuntimeError as error:
+        raise MissingGPUError(f"CUDA arrays need a GPU, and CuPy finds none: {error}") from error
+    if not count:
+        raise MissingGPUError("CUDA arrays need a GPU, and CuPy finds none")
+    return module
+
+
 @functools.cache
 def _driver() -> Any:
     cupy()

@@ -67,7 +67,8 @@ class TorchLibrary:
         key: list[Any] = [torch.is_autocast_enabled("cuda")]
         pointers = []
         for t in operands:
-            key += t.dtype, t.shape, t.stride(), t.get_device()
+            strides = None if t.is_contiguous() else t.stride()
+            key += t.dtype, t.shape, strides, t.get_device()
             pointers.append(t.data_ptr())
         return tuple(key), pointers
 
@@ -133,7 +134,7 @@ class CudaBackend(_TorchBackend):
     """Losses of CUDA tensors."""
 
     def __init__(self) -> None:
-        _cupy.cupy()
+        _cupy.require_gpu()
         self.run = functools.partial(_cuda.run, TorchLibrary())
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
