@@ -1,0 +1,390 @@
+"""A stand-in for CuPy over host memory, so that the package runs unchanged on the emulator.
+
+with installed(multiprocessors=4, seed=1) as device:
+    x = device.asarray(np.ones(100, np.float32))
+    loss = cupy_losses.mse_loss(x, x)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import memory
+from .arguments import check_arguments
+from .compiler import Job, compiled, cuda_headers, gxx
+from .launcher import EmulatorError, Schedule, Triple, failure
+from .memory import Allocation, MemoryPointer, current, ndarray
+
+# Codes of the driver's and the runtime's errors.
+_INVALID_VALUE = 1
+_INVALID_DEVICE = 101
+_INVALID_CONTEXT = 201
+_INVALID_HANDLE = 400
+_NOT_FOUND = 500
+
+
+class CUDADriverError(RuntimeError):
+    """An error of the driver."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"CUDA error {status}: {text}")
+        self.status = status
+
+
+class Launch(NamedTuple):
+    """A launch that was asked for."""
+
+    name: str
+    grid: Triple
+    block: Triple
+    shared_bytes: int
+    stream: int
+
+
+class _Loaded(NamedTuple):
+    """A kernel on one device."""
+
+    job: Job
+    device: int
+
+
+class Device:
+    """The emulated devices, all alike, and how kernels run on them.
+
+    Attributes:
+        count: How many devices there are.
+        multiprocessors: Of each device. The package keeps it: set it before the first launch.
+        blocks_per_multiprocessor: The answer to the occupancy query. The same holds.
+        seed: Of the scheduler; 0 runs threads and blocks in order.
+        concurrent: How many blocks run at once.
+        check: Whether to watch every access.
+        run_kernels: Whether launches do anything; if not, kernels are not even compiled.
+        choose: From a kernel's name and the number of its blocks, those to run; None: all.
+        capturing: Whether the streams say that they are capturing a graph.
+        stream: The address of the current stream.
+        launches: All launches so far.
+        loaded: The kernels that have been loaded, by function pointer.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int = 1,
+        multiprocessors: int = 2,
+        blocks_per_multiprocessor: int = 2,
+        seed: int = 0,
+        concurrent: int = 4,
+        check: bool = True,
+        run_kernels: bool = True,
+        choose: Callable[[str, int], Sequence[int] | None] | None = None,
+    ) -> None:
+        self.count = count
+        self.multiprocessors = multiprocessors
+        self.blocks_per_multiprocessor = blocks_per_multiprocessor
+        self.seed = seed
+        self.concurrent = concurrent
+        self.check = check
+        self.run_kernels = run_kernels
+        self.choose = choose
+        self.capturing = False
+        self.stream = 0
+        self.launches: list[Launch] = []
+        self.loaded: dict[int, _Loaded] = {}
+
+    def asarray(
+        self, array: npt.ArrayLike, *, misalignment: int = 0, writable: bool = False
+    ) -> ndarray:
+        """A copy in device memory with the same strides, `misalignment` bytes off alignment.
+
+        Memory between the elements is poisoned. Kernels must not write to it unless `writable`.
+        """
+        host = np.asarray(array)
+        begin, end = np.lib.array_utils.byte_bounds(host) if host.size else (0, 0)
+        allocation = Allocation(end - begin, current.device, misalignment)
+        start = host.ctypes.data - begin if host.size else 0
+        pointer = MemoryPointer(allocation, start)
+        copy = ndarray(host.shape, host.dtype, pointer, host.strides)
+        copy.host_view[...] = host
+        allocation.writable = writable
+        return copy
+
+    def sparse(
+        self, shape: Sequence[int], dtype: npt.DTypeLike, *, writable: bool = False
+    ) -> ndarray:
+        """Zeros that take memory only where they are touched, for arrays of 2^31 elements."""
+        array = ndarray(shape, dtype, MemoryPointer(memory.sparse(shape, dtype, current.device)))
+        array.data.mem.writable = writable
+        return array
+
+    def jobs(self) -> list[Job]:
+        """The kernels that have been loaded, for `precompile`."""
+        return [loaded.job for loaded in self.loaded.values()]
+
+    def load(self, job: Job) -> int:
+        """The function pointer of a kernel on the current device."""
+        if self.run_kernels:
+            compiled(job)
+        pointer = 0x1000 + 0x10 * len(self.loaded)
+        self.loaded[pointer] = _Loaded(job, current.device)
+        return pointer
+
+    def launch(
+        self,
+        function: int,
+        grid: Triple,
+        block: Triple,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        """Do what the driver's cuLaunchKernel does, with more checks than it makes."""
+        if not current.has_context:
+            raise CUDADriverError(_INVALID_CONTEXT, "invalid context")
+        loaded = self.loaded.get(function)
+        if loaded is None or loaded.device != current.device:
+            raise CUDADriverError(_INVALID_HANDLE, f"no function {function:#x} on this device")
+        name = loaded.job.name
+        self.launches.append(Launch(name, grid, block, shared_bytes, stream))
+        if min(*grid, *block) < 1:
+            raise CUDADriverError(_INVALID_VALUE, f"grid {grid}, block {block}")
+        if not self.run_kernels:
+            return
+        kernel = compiled(loaded.job._replace(check=self.check))
+        allocations = memory.live(loaded.device)
+        regions = [allocation.region for allocation in allocations]
+        schedule = self._schedule(name, grid)
+        messages = check_arguments(kernel.parameters, parameters, regions)
+        if not messages:
+            messages = kernel.run(grid, block, parameters, regions, shared_bytes, schedule)
+        if not self.check and not all(allocation.intact for allocation in allocations):
+            messages.append("memory beside an array was written to")
+        if messages:
+            raise failure(name, schedule, messages)
+
+    def _schedule(self, name: str, grid: Triple) -> Schedule:
+        blocks = self.choose(name, grid[0] * grid[1] * grid[2]) if self.choose else None
+        return Schedule(self.seed, self.concurrent, blocks)
+
+
+# ---- the modules ---------------------------------------------------------------------------------
+
+
+class _RawModule:
+    """cupy.RawModule."""
+
+    def __init__(
+        self, device: Device, code: str, options: Sequence[str], name_expressions: Sequence[str]
+    ) -> None:
+        self._device = device
+        self._code = code
+        self._options = tuple(options)
+        self._names = name_expressions
+
+    def get_function(self, name: str) -> _RawKernel:
+        if name not in self._names:
+            raise CUDADriverError(_NOT_FOUND, f"named symbol {name} not found")
+        return _RawKernel(self._device, Job(self._code, name, self._options, self._device.check))
+
+
+class _Pointer(NamedTuple):
+    ptr: int
+
+
+class _RawKernel:
+    """cupy.RawKernel: reading `kernel` loads it on the current device."""
+
+    def __init__(self, device: Device, job: Job) -> None:
+        self._device = device
+        self._job = job
+        self._pointers: dict[int, _Pointer] = {}
+
+    @property
+    def kernel(self) -> _Pointer:
+        number = current.device
+        if number not in self._pointers:
+            self._pointers[number] = _Pointer(self._device.load(self._job))
+        return self._pointers[number]
+
+
+def _modules(device: Device) -> dict[str, ModuleType]:
+    """The modules that stand for CuPy, by name."""
+    cuda = _module(
+        "cupy.cuda",
+        alloc=lambda size: MemoryPointer(Allocation(size, current.device)),
+        get_current_stream=lambda: _Pointer(device.stream),
+        runtime=_runtime(device),
+        Device=_device_class(device),
+    )
+    cupy = _module(
+        "cupy",
+        cuda=cuda,
+        ndarray=ndarray,
+        dtype=np.dtype,
+        empty=ndarray,
+        zeros=lambda shape, dtype=float: _full(shape, 0, dtype),
+        full=_full,
+        asarray=device.asarray,
+        broadcast_to=_broadcast_to,
+        from_dlpack=_from_dlpack,
+        RawModule=lambda *, code, options=(), name_expressions=(): _RawModule(
+            device, code, options, name_expressions
+        ),
+    )
+    driver = _driver(device)
+    nvrtc = _module("cupy_backends.cuda.libs.nvrtc", getVersion=lambda: (12, 9))
+    api = _module("cupy_backends.cuda.api", driver=driver)
+    libs = _module("cupy_backends.cuda.libs", nvrtc=nvrtc)
+    backends_cuda = _module("cupy_backends.cuda", api=api, libs=libs)
+    backends = _module("cupy_backends", cuda=backends_cuda)
+    modules = (cupy, cuda, cuda.runtime, driver, nvrtc, api, libs, backends_cuda, backends)
+    return {module.__name__: module for module in modules}
+
+
+def _module(name: str, **contents: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    return module
+
+
+def _full(shape: Sequence[int] | int, value: Any, dtype: npt.DTypeLike) -> ndarray:
+    array = ndarray(shape, dtype)
+    array.host_view[...] = value
+    return array
+
+
+def _broadcast_to(array: ndarray, shape: Sequence[int]) -> ndarray:
+    return array.viewed(np.broadcast_to(array.host_view, tuple(shape)))
+
+
+def _from_dlpack(array: Any) -> ndarray:
+    exported: ndarray = array.__dlpack__(stream=1)
+    return exported[...]
+
+
+def _driver(device: Device) -> ModuleType:
+    def launch_kernel(
+        function: int,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        block_x: int,
+        block_y: int,
+        block_z: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+        extra: int,
+    ) -> None:
+        assert extra == 0
+        grid, block = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
+        device.launch(function, grid, block, shared_bytes, stream, parameters)
+
+    return _module(
+        "cupy_backends.cuda.api.driver",
+        CUDADriverError=CUDADriverError,
+        launchKernel=launch_kernel,
+        occupancyMaxActiveBlocksPerMultiprocessor=lambda *_: device.blocks_per_multiprocessor,
+    )
+
+
+def _runtime(device: Device) -> ModuleType:
+    def set_device(number: int) -> None:
+        if not 0 <= number < device.count:
+            raise CUDADriverError(_INVALID_DEVICE, f"no device {number}")
+        current.device = number
+        current.has_context = True
+
+    return _module(
+        "cupy.cuda.runtime",
+        getDevice=lambda: current.device,
+        getDeviceCount=lambda: device.count,
+        setDevice=set_device,
+        memsetAsync=_memset,
+        streamIsCapturing=lambda stream: device.capturing,
+        runtimeGetVersion=lambda: 12090,
+    )
+
+
+def _memset(address: int, value: int, size: int, stream: int) -> None:
+    for region in (allocation.region for allocation in memory.live(current.device)):
+        if region.begin <= address and address + size <= region.end and region.writable:
+            ctypes.memset(address, value, size)
+            return
+    raise EmulatorError(f"memsetAsync of {size} bytes that belong to no array")
+
+
+def _device_class(device: Device) -> type:
+    class CudaDevice:
+        """cupy.cuda.Device."""
+
+        def __init__(self, number: int | None = None) -> None:
+            self.id = current.device if number is None else number
+            self.attributes = {"MultiProcessorCount": device.multiprocessors}
+            self._previous: list[int] = []
+
+        def __enter__(self) -> CudaDevice:
+            self._previous.append(current.device)
+            _runtime(device).setDevice(self.id)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            current.device = self._previous.pop()
+
+    return CudaDevice
+
+
+# ---- installing them -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def installed(device: Device | None = None, **fields: Any) -> Iterator[Device]:
+    """Let `import cupy` give the stand-in; `fields` are those of a new Device.
+
+    The package's caches are emptied on entry and exit.
+
+    Raises:
+        CompilerMissingError: If the machine lacks what the emulator needs.
+    """
+    gxx(), cuda_headers()
+    device = device or Device(**fields)
+    hidden = {name: module for name, module in sys.modules.items() if _is_cupy(name)}
+    _replace_modules(_modules(device))
+    try:
+        yield device
+    finally:
+        current.device = 0
+        _replace_modules(hidden)
+
+
+def _is_cupy(name: str) -> bool:
+    return name.partition(".")[0] in ("cupy", "cupy_backends")
+
+
+def _replace_modules(modules: dict[str, ModuleType]) -> None:
+    for name in filter(_is_cupy, list(sys.modules)):
+        del sys.modules[name]
+    sys.modules.update(modules)
+    forget()
+
+
+_DICTIONARIES = ("_plans", "_backend_of")
+
+
+def forget() -> None:
+    """Empty the package's caches: plans, loaded kernels, backends, what it asked of CuPy."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "cupy_losses":
+            for dictionary in _DICTIONARIES:
+                getattr(module, dictionary, {}).clear()
+            for value in list(vars(module).values()):
+                clear = getattr(value, "cache_clear", None)
+                if callable(clear):
+                    clear()

@@ -1,0 +1,52 @@
+// Kernels for test_numbers.py: the arithmetic of dual.cuh and math.cuh, and sums, by themselves.
+
+// An expression of every operator, with operands of every order on either side.
+template <int WHICH>
+struct Expression {
+  Parameter<double> p;
+  template <class X, class Y>
+  __device__ auto operator()(X x, Y y) const {
+    if constexpr (WHICH == 0) return x + 2.0 * y - 3;
+    if constexpr (WHICH == 1) return (1 - x) * y;
+    if constexpr (WHICH == 2) return x * y * x;
+    if constexpr (WHICH == 3) return x / y + y / x;
+    if constexpr (WHICH == 4) return 2.0 / x - y / 4.0;
+    if constexpr (WHICH == 5) return (x - y) / p + p * x;
+    if constexpr (WHICH == 6) return abs(x) * y + sign(y) * x;
+    if constexpr (WHICH == 7) return half_square(x - y) + half_square_over(x * y, p);
+    if constexpr (WHICH == 8) return abs_of_nonzero(x) * -y + finite_quotient(y * x, p);
+    if constexpr (WHICH == 9) return x < y ? x * x : (x >= p ? y * x : p - y);
+    if constexpr (WHICH == 10) return x > 0.5 ? y * x : (y <= x ? x - y : x * x * y);
+  }
+};
+
+// Eight numbers an element: the value, as each order of number has it; both first derivatives; the
+// second derivatives xx, xy and yy.
+template <int WHICH>
+__global__ void derivatives(const double* x, const double* y, double* out, double p, int n) {
+  const Expression<WHICH> f{{p, 1.0 / p, 0.0}};
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    using R = Real<double>;
+    using D = Dual<R>;
+    const R a(x[i]), b(y[i]);
+    const D da(a, R(1)), db(b, R(1));
+    double* to = out + 8 * i;
+    to[0] = plain(f(a, b));
+    to[1] = plain(D(f(da, b)).slope);
+    to[2] = plain(D(f(a, db)).slope);
+    to[6] = plain(f(da, b));
+    to[7] = plain(f(a, db));
+    to[3] = plain(Dual<D>(f(Dual<D>(da, D(1)), b)).slope.slope);
+    to[4] = plain(Dual<D>(f(Dual<D>(D(a), D(1)), db)).slope.slope);
+    to[5] = plain(Dual<D>(f(a, Dual<D>(db, D(1)))).slope.slope);
+  }
+}
+
+// Many equal terms in one sum, then the sums of all threads.
+template <class T>
+__global__ void long_sum(T term, int count, double* out) {
+  Sum<T> sum = Sum<T>::zero();
+  for (int i = 0; i < count; ++i) sum += term;
+  const Sum<double> all = block_sum<64>(sum.widened());
+  if (threadIdx.x == 0) *out = all.total();
+}

@@ -1,0 +1,300 @@
+"""Every kernel on the emulator, through the public functions, every access watched.
+
+The specialisations are collected first, in a dry run that launches nothing, and compiled in one
+go; then each runs at the sizes and layouts where kernels go wrong, at several seeds of the
+scheduler, and is compared with the float64 reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import _cuda, mse_loss, value_and_grad
+from cupy_losses._arrays import resolve
+from cupy_losses._losses import Pass
+
+from . import emulator
+from .arrays import DTYPES, Host, ulps
+from .emulator import Device, installed, precompile
+from .emulator.compiler import cache_folder
+from .losses import LOSSES, Case
+from .test_gradients import gradient_bound
+from .test_values import bound, exact
+
+SEEDS = (0, 1, 2)
+
+
+# ---- what is exercised ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way for input and target to lie in memory, and the shapes to try it at."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+
+    def arrays(self, device: Device, shape: tuple[int, ...], dtypes: Sequence[Any]) -> list[Any]:
+        """Input and target in device memory."""
+        rng = np.random.default_rng(len(shape) + sum(shape))
+        hosts = [rng.standard_normal(shape).astype(dtype) for dtype in dtypes]
+        if dtypes[1].kind in "iu":
+            hosts[1] = rng.integers(-3, 3, shape).astype(dtypes[1])
+        a, b = hosts
+        if self.name == "misaligned":
+            return [device.asarray(x, misalignment=x.itemsize * k) for k, x in enumerate(hosts, 1)]
+        if self.name == "transposed":
+            a, b = (np.ascontiguousarray(x.T).T for x in hosts)
+        if self.name == "one transposed":
+            a = np.ascontiguousarray(a.T).T
+        if self.name == "sliced":
+            a, b = (np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, 3),))[..., :-3] for x in hosts)
+        if self.name == "backwards":
+            a, b = a[::-1], b[..., ::-1]
+        if self.name == "row":
+            b = np.ascontiguousarray(b[0])
+        if self.name == "column":
+            b = np.ascontiguousarray(b[:, :1])
+        if self.name == "scalar":
+            b = np.asarray(b[0, 0])
+        if self.name == "both broadcast":
+            a, b = np.ascontiguousarray(a[:1]), np.ascontiguousarray(b[:, :1])
+        return [device.asarray(x) for x in (a, b)]
+
+
+# A pack is 4 elements of float32, 8 in half precision; a block has 512 of them; a tile 2048.
+FLAT = tuple((n,) for n in (1, 3, 4, 5, 8, 9, 2047, 2049, 4097, 16_385))
+TABLES = ((1, 1), (3, 5), (7, 64), (65, 129))
+LAYOUTS = [
+    Layout("dense", (*FLAT, ())),
+    Layout("misaligned", ((5,), (2049,), (9001,))),
+    Layout("transposed", TABLES),
+    Layout("one transposed", (*TABLES, (3, 4, 5))),
+    Layout("sliced", (*TABLES, (2, 3, 40), (2, 3, 7))),
+    Layout("backwards", TABLES),
+    Layout("row", (*TABLES, (2100, 3))),
+    Layout("column", (*TABLES, (3, 2100))),
+    Layout("scalar", (*TABLES, (70, 90))),
+    Layout("both broadcast", TABLES),
+]
+
+PAIRS = {name: (dtype, dtype) for name, dtype in DTYPES.items()}
+PAIRS["float16 with float32"] = (DTYPES["float16"], DTYPES["float32"])
+PAIRS["float32 with int64"] = (DTYPES["float32"], np.dtype(np.int64))
+FEW_LAYOUTS = ("dense", "sliced", "column")  # for all dtypes; the two that matter most get all
+
+CASES = [
+    (case, pair, layout)
+    for case, pair, layout in itertools.product(LOSSES, PAIRS, LAYOUTS)
+    if pair in ("float32", "bfloat16") or layout.name in FEW_LAYOUTS
+    if case.parameters not in ({"beta": 1.0}, {"beta": 0.0}, {"delta": 1.0})  # the same kernels
+]
+
+
+def exercise(device: Device, case: Case, pair: str, layout: Layout, shape: Any) -> Iterator[Any]:
+    """Yield (result, reference, bound) of everything that is computed of one pair of arrays."""
+    dtypes = PAIRS[pair]
+    arrays = layout.arrays(device, shape, dtypes)
+    hosts = [exact(array.get()) for array in arrays]
+    floating = [k for k in (0, 1) if dtypes[k].kind not in "iu"]
+    each, slope = case.value(*hosts), case.slope(*hosts)
+    weight_host = np.random.default_rng(0).random(each.shape).astype(dtypes[0])
+    weight = device.asarray(weight_host)
+    for given in (None, weight):
+        scale = exact(weight_host) if given is not None else None
+        options = {**case.parameters, **({} if given is None else {"weight": given})}
+        for reduction in ("none", "mean"):
+            result = case.loss(*arrays, reduction=reduction, **options)
+            limit = 3 if reduction == "none" else bound(each.size)
+            yield result, case.reduce(each, reduction, scale), limit
+        for argnums in ((0,), tuple(floating)) if len(floating) > 1 else ((0,),):
+            value, gradients = value_and_grad(case.loss, argnums)(*arrays, **options)
+            yield value, case.reduce(each, "mean", scale), bound(each.size)
+            full = slope * (1 if scale is None else scale) / case.divisor(each, "mean", scale)
+            for k, gradient in zip(argnums, gradients, strict=True):
+                yield gradient, _summed((-1) ** k * full, hosts[k].shape), None
+
+
+def _summed(full: Host, shape: tuple[int, ...]) -> Host:
+    """A gradient summed over the axes along which the operand was broadcast."""
+    own = (1,) * (full.ndim - len(shape)) + shape
+    axes = tuple(d for d, length in enumerate(own) if length == 1)
+    return np.asarray(full.sum(axis=axes, keepdims=True)).reshape(shape)
+
+
+# ---- collecting and compiling --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels() -> None:
+    """Compile all that the tests of this file run, once for all processes."""
+    emulator.require()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with installed(run_kernels=False) as device:
+            for case, pair, layout in CASES:
+                for shape in layout.shapes:
+                    list(exercise(device, case, pair, layout, shape))
+            for case in LOSSES:
+                for pair, kind in SECOND:
+                    list(second_order(device, case, pair, kind))
+            jobs = list(dict.fromkeys(device.jobs()))
+    with (cache_folder() / "precompile.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        precompile(jobs)
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+@pytest.mark.parametrize(
+    ("case", "pair", "layout"),
+    [pytest.param(*c, id=f"{c[0]}-{c[1]}-{c[2].name}".replace(" ", "_")) for c in CASES],
+)
+def test_every_specialisation(case: Case, pair: str, layout: Layout) -> None:
+    for seed, shape in itertools.product(SEEDS, layout.shapes):
+        with installed(seed=seed, multiprocessors=2, concurrent=3) as device:
+            for result, reference, limit in exercise(device, case, pair, layout, shape):
+                got, wanted = result.get(), np.asarray(reference)
+                if limit is not None:
+                    assert ulps(got, wanted) <= limit
+                elif got.size == int(np.prod(np.broadcast_shapes(shape))):
+                    assert ulps(got, wanted) <= gradient_bound(got.dtype.name)
+                else:  # a sum, whose terms may cancel
+                    unit = 2.0 ** -{"float16": 10, "bfloat16": 7}.get(got.dtype.name, 22)
+                    np.testing.assert_allclose(exact(got), wanted, rtol=unit, atol=unit / 4)
+
+
+# ---- chained and second-order passes, which only autograd asks for -------------------------------
+
+SECOND = [
+    (pair, kind)
+    for pair, kind in itertools.product(("float32", "float64"), ("mean", "none", "sum"))
+]
+
+
+def second_order(device: Device, case: Case, pair: str, reduction: str) -> Iterator[Any]:
+    """Yield (result, reference) of backward and double backward, against the host backend."""
+    rng = np.random.default_rng(5)
+    hosts = [rng.standard_normal((33, 65)).astype(PAIRS[pair][0]) for _ in range(2)]
+    hosts[1] = hosts[1][:, :1].copy()  # one gradient is direct, one a sum
+    shape = () if reduction != "none" else (33, 65)
+    grad_output = np.asarray(rng.standard_normal(shape)).astype(hosts[0].dtype)
+    tangents = [rng.standard_normal(host.shape).astype(host.dtype) for host in hosts]
+    prepare = case.loss.prepare  # type: ignore[attr-defined]
+    for todo, extra in (
+        (Pass(values=False, wanted=(0, 1), chained=True), [grad_output]),
+        (Pass(directions=(0, 1)), tangents),
+        (
+            Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1)),
+            [grad_output, *tangents],
+        ),
+    ):
+        call, given = prepare(*hosts, reduction=reduction, **case.parameters)
+        host_backend, _ = resolve(call, given)
+        references = host_backend.run(call, todo, (*extra, *hosts))
+        arrays = [device.asarray(host) for host in (*extra, *hosts)]
+        backend, _ = resolve(call, arrays[-2:])
+        yield from zip(backend.run(call, todo, arrays), references, strict=True)
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+@pytest.mark.parametrize(("pair", "reduction"), SECOND)
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_second_order(case: Case, pair: str, reduction: str) -> None:
+    unit = 2.0 ** -(22 if pair == "float32" else 50)
+    for seed in SEEDS:
+        with installed(seed=seed) as device:
+            for result, reference in second_order(device, case, pair, reduction):
+                largest = max(float(abs(reference).max()), 1e-30)
+                np.testing.assert_allclose(
+                    result.get(), reference, rtol=8 * unit, atol=8 * unit * largest
+                )
+
+
+# ---- the order of summation ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("compiled_kernels")
+@pytest.mark.parametrize("pair", ["float32", "bfloat16", "float64"])
+def test_same_bits_whatever_the_grid_and_the_schedule(pair: str) -> None:
+    rng = np.random.default_rng(7)
+    hosts = [rng.standard_normal(50_000).astype(PAIRS[pair][0]) for _ in range(3)]
+    bits = set()
+    for multiprocessors, blocks, concurrent, seed in (
+        (1, 1, 1, 0),
+        (1, 2, 2, 1),
+        (3, 1, 3, 2),
+        (2, 2, 2, 3),
+        (132, 2, 7, 4),
+    ):
+        with installed(
+            multiprocessors=multiprocessors,
+            blocks_per_multiprocessor=blocks,
+            concurrent=concurrent,
+            seed=seed,
+            check=False,
+        ) as device:
+            input, target, weight = map(device.asarray, hosts)
+            value, gradient = value_and_grad(mse_loss)(input, target, weight=weight)
+            plain = mse_loss(input, target)
+            results = [value, gradient, plain, mse_loss(input, target, weight=weight)]
+            bits.add(tuple(result.get().tobytes() for result in results))
+    assert len(bits) == 1
+
+
+# ---- beyond 2^31 ---------------------------------------------------------------------------------
+
+
+def test_strides_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few elements that lie gigabytes apart."""
+    emulator.require()
+    with installed(seed=1) as device:
+        base = device.sparse((3 << 30,), np.float16)
+        input = base[:: 1 << 20]
+        input.host_view[...] = np.arange(input.size) % 7
+        zero = device.asarray(np.zeros(input.size, np.float16))
+        expected = np.mean((np.arange(input.size) % 7) ** 2.0)
+        value, gradient = value_and_grad(mse_loss)(input, zero)
+        assert value.get() == np.float16(expected)
+        wanted = 2 * (np.arange(input.size) % 7) / input.size
+        np.testing.assert_array_equal(gradient.get(), wanted.astype(np.float16))
+
+
+def test_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last block of a dense sum over sparse memory, told by its partial sum."""
+    emulator.require()
+    size = (1 << 31) + 8192 + 5
+    scratch: list[Any] = []
+    original = _cuda.CupyLibrary.scratch
+
+    def recorded(self: Any, operands: Any, count: int, stream: int) -> Any:
+        scratch.append((count, original(self, operands, count, stream)))
+        return scratch[-1][1]
+
+    monkeypatch.setattr(_cuda.CupyLibrary, "scratch", recorded)
+    with installed(
+        multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [5]
+    ) as device:
+        input = device.sparse((size,), np.float16)
+        target = device.sparse((size,), np.float16)
+        tile = 512 * 4 * 8
+        tiles = -(-size // tile)
+        # Block 5 of 4096 adds tiles 5, 4101, …; the last of them lies beyond 2^31 elements.
+        last = tiles - 1 - (tiles - 1 - 5) % 4096
+        assert last * tile > 1 << 31 or (tiles - 1) % 4096 != 5
+        input.host_view[last * tile : last * tile + 3] = 2
+        mse_loss(input, target, reduction="sum")
+        count, (memory, base) = scratch[-1]
+        partials = np.frombuffer((ctypes.c_uint8 * count).from_address(base), np.float64)
+        assert partials[2 + 2 * 5] == 12.0
+        assert memory is not None

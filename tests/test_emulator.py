@@ -1,0 +1,501 @@
+"""The emulator finds what it is there to find, raises no false alarm, and runs the package."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import cupy_losses
+
+from . import emulator
+from .emulator import Device, EmulatorError, Job, Kernel, Module, Schedule, installed
+
+Host = npt.NDArray[Any]
+
+SEEDS = range(4)
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+# ---- correct and broken idioms -------------------------------------------------------------------
+
+
+class Idiom(NamedTuple):
+    """A kernel of idioms.cu, what it computes when it is right, and what is said when it is not.
+
+    The last of its arguments is the result.
+    """
+
+    name: str
+    arguments: Sequence[Any]
+    result: npt.ArrayLike
+    alarm: str
+    blocks: int = 1
+    dynamic_bytes: int = 0
+
+
+NUMBERS = np.arange(64, dtype=np.int32)
+ONES = np.ones(64, np.int32)
+OUT = np.zeros(64, np.int32)
+PARTIAL = np.zeros(64 * 5, np.int32)
+COUNTER = np.zeros(1, np.uint32)
+
+IDIOMS = [
+    Idiom("exchange_in_block", [NUMBERS, OUT], NUMBERS[::-1], "race on shared"),
+    Idiom("exchange_in_warp", [NUMBERS, OUT], NUMBERS ^ 1, "race on shared"),
+    Idiom("reuse_tile", [NUMBERS, OUT], 3 * NUMBERS[::-1] + 3, "race on shared"),
+    Idiom("flag_in_block", [OUT[:1]], [7], "race on shared"),
+    Idiom("release_to_last_block", [PARTIAL, COUNTER, OUT], 5 * NUMBERS, "race on global", 5),
+    Idiom("acquire_in_last_block", [PARTIAL, COUNTER, OUT], 5 * NUMBERS, "race on global", 5),
+    Idiom("fence_for_device", [PARTIAL, COUNTER, OUT], 5 * NUMBERS, "race on global", 5),
+    Idiom("chain_of_blocks", [OUT[:4], OUT[:1], OUT[:4]], [5, 6, 7, 8], "race on global", 4),
+    Idiom("scatter", [np.tile(NUMBERS % 4, 2), OUT[:4]], [32] * 4, "race on global", 2),
+    Idiom("barrier_for_some", [OUT], ONES, "have returned|deadlock"),
+    Idiom("two_barriers", [OUT], ONES, "divergent barrier"),
+    Idiom("warp_waits_for_barrier", [OUT], ONES, "deadlock"),
+    Idiom("masks_of_halves", [NUMBERS, OUT[:4]], [120, 31, 632, 63], "mask 0xffffffff"),
+    Idiom("lane_not_in_mask", [OUT], ONES, "calling lane is not in the mask"),
+    Idiom("lane_has_returned", [OUT], 32 * ONES, "returned"),
+    Idiom("read_tail", [NUMBERS[:61], OUT[:61]], NUMBERS[:61], "out-of-bounds read of 4 bytes"),
+    Idiom("write_tail", [OUT[:61]], ONES[:61], "out-of-bounds write .* 244 bytes from the start"),
+    Idiom("uninitialised_shared", [OUT], ONES, "uninitialised shared"),
+    Idiom("dynamic_shared", [OUT], ONES, "beyond the 256 bytes of dynamic", 1, 256),
+    Idiom("aligned", [NUMBERS, OUT], 4 * ONES, "misaligned address"),
+    Idiom("aligned_atomic", [OUT[:2]], [0, 64], "misaligned atomic"),
+    Idiom("write_through_const", [NUMBERS, OUT], NUMBERS, "write to read-only memory"),
+    Idiom("null_pointer", [None, OUT], ONES, "null pointer|out-of-bounds read"),
+    Idiom("index_of_32_bits", [OUT], 65536 + NUMBERS, "signed integer overflow"),
+    Idiom("local_array", [OUT], NUMBERS % 4 + 1, "array index out of bounds"),
+    Idiom("shift", [OUT], 1 << NUMBERS % 31, "shift by too many bits"),
+    Idiom("trap", [OUT], ONES, "__trap"),
+]
+CONVERSIONS = ["round_to_half", "round_to_bfloat16"]
+OTHERS = [*CONVERSIONS, "collectives", "atomics", "intrinsics", "rounded_as_written"]
+
+
+@pytest.fixture(scope="module")
+def idioms(source: str) -> Module:
+    """All kernels of idioms.cu."""
+    names = [f"{idiom.name}<{ok}>" for idiom in IDIOMS for ok in ("true", "false")]
+    return Module(source, [*names, *OTHERS])
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    emulator.require()
+    return (Path(emulator.__file__).parent / "idioms.cu").read_text(encoding="utf-8")
+
+
+def run_idiom(kernel: Kernel, idiom: Idiom, seed: int) -> Host:
+    """The result of a kernel, on fresh copies of the arguments."""
+    arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in idiom.arguments]
+    kernel(
+        (idiom.blocks,),
+        (64,),
+        arguments,
+        shared_bytes=idiom.dynamic_bytes,
+        schedule=Schedule(seed, concurrent=idiom.blocks),
+    )
+    result: Host = arguments[-1]
+    return result
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
+def test_no_alarm_and_right_result(idioms: Module, idiom: Idiom, seed: int) -> None:
+    result = run_idiom(idioms.get_function(f"{idiom.name}<true>"), idiom, seed)
+    np.testing.assert_array_equal(result, np.broadcast_to(idiom.result, result.shape))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
+def test_alarm(idioms: Module, idiom: Idiom, seed: int) -> None:
+    with pytest.raises(EmulatorError, match=idiom.alarm):
+        run_idiom(idioms.get_function(f"{idiom.name}<false>"), idiom, seed)
+
+
+def test_blocks_keep_their_shared_memory(idioms: Module) -> None:
+    """Whenever the others come and go."""
+    idiom = next(idiom for idiom in IDIOMS if idiom.name == "release_to_last_block")
+    kernel = idioms.get_function("release_to_last_block<true>")
+    for seed in range(1, 300):
+        np.testing.assert_array_equal(run_idiom(kernel, idiom, seed), idiom.result)
+
+
+def test_alarm_names_the_line(idioms: Module, source: str) -> None:
+    lines = source.splitlines()
+    number = next(k for k, line in enumerate(lines, 1) if "OK ? 61 : 62" in line)
+    idiom = next(idiom for idiom in IDIOMS if idiom.name == "write_tail")
+    with pytest.raises(EmulatorError, match=rf"kernel\.cu:{number}\b.*thread \(61,0,0\)"):
+        run_idiom(idioms.get_function("write_tail<false>"), idiom, 0)
+
+
+def test_endless_wait_is_found(idioms: Module) -> None:
+    # Block 1 waits for block 0, which does not run.
+    kernel = idioms.get_function("chain_of_blocks<true>")
+    arguments = [np.zeros(4, np.int32), np.zeros(1, np.int32), np.zeros(4, np.int32)]
+    with pytest.raises(EmulatorError, match="no end in sight"):
+        kernel((2,), (1,), arguments, schedule=Schedule(blocks=[1]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "alarm"),
+    [
+        ([NUMBERS], "takes 2 arguments, 1 given"),
+        ([np.int32(1), OUT], "int32 given, the kernel takes c8"),
+        ([NUMBERS, 1.0], "float64 given, the kernel takes p8"),
+    ],
+)
+def test_arguments_that_do_not_fit(idioms: Module, arguments: list[Any], alarm: str) -> None:
+    with pytest.raises(EmulatorError, match=alarm):
+        idioms.get_function("read_tail<true>")((1,), (64,), arguments)
+
+
+def test_source_that_does_not_compile() -> None:
+    with pytest.raises(emulator.CompileError, match=r"kernel\.cu:2:.*nonsense"):
+        Module("\n__global__ void k() { nonsense; }", ["k"]).build()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_collectives(idioms: Module, seed: int) -> None:
+    x = np.arange(64, dtype=np.int32)
+    got = np.zeros((16, 64), np.int32)
+    idioms.get_function("collectives")((1,), (64,), [x, got], schedule=Schedule(seed))
+    lane, first = x % 32, x // 32 * 32
+    halves = x.reshape(2, 32)
+    bits = 1 << np.arange(32, dtype=np.int64)
+
+    def of_warp(values: npt.ArrayLike) -> Host:
+        return np.repeat(values, 32)
+
+    expected = [
+        first + 5,
+        np.where(lane < 3, x, x - 3),
+        np.where(x % 16 >= 13, x, x + 3),
+        x ^ 9,
+        of_warp((halves > 20) @ bits),
+        of_warp((halves > 20).all(1)),
+        of_warp((halves > 20).any(1)),
+        np.array([(halves[t // 32] % 3 == t % 3) @ bits for t in range(64)]),
+        of_warp(halves.sum(1)),
+        of_warp((-halves).min(1)),
+        of_warp((-halves).max(1)),
+        of_warp([0, -63]),
+        of_warp(np.bitwise_or.reduce(halves, 1)),
+        np.full(64, 43),
+        np.zeros(64),
+        np.ones(64),
+    ]
+    np.testing.assert_array_equal(got, np.array(expected).astype(np.int64).astype(np.int32))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_atomics(idioms: Module, seed: int) -> None:
+    got, wrapping = np.zeros(9, np.int32), np.zeros(2, np.uint32)
+    got[6] = -1
+    idioms.get_function("atomics")((1,), (64,), [got, wrapping], schedule=Schedule(seed))
+    np.testing.assert_array_equal(got, [2016, -2016, 63, -63, 255, 0, 1, 1, 1])
+    np.testing.assert_array_equal(wrapping, [64 % 10, -64 % 10])
+
+
+# ---- arithmetic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("round_to_half", np.float16), ("round_to_bfloat16", ml_dtypes.bfloat16)]
+)
+def test_rounding(idioms: Module, kernel: str, dtype: type, rng: np.random.Generator) -> None:
+    # Half of the numbers lie half-way between two that the dtype has, or next to that.
+    with np.errstate(all="ignore"):
+        start: Host = rng.integers(0, 2**16, 4000).astype(np.uint16).view(dtype)
+        grid = start.astype(np.float64)
+        following = np.nextafter(start, np.asarray(np.inf, dtype)).astype(np.float64)
+        middle = (grid + following) / 2
+        middle = middle * rng.choice([1, 1 + 2.0**-22, 1 - 2.0**-22], middle.size)
+        special = [0.0, -0.0, np.inf, -np.inf, 65504, 65519.99, 65520, 1e9, -1e9, 1e-8, 3.4e38]
+        doubles = np.concatenate([grid, middle, special])
+        doubles = doubles[~np.isnan(doubles)]
+        floats = doubles.astype(np.float32)
+        n = len(doubles)
+        got: list[Host] = [np.zeros(n, dtype), np.zeros(n, dtype)]
+        blocks = -(-n // 256)
+        storage = [array.view(np.uint16) for array in got]
+        idioms.get_function(kernel)((blocks,), (256,), [n, floats, doubles, *storage])
+        np.testing.assert_array_equal(got[0], floats.astype(dtype))
+        if dtype is np.float16:  # ml_dtypes rounds doubles twice
+            np.testing.assert_array_equal(got[1], doubles.astype(dtype))
+
+
+def test_intrinsics(idioms: Module) -> None:
+    x = np.float64(np.float32(0.7))
+    got = np.zeros(20)
+    idioms.get_function("intrinsics")((1,), (1,), [np.float32(x), got])
+    expected = [
+        *(np.exp(x), np.log(x), np.log2(x), x**x, 1 / x, x**-0.5, x**-0.5, np.log1p(x)),
+        *(np.expm1(x), np.tanh(x), 2 * x, 2 * x, x * x, x * x + x, 0.7580363, 1.0, x),
+        *(np.cos(np.pi * x), 1.0, x),
+    ]
+    np.testing.assert_allclose(got, expected, rtol=3e-7)
+
+
+def test_intrinsics_are_rounded_as_written(idioms: Module) -> None:
+    x, product = np.float32(1 + 2.0**-12), np.float32(1 + 2.0**-11)  # x * x is product + 2^-24
+    got = np.ones(2, np.float32)
+    idioms.get_function("rounded_as_written")((1,), (1,), [x, x, -product, got])
+    np.testing.assert_array_equal(got, [0, 0])
+
+
+# ---- launching as the package does ---------------------------------------------------------------
+
+SCALE = """
+template <class Index>
+__global__ void scale(long long n, float factor, const float* x, float* y) {
+  const Index i = Index(blockIdx.x) * Index(blockDim.x) + Index(threadIdx.x);
+  if (i < n) y[i] = factor * x[i];
+}
+"""
+
+
+class Arguments:
+    """Arguments as the driver takes them: addresses of their bytes, each at a multiple of 8."""
+
+    def __init__(self, *arguments: bytes) -> None:
+        padded = [raw + bytes(-len(raw) % 8) for raw in arguments]
+        self.buffer = np.frombuffer(b"".join(padded), np.uint8)
+        starts = np.cumsum([0, *map(len, padded[:-1])]).astype(np.uint64)
+        self.addresses = np.uint64(self.buffer.ctypes.data) + starts
+        self.table = int(self.addresses.ctypes.data)
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    """An installed device."""
+    with installed() as device:
+        yield device
+
+
+def scale(
+    device: Device, *arguments: bytes, blocks: int = 1, threads: int = 32, index: str = "long long"
+) -> None:
+    """Launch it with the bytes of its arguments."""
+    packed = Arguments(*arguments)
+    function = device.load(Job(SCALE, f"scale<{index}>"))
+    device.launch(function, (blocks, 1, 1), (threads, 1, 1), 0, 0, packed.table)
+
+
+def raw(value: Any) -> bytes:
+    """The bytes of an argument."""
+    return np.asarray(value).tobytes()
+
+
+def address(array: emulator.ndarray, offset: int = 0) -> bytes:
+    """A pointer as an argument."""
+    return raw(np.uint64(array.data.ptr + offset))
+
+
+def test_launch_through_the_driver(device: Device) -> None:
+    x = device.asarray(np.arange(5, dtype=np.float32))
+    y = emulator.ndarray(5, np.float32)
+    scale(device, raw(5), raw(np.float32(2)), address(x), address(y))
+    np.testing.assert_array_equal(y.get(), [0, 2, 4, 6, 8])
+    assert device.launches[0].grid == (1, 1, 1)
+
+
+def test_launch_arguments_are_checked(device: Device) -> None:
+    x = device.asarray(np.arange(5, dtype=np.float32))
+    y = emulator.ndarray(5, np.float32)
+    n, factor, to, at = raw(5), raw(np.float32(2)), address(x), address(y)
+    wrong = {
+        "takes 4 arguments, 3 given": [n, factor, to],
+        "takes 4 arguments, 5 given": [n, factor, to, at, at],
+        "argument 0 has 16 bytes, not 8": [n + n, factor, to, at],
+        "argument 2, .* not aligned to 4 bytes": [n, factor, address(x, 2), at],
+        "argument 3, .* read-only memory": [n, factor, to, to],
+        "argument 2, .* points to no array": [n, factor, address(x, 20), at],
+        "argument 3, .* points to no array": [n, factor, to, raw(np.uint64(4096))],
+        "out-of-bounds read": [raw(6), factor, to, at],
+    }
+    for alarm, arguments in wrong.items():
+        with pytest.raises(EmulatorError, match=alarm):
+            scale(device, *arguments)
+
+
+def test_without_checks_margins_are_watched(device: Device) -> None:
+    device.check = False
+    x = device.asarray(np.arange(5, dtype=np.float32))
+    y = emulator.ndarray(4, np.float32)
+    with pytest.raises(EmulatorError, match="beside an array"):
+        scale(device, raw(5), raw(np.float32(2)), address(x), address(y))
+
+
+def test_freed_memory_is_out_of_reach(device: Device) -> None:
+    x = device.asarray(np.arange(5, dtype=np.float32))
+    freed = address(emulator.ndarray(5, np.float32))
+    with pytest.raises(EmulatorError, match="points to no array"):
+        scale(device, raw(5), raw(np.float32(2)), address(x), freed)
+
+
+def test_chosen_blocks_of_more_elements_than_32_bits_count(device: Device) -> None:
+    n = 2**31 + 5
+    blocks = -(-n // 1024)
+    x = device.sparse((n,), np.float32)
+    y = device.sparse((n,), np.float32, writable=True)
+    x.host_view[[0, -1]] = 3, 5
+    device.choose = lambda name, total: [0, total - 1]
+    arguments = raw(n), raw(np.float32(2)), address(x), address(y)
+    scale(device, *arguments, blocks=blocks, threads=1024)
+    assert [y[0].item(), y[-1].item()] == [6, 10]
+    with pytest.raises(EmulatorError, match="signed integer overflow"):
+        scale(device, *arguments, blocks=blocks, threads=1024, index="int")
+
+
+def test_fresh_memory_is_poisoned() -> None:
+    for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
+        assert np.isnan(emulator.ndarray(3, dtype).get()).all()
+
+
+@pytest.mark.parametrize("misalignment", [0, 2, 8])
+def test_asarray_keeps_strides_and_takes_misalignment(device: Device, misalignment: int) -> None:
+    host = np.arange(24, dtype=np.float16).reshape(4, 6)[::-1, ::2].T
+    array = device.asarray(host, misalignment=misalignment)
+    assert (array.shape, array.strides) == (host.shape, host.strides)
+    assert array.data.mem.address % 512 == misalignment
+    np.testing.assert_array_equal(array.get(), host)
+    np.testing.assert_array_equal(array.T[1:, ::2].get(), host.T[1:, ::2])
+    assert array[0, 1].shape == ()
+    assert float(array[0, 1]) == host[0, 1]
+
+
+# ---- the package ---------------------------------------------------------------------------------
+
+LAYOUTS = ["dense", "transposed", "sliced", "misaligned"]
+
+
+def operand(device: Device, host: Host, layout: str) -> Any:
+    """`host` in device memory, laid out as asked."""
+    if layout == "transposed":
+        return device.asarray(np.ascontiguousarray(host.T).T)
+    if layout == "sliced":
+        wide = np.full((*host.shape[:-1], 2 * host.shape[-1]), np.nan, host.dtype)
+        wide[..., ::2] = host
+        return device.asarray(wide[..., ::2])
+    return device.asarray(host, misalignment=host.itemsize if layout == "misaligned" else 0)
+
+
+def expected(loss: str, x: Host, y: Host) -> tuple[Any, Any]:
+    """Mean and gradient, in higher precision."""
+    d = x.astype(np.longdouble) - y.astype(np.longdouble)
+    if loss == "mse_loss":
+        return np.mean(d * d), 2 * d / d.size
+    values = np.where(abs(d) < 1, d * d / 2, abs(d) - 0.5)
+    return np.mean(values), np.clip(d, -1, 1) / d.size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss"])
+def test_losses(
+    loss: str, dtype: type, layout: str, device: Device, rng: np.random.Generator
+) -> None:
+    function = getattr(cupy_losses, loss)
+    unit = float(np.finfo(dtype).eps)
+    smallest = float(np.finfo(dtype).smallest_subnormal)
+    for shape in ((1, 1), (7, 3), (64, 600)):
+        x, y = rng.standard_normal((2, *shape)).astype(dtype)
+        value, gradient = expected(loss, x, y)
+        arrays = [operand(device, host, layout) for host in (x, y)]
+        got, slope = cupy_losses.value_and_grad(function)(*arrays)
+        np.testing.assert_allclose(float(function(*arrays)), value, rtol=2 * unit)
+        np.testing.assert_allclose(float(got), value, rtol=2 * unit)
+        np.testing.assert_allclose(slope.get(), gradient, rtol=2 * unit, atol=smallest)
+
+
+def test_bits_do_not_depend_on_the_schedule(rng: np.random.Generator) -> None:
+    x, y = (rng.standard_normal(100003).astype(np.float32) for _ in range(2))
+    bits = set()
+    grids = set()
+    for multiprocessors, seed, concurrent, check in [
+        (1, 0, 1, True),
+        (2, 1, 2, True),
+        (3, 2, 6, True),
+        (3, 3, 3, True),
+        (100, 4, 8, False),
+    ]:
+        device = Device(
+            multiprocessors=multiprocessors, seed=seed, concurrent=concurrent, check=check
+        )
+        with installed(device):
+            arrays = device.asarray(x), device.asarray(y)
+            value, slope = cupy_losses.value_and_grad(cupy_losses.smooth_l1_loss)(*arrays)
+            bits.add((value.get().tobytes(), slope.get().tobytes()))
+            grids.add(device.launches[-1].grid)
+    assert len(bits) == 1
+    assert len(grids) > 2
+
+
+def test_arguments_of_the_package_are_checked(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cupy_losses._kernels.float64", lambda value: bytes(24))
+    x = device.asarray(np.ones(4, np.float32))
+    with pytest.raises(EmulatorError, match="argument 4 has 24 bytes, not 8"):
+        cupy_losses.mse_loss(x, x)
+
+
+def test_each_thread_gets_a_context(device: Device) -> None:
+    x = device.asarray(np.ones(4, np.float32))
+    results = [float(cupy_losses.mse_loss(x, x))]
+    thread = threading.Thread(target=lambda: results.append(float(cupy_losses.mse_loss(x, x))))
+    thread.start()
+    thread.join()
+    assert results == [0.0, 0.0]
+
+
+def test_devices(device: Device) -> None:
+    import cupy
+
+    device.count = 2
+    with cupy.cuda.Device(1):
+        x = device.asarray(np.full(4, 3, np.float32))
+    assert x.data.device_id == 1
+    loss = cupy_losses.mse_loss(x, x)
+    assert loss.data.device_id == 1
+    assert float(loss) == 0.0
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+def test_dlpack(device: Device) -> None:
+    class Foreign:
+        def __init__(self, array: Any) -> None:
+            self.__dlpack__ = array.__dlpack__
+            self.__dlpack_device__ = array.__dlpack_device__
+
+    x = device.asarray(np.full(4, 3, np.float32))
+    assert float(cupy_losses.mse_loss(Foreign(x), Foreign(x))) == 0.0
+
+
+def test_kernels_can_be_collected_and_compiled_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUPY_LOSSES_EMULATOR_CACHE", str(tmp_path))
+    with installed(run_kernels=False) as device:
+        x = device.asarray(np.ones(4, np.float32))
+        cupy_losses.mse_loss(x, x)
+        cupy_losses.grad(cupy_losses.mse_loss)(x, x)
+    jobs = device.jobs()
+    assert len(jobs) == 2
+    emulator.precompile(jobs, workers=1)
+    modules = [job.module() for job in jobs]
+    assert all(module.library.exists() for module in modules)
+    for job, module in zip(jobs, modules, strict=True):
+        assert module.get_function(job.name).parameters[-1].is_pointer
