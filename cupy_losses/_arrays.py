@@ -65,6 +65,8 @@ def _kind(array: Array) -> str:
         return f"torch {array.device.type}"
     if cupy is not None and isinstance(array, cupy.ndarray):
         return "cupy"
+    if isinstance(array, np.ma.MaskedArray):
+        return ""  # its mask would be ignored
     if isinstance(array, np.ndarray | np.generic):
         return "numpy"
     device = getattr(array, "__dlpack_device__", None)
@@ -134,9 +136,11 @@ def _convert(array: Array, kind: str, target: str, name: str) -> Array:
             f"{name} requires grad, but the first argument is no torch tensor and the result would "
             f"carry no gradient: pass {name}.detach()"
         )
+    if isinstance(array, np.generic):
+        array = np.asarray(array)
     try:
         if target == "numpy":
-            return np.asarray(array) if kind == "numpy" else np.from_dlpack(array)
+            return array if kind == "numpy" else np.from_dlpack(array)
         if target == "cupy":
             from ._cupy import cupy
 

@@ -57,7 +57,7 @@ def run(
     key = call, todo, misaligned, described
     try:
         plan = _plans[key]
-    except TypeError:  # a parameter that has no hash is no number
+    except TypeError:  # a reduction that has no hash
         call.check()
         raise
     except KeyError:
@@ -145,6 +145,13 @@ class CupyLibrary:
 
     def describe(self, array: Array) -> Operand:
         size = array.dtype.itemsize
+        if not array.dtype.isnative or any(step % size for step in array.strides):
+            raise TypeError(
+                "a CuPy array must have the machine's byte order and strides of whole elements, "
+                f"got {array.dtype.str} with strides {array.strides}"
+            )
+        if array.data.ptr % size:
+            raise TypeError("a CuPy array must start at a multiple of its element size")
         return Operand(array.dtype.name, array.shape, tuple(step // size for step in array.strides))
 
     def device(self, array: Array) -> int:

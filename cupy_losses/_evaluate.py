@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
@@ -23,16 +24,21 @@ def prepare(
     parameters: tuple[float, ...] = (),
 ) -> Prepared:
     """A call of `loss` and its operands, for `differentiable`."""
+    if parameters:
+        checked = [p.checked(v) for p, v in zip(loss.parameters, parameters, strict=True)]
+        parameters = tuple(checked)
     if weight is None:
         return Call(loss, reduction, parameters, False), operands
     return Call(loss, reduction, parameters, True), (weight, *operands)
 
 
-def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
-    """The public function of a loss, from a function that checks and orders its arguments.
+# From a public function to what prepares its call. A registry, as an attribute of the function
+# would be copied by functools.wraps to functions that compute something else.
+_prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared]] = {}
 
-    The transforms below find that function as its attribute `prepare`.
-    """
+
+def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
+    """The public function of a loss, from a function that checks and orders its arguments."""
 
     @functools.wraps(prepare)
     def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
@@ -40,7 +46,7 @@ def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments
         backend, operands = resolve(call, given)
         return backend.evaluate(call, operands)
 
-    loss.prepare = prepare  # type: ignore[attr-defined]
+    _prepare_by_loss[loss] = prepare
     return loss
 
 
@@ -74,18 +80,16 @@ def value_and_grad(
     (1.375, [0.0, 0.5])
 
     """
-    prepare = _prepare_of(loss)
-    several = not isinstance(argnums, int)
+    prepare = prepare_of(loss)
+    several = isinstance(argnums, Sequence)
     numbers = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
         call, given = prepare(*args, **kwargs)
         backend, operands = resolve(call, given)
         wanted = _wanted(call, operands, numbers)
-        value, *gradients = backend.run(call, Pass(wanted=tuple(sorted(set(wanted)))), operands)
-        by_operand = dict(zip(sorted(set(wanted)), gradients, strict=True))
-        chosen = tuple(by_operand[k] for k in wanted)
-        return value, chosen if several else chosen[0]
+        value, *gradients = backend.run(call, Pass(wanted=wanted), operands)
+        return value, tuple(gradients) if several else gradients[0]
 
     return value_and_gradient
 
@@ -102,28 +106,38 @@ def grad(loss: Callable[..., Array], argnums: int | Sequence[int] = 0) -> Callab
     return lambda *args, **kwargs: both(*args, **kwargs)[1]
 
 
-def _prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
+def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
+    """What prepares the call of a public function, or of a `functools.partial` of one."""
     if isinstance(loss, functools.partial):
-        inner = _prepare_of(loss.func)
-        return functools.partial(inner, *loss.args, **loss.keywords)
-    prepare = getattr(loss, "prepare", None)
+        if loss.args:
+            raise TypeError(
+                "loss must not be a partial with positional arguments: argnums would count from "
+                "the first that is left"
+            )
+        return functools.partial(prepare_of(loss.func), **loss.keywords)
+    prepare = _prepare_by_loss.get(loss)
     if prepare is None:
         raise TypeError(f"loss must be a loss function of cupy_losses, got {loss!r}")
-    return prepare  # type: ignore[no-any-return]
+    return prepare
 
 
-def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> list[int]:
+def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
     """The operands that `argnums` names."""
     names = call.loss.operands
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
     wanted = []
     for number in argnums:
-        if not -len(names) <= number < len(names):
+        if isinstance(number, bool):
+            raise TypeError(f"argnums must be an integer or several, got {number}")
+        if not -len(names) <= operator.index(number) < len(names):
             raise ValueError(f"argnums must be in 0 … {len(names) - 1}, got {number}")
         k = number % len(names)
-        dtype = str(operands[call.weighted + k].dtype).removeprefix("torch.")
-        if dtype not in FLOATING:
-            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {dtype}")
+        dtype = operands[call.weighted + k].dtype
+        name = getattr(dtype, "name", str(dtype).removeprefix("torch."))
+        if name not in FLOATING:
+            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {name}")
         wanted.append(call.weighted + k)
-    return wanted
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")
+    return tuple(wanted)

@@ -72,7 +72,8 @@ def run(
     divisor = np.longdouble(math.prod(shape) if call.reduction == "mean" else 1)
     if divides_by_weights(call):
         weight = views[todo.extra]
-        divisor = sum((_sum(weight[index].astype(np.float64)) for index in chunks), _ZERO)
+        with np.errstate(all="ignore"):
+            divisor = sum((_sum(weight[index].astype(np.float64)) for index in chunks), _ZERO)
     values = _empty(shape, axes, result) if todo.values and call.reduction == "none" else None
     total = _ZERO
     now = computed_now(call, todo, own, shape)

@@ -46,7 +46,7 @@ def check_dtypes(operands: Sequence[Operand], names: Sequence[str]) -> None:
 
 
 def result_dtype(operands: Sequence[Operand], autocast: bool = False) -> str:
-    """The dtype of the loss, as torch promotes: arrays with dimensions decide, then 0-d ones.
+    """The dtype of the loss, as torch's losses promote: the widest, 0-d arrays included.
 
     Integers never decide, as at least one operand is floating. Under torch's autocast, losses of
     half precision are float32.
@@ -56,9 +56,7 @@ def result_dtype(operands: Sequence[Operand], autocast: bool = False) -> str:
 
 
 def _promote(operands: Sequence[Operand]) -> str:
-    floating = [operand for operand in operands if operand.dtype in FLOATING]
-    deciding = [operand for operand in floating if operand.shape] or floating
-    dtypes = {operand.dtype for operand in deciding}
+    dtypes = {operand.dtype for operand in operands if operand.dtype in FLOATING}
     if dtypes == {"float16", "bfloat16"}:
         return "float32"
     return max(dtypes, key=FLOATING.__getitem__)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ._layout import Operand, Shape
 
 REDUCTIONS = ("none", "mean", "sum")
@@ -17,23 +19,34 @@ REDUCTIONS = ("none", "mean", "sum")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyper-parameter: a real number in an interval."""
+    """A hyper-parameter: a real number in an interval.
+
+    The reciprocal of the largest is still a normal float32, see cuda/dual.cuh.
+    """
 
     name: str
-    minimum: float = -math.inf
+    minimum: float
     open: bool = False
+    maximum: float = 2.0**120
 
-    def check(self, value: object) -> None:
-        """Raise unless `value` is a real number inside the interval."""
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    def checked(self, value: object) -> float:
+        """The value as a float; raises unless it is a real number inside the interval."""
+        if type(value) is float and self.minimum < value < self.maximum:
+            return value
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise TypeError(f"{self.name} must be a real number, got {_name(value)}")
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
         above = number > self.minimum if self.open else number >= self.minimum
-        if not above or math.isinf(number):
+        if not (above and number <= self.maximum):
             bound = ">" if self.open else ">="
             raise ValueError(
-                f"{self.name} must be finite and {bound} {self.minimum:g}, got {value}"
+                f"{self.name} must be {bound} {self.minimum:g} and at most {self.maximum:.2g}, "
+                f"got {value}"
             )
+        return number
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +84,10 @@ class Call(NamedTuple):
         return ("weight", *self.loss.operands) if self.weighted else self.loss.operands
 
     def check(self) -> None:
-        """Raise unless reduction and parameters are valid."""
+        """Raise unless the reduction is valid."""
         if self.reduction not in REDUCTIONS:
             allowed = ", ".join(map(repr, REDUCTIONS))
             raise ValueError(f"reduction must be one of {allowed}, got {self.reduction!r}")
-        for parameter, value in zip(self.loss.parameters, self.parameters, strict=True):
-            parameter.check(value)
 
 
 class Pass(NamedTuple):

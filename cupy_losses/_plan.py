@@ -191,8 +191,13 @@ def _empty(library: Library, problem: Problem) -> Plan:
     outputs: list[Allocator | None] = []
     if problem.todo.values:
         outputs.append(library.filled(_value_output(problem, range(len(problem.shape))), value))
-    for k in problem.todo.wanted:
-        operand = problem.operands[problem.todo.extra + k]
+    todo = problem.todo
+    now = computed_now(problem.call, todo, problem.operands[todo.extra :], problem.shape)
+    for k, computed in zip(todo.wanted, now, strict=True):
+        operand = problem.operands[todo.extra + k]
+        if not computed:
+            outputs.append(None)
+            continue
         own = Output(operand.dtype, operand.shape, dense_strides((), operand.shape))
         outputs.append(library.filled(own, 0.0))
     return Plan(library, problem, outputs, [], [], 0)
@@ -511,7 +516,7 @@ def _bits(indices: Sequence[int]) -> str:
 def _width(operands: Sequence[Operand]) -> int:
     """The elements of a pack: 16 bytes of the narrowest floating operand."""
     sizes = [kernels.item_size(o.dtype) for o in operands if o.dtype in FLOATING]
-    return PACK_BYTES // min(sizes)
+    return PACK_BYTES // min(sizes, default=4)
 
 
 def _layout(

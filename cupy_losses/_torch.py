@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 from . import _cuda, _cupy, _host
 from ._kernels import Launch
@@ -111,7 +112,12 @@ class TorchLibrary:
 class _TorchBackend:
     """What CUDA and CPU tensors have in common: autograd."""
 
-    run: Callable[[Call, Pass, Sequence[Tensor]], list[Tensor | None]]
+    # One pass over operands without negation bits.
+    run_resolved: Callable[[Call, Pass, Sequence[Tensor]], list[Tensor | None]]
+
+    def run(self, call: Call, todo: Pass, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        """One pass over the operands."""
+        return self.run_resolved(call, todo, [operand.resolve_neg() for operand in operands])
 
     def evaluate(self, call: Call, operands: Sequence[Tensor]) -> Tensor:
         """The loss, with a gradient function where an operand requires grad."""
@@ -123,7 +129,12 @@ class _TorchBackend:
                 differentiate = True
         if differentiate and torch.is_grad_enabled():
             return _apply_loss(self, call, *operands)
-        return self.run(call, FORWARD, operands)[0]  # type: ignore[return-value]
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                "forward-mode differentiation and torch.func transforms are not available: use "
+                "backward(), or cupy_losses.value_and_grad"
+            )
+        return self.run_resolved(call, FORWARD, operands)[0]  # type: ignore[return-value]
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         """Gradient *= grad_output, in place and without asking the device for the value."""
@@ -135,9 +146,12 @@ class CudaBackend(_TorchBackend):
 
     def __init__(self) -> None:
         _cupy.require_gpu()
-        self.run = functools.partial(_cuda.run, TorchLibrary())
+        self.run_resolved = functools.partial(_cuda.run, TorchLibrary())
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
+        if gradient.numel() == 0:
+            return
+        grad_output = grad_output.resolve_neg()
         device = gradient.get_device()
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         launch(_current_stream(device), gradient.data_ptr(), grad_output.data_ptr())
@@ -158,7 +172,7 @@ class CpuBackend(_TorchBackend):
     """Losses of CPU tensors, on the host backend."""
 
     def __init__(self) -> None:
-        self.run = _run_on_host
+        self.run_resolved = _run_on_host
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         gradient.mul_(grad_output)
@@ -203,7 +217,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, backend: _TorchBackend, call: Call, *operands: Tensor) -> Any:
         todo = _early_pass(call, ctx.needs_input_grad)
-        gradients = backend.run(call, todo, operands)
+        gradients = backend.run_resolved(call, todo, operands)
         value = gradients.pop(0)
         ctx.state = backend, call, todo.wanted, gradients
         ctx.save_for_backward(*operands)
@@ -315,7 +329,10 @@ class _SecondGradient(torch.autograd.Function):
         results: list[Tensor | None] = [None] * (1 + len(operands))
         if needed[0]:
             todo = Pass(directions=directions)
-            value = backend.run(call, todo, (*tangents, *operands))[0]
+            # The dtype of the loss, which autocast may have widened, is that of grad_output.
+            wide = grad_output.dtype == torch.float32
+            with torch.autocast(grad_output.device.type, enabled=wide):
+                value = backend.run(call, todo, (*tangents, *operands))[0]
             results[0] = None if value is None else value.to(grad_output.dtype)
         wanted = tuple(k for k, wants in enumerate(needed[1:]) if wants)
         if wanted:

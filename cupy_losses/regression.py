@@ -89,7 +89,9 @@ def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
     return np.where(abs(d) >= beta, abs(d) - 0.5 * beta, 0.5 * d * d / beta)
 
 
-_SMOOTH_L1 = Loss("SmoothL1", _smooth_l1, parameters=(Parameter("beta", minimum=0.0),))
+_BETA = Parameter("beta", minimum=0.0)
+_SMALLEST_BETA = 2.0**-120  # a parabola narrower than this is none: a float32 hardly sees it
+_SMOOTH_L1 = Loss("SmoothL1", _smooth_l1, parameters=(_BETA,))
 
 
 @differentiable
@@ -122,7 +124,7 @@ def smooth_l1_loss(
     [0.125, 2.5]
 
     """
-    if isinstance(beta, int | float) and beta == 0:
+    if _BETA.checked(beta) < _SMALLEST_BETA:
         return prepare(_L1, (input, target), reduction, weight)
     return prepare(_SMOOTH_L1, (input, target), reduction, weight, (beta,))
 

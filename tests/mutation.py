@@ -38,6 +38,7 @@ from cupy_losses import (
     value_and_grad,
 )
 from cupy_losses._arrays import resolve
+from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
 
 from . import test_numbers
@@ -206,7 +207,7 @@ def _backward_passes(device: Device, hosts: list[Any]) -> None:
     rng = np.random.default_rng(4)
     grad_output = np.asarray(1.7, np.float32)
     tangents = [rng.standard_normal(host.shape).astype(np.float32) for host in hosts]
-    prepare = smooth_l1_loss.prepare  # type: ignore[attr-defined]
+    prepare = prepare_of(smooth_l1_loss)
     call, _ = prepare(*hosts, beta=0.7)
     for todo, extra in (
         (Pass(values=False, wanted=(0, 1), chained=True), [grad_output]),

@@ -20,6 +20,7 @@ import pytest
 
 from cupy_losses import _cuda, mse_loss, value_and_grad
 from cupy_losses._arrays import resolve
+from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
 
 from . import emulator
@@ -189,7 +190,7 @@ def second_order(device: Device, case: Case, pair: str, reduction: str) -> Itera
     shape = () if reduction != "none" else (33, 65)
     grad_output = np.asarray(rng.standard_normal(shape)).astype(hosts[0].dtype)
     tangents = [rng.standard_normal(host.shape).astype(host.dtype) for host in hosts]
-    prepare = case.loss.prepare  # type: ignore[attr-defined]
+    prepare = prepare_of(case.loss)
     for todo, extra in (
         (Pass(values=False, wanted=(0, 1), chained=True), [grad_output]),
         (Pass(directions=(0, 1)), tangents),
@@ -298,3 +299,24 @@ def test_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None
         partials = np.frombuffer((ctypes.c_uint8 * count).from_address(base), np.float64)
         assert partials[2 + 2 * 5] == 12.0
         assert memory is not None
+
+
+# ---- what only arrays of the device can be -------------------------------------------------------
+
+
+def test_integer_weights_and_odd_arrays() -> None:
+    emulator.require()
+    rng = np.random.default_rng(8)
+    hosts = [rng.standard_normal(300).astype(np.float32) for _ in range(2)]
+    with installed(seed=1) as device:
+        input, target = map(device.asarray, hosts)
+        for weight in (rng.random(300) < 0.5, rng.integers(0, 4, 300)):
+            value, gradient = value_and_grad(mse_loss)(input, target, weight=device.asarray(weight))
+            expected = value_and_grad(mse_loss)(*hosts, weight=weight)
+            np.testing.assert_allclose(value.get(), expected[0], rtol=2e-7)
+            np.testing.assert_allclose(gradient.get(), expected[1], rtol=1e-6)
+        with pytest.raises(TypeError, match="byte order"):
+            mse_loss(device.asarray(hosts[0].astype(">f4")), target)
+        packed = np.zeros(300, np.dtype([("x", np.float32), ("y", np.int8)]))["x"]
+        with pytest.raises(TypeError, match="strides of whole elements"):
+            mse_loss(device.asarray(packed), target)

@@ -57,13 +57,13 @@ def test_reduction(ones: Any, bad: Any) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, -math.inf, math.inf])
 def test_beta(ones: Any, bad: float) -> None:
-    with pytest.raises(ValueError, match="beta must be finite and >= 0"):
+    with pytest.raises(ValueError, match="beta must be >= 0 and at most 1.3e.36"):
         smooth_l1_loss(ones, ones, beta=bad)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_delta(ones: Any, bad: float) -> None:
-    with pytest.raises(ValueError, match="delta must be finite and > 0"):
+    with pytest.raises(ValueError, match="delta must be > 0 and at most 1.3e.36"):
         huber_loss(ones, ones, delta=bad)
 
 
@@ -80,6 +80,23 @@ def test_an_error_leaves_nothing_behind(library: Library, ones: Any) -> None:
         with pytest.raises(ValueError, match="beta"):
             smooth_l1_loss(ones, ones, beta=-1)
         assert library.host(smooth_l1_loss(ones, ones)) == 0
+
+
+def test_masked_arrays_are_no_arrays() -> None:
+    masked = np.ma.masked_array(np.ones(3), [True, False, False])
+    with pytest.raises(TypeError, match="target must be a"):
+        mse_loss(np.ones(3), masked)
+
+
+def test_numpy_numbers_are_parameters(library: Library) -> None:
+    """A scalar of any dtype is worth its value, whatever was called before."""
+    input = library.array(np.array([0.05, 0.1, 0.2], np.float32))
+    target = library.array(np.zeros(3, np.float32))
+    for scalar in (np.float16(0.3), np.float32(0.3), np.int64(1), 1):
+        got = library.host(smooth_l1_loss(input, target, beta=scalar))
+        assert got == library.host(smooth_l1_loss(input, target, beta=float(scalar)))
+        d = np.array([0.05, 0.1, 0.2], np.float32).astype(np.float64)
+        np.testing.assert_allclose(got, np.mean(d * d / 2 / float(scalar)), rtol=2e-7)
 
 
 @pytest.mark.gpu

@@ -102,6 +102,19 @@ def test_argnums_and_partial(library: Library) -> None:
 
 def test_transform_errors() -> None:
     x = np.ones(3, np.float32)
+
+    @functools.wraps(mse_loss)
+    def wrapper(*arguments: Any) -> Any:
+        return 10 * mse_loss(*arguments)
+
+    with pytest.raises(TypeError, match="loss function of cupy_losses"):
+        value_and_grad(wrapper)
+    with pytest.raises(TypeError, match="partial with positional arguments"):
+        grad(functools.partial(mse_loss, x))
+    with pytest.raises(ValueError, match="each argument once"):
+        grad(mse_loss, (0, -2))(x, x)
+    with pytest.raises(TypeError, match="argnums"):
+        grad(mse_loss, True)(x, x)
     with pytest.raises(TypeError, match="loss function of cupy_losses"):
         value_and_grad(np.mean)
     with pytest.raises(ValueError, match="argnums"):
@@ -287,3 +300,56 @@ def test_mixed_dtypes_give_each_gradient_its_own(torch_library: Library) -> None
     assert low.grad.dtype == torch.bfloat16
     assert target.grad is not None
     assert target.grad.dtype == torch.float64
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+def test_backward_of_nothing(torch_library: Library, reduction: str) -> None:
+    """No elements, and an operand that is broadcast to none."""
+    where = device(torch_library)
+    input = torch.zeros(0, 3, device=where, requires_grad=True)
+    target = torch.ones(1, 3, device=where, requires_grad=True)
+    result = mse_loss(input, target, reduction=reduction)
+    result.backward(torch.ones_like(result))
+    assert input.grad is not None
+    assert input.grad.shape == (0, 3)
+    assert target.grad is not None
+    assert target.grad.tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_grad_output_with_a_negative_bit(torch_library: Library, reduction: str) -> None:
+    input = torch.tensor([1.0, 2.0], device=device(torch_library), requires_grad=True)
+    zero = torch.zeros(2, device=device(torch_library))
+    for loss in (mse_loss, torch.nn.functional.mse_loss):
+        result = loss(input, zero, reduction=reduction)
+        turned = torch.complex(torch.zeros_like(result), result).conj() * 1j
+        turned.real.sum().backward()
+    assert input.grad is not None
+    scale = 2.0 if reduction == "mean" else 4.0
+    assert input.grad.tolist() == [scale, 2 * scale]
+
+
+def test_double_backward_under_autocast(torch_library: Library) -> None:
+    """The sum of 10^5 losses is no float16, nor is the derivative by grad_output."""
+    where = device(torch_library)
+    input = torch.ones(1000, 100, dtype=torch.float16, device=where, requires_grad=True)
+    with torch.autocast(where, dtype=torch.float16 if where == "cuda" else torch.bfloat16):
+        loss = mse_loss(input, torch.zeros_like(input), reduction="sum")
+    grad_output = torch.ones_like(loss).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss, input, grad_output, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.float().sum(), grad_output)
+    assert second.item() == 200_000
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_other_kinds_of_differentiation_raise(torch_library: Library) -> None:
+    input = torch.ones(3, device=device(torch_library))
+    zero = torch.zeros_like(input)
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match="forward-mode"),
+    ):
+        mse_loss(torch.autograd.forward_ad.make_dual(input, input), zero)
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.vmap(mse_loss)(input, zero)
