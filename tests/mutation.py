@@ -212,6 +212,7 @@ def _backward_passes(device: Device, hosts: list[Any]) -> None:
     for todo, extra in (
         (Pass(values=False, wanted=(0, 1), chained=True), [grad_output]),
         (Pass(directions=(0, 1)), tangents),
+        (Pass(directions=(0,)), tangents[:1]),
         (Pass(directions=(1,)), tangents[1:]),
         (
             Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1)),

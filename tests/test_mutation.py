@@ -1,0 +1,28 @@
+"""A sample of the mutation run; `python -m tests.mutation` is the whole."""
+
+from __future__ import annotations
+
+import random
+
+from . import emulator
+from .mutation import EQUIVALENT, FILES, Mutant, mutants, run
+
+SAMPLE = 14
+
+
+def test_rules_reach_every_kernel_file() -> None:
+    assert {mutant.file for mutant in mutants()} == set(FILES)
+    assert len(list(mutants())) >= 60
+
+
+def test_a_sample_is_found() -> None:
+    emulator.require()
+    chosen = random.Random(11).sample(list(mutants()), SAMPLE)
+    results = run(chosen)
+    survivors: list[Mutant] = [
+        mutant
+        for mutant, result in results.items()
+        if result == "survived" and mutant.after.strip() not in EQUIVALENT
+    ]
+    assert survivors == []
+    assert sum(result.startswith("found") for result in results.values()) >= SAMPLE // 2
