@@ -6,11 +6,11 @@
 // A walk over DIMS collapsed dimensions, the last one fastest, that OPERANDS arrays share. Strides
 // are in elements: 0 where an operand is broadcast, negative where it runs backwards. Bit k of
 // VECTORS: operand k is contiguous along the last dimension and aligned, so that a pack of it is
-// one access. WHOLE: no pack crosses the end of a row, so that one location serves it. Index is
+// one access. Packs never cross the end of a row: one location serves a whole pack. Index is
 // `unsigned` where it can count the elements: 32-bit divisions are much cheaper.
-template <int DIMS, int OPERANDS_, unsigned VECTORS, bool WHOLE, class Index>
+template <int DIMS_, int OPERANDS_, unsigned VECTORS, class Index>
 struct Layout {
-  static constexpr int OPERANDS = OPERANDS_;
+  static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
   long long stride[OPERANDS][DIMS];
 
@@ -41,22 +41,15 @@ struct Layout {
     return operand[at.offset[K]];
   }
 
-  // Operand K of the W elements from `element` on, whose location is `at`.
+  // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
-  __device__ __forceinline__ Pack<T, W> load_pack(const T* operand, long long element,
-                                                  const Location& at) const {
+  __device__ __forceinline__ Pack<T, W> load_pack(const T* operand, const Location& at) const {
     if constexpr (bool(VECTORS >> K & 1u)) {
       return ::load_pack<W>(operand + at.offset[K]);
     } else {
       Pack<T, W> pack;
 #pragma unroll
-      for (int j = 0; j < W; ++j) {
-        if constexpr (WHOLE) {
-          pack.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
-        } else {
-          pack.at[j] = operand[locate(element + j).offset[K]];
-        }
-      }
+      for (int j = 0; j < W; ++j) pack.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
       return pack;
     }
   }

@@ -26,7 +26,6 @@ template <int THREADS_, int PACKS_, int WIDTH_, int BATCH_>
 struct Tile {
   static constexpr int THREADS = THREADS_, PACKS = PACKS_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int ELEMENTS = THREADS * PACKS * WIDTH;
-  static constexpr int BLOCKS = 1024 / THREADS;  // resident on a multiprocessor, at least
 
   // The first element of a thread's pack in a tile.
   static __device__ __forceinline__ long long element(long long tile, int pack) {
@@ -103,7 +102,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
   __device__ __forceinline__ void load(Packs& packs, long long element) const {
     const auto at = layout.locate(element);
-    ((get<K>(packs) = layout.template load_pack<K, WIDTH>(get<K>(pointers), element, at)), ...);
+    ((get<K>(packs) = layout.template load_pack<K, WIDTH>(get<K>(pointers), at)), ...);
   }
 
   __device__ __forceinline__ void load(Packs& packs, long long element, int count) const {
@@ -188,13 +187,20 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 };
 
+// The blocks that a multiprocessor is to hold: two, of 64 registers a thread, for the kernels that
+// are as fast as memory; one, of 128, for those with more operands, gradients or dimensions, which
+// would spill.
+template <class Layout, unsigned WANTED>
+constexpr int resident_blocks =
+    Layout::DIMS == 1 && Layout::OPERANDS + ones_below(WANTED, 32) <= 3 ? 2 : 1;
+
 // VALUES = NO_VALUES or EACH_VALUE: `value` has n elements. Otherwise it has one, the sum over
 // `divisor` or over the sum of the shares; with more than one segment `counter` (zeroed) and
 // `partials` (2 or 4 doubles a segment) are workspace of this launch alone. Gradients are divided
 // by `divisor`, or by *total where that is given.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
-__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)
+__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout, WANTED>)
     pointwise(Loss loss, Layout layout, long long n, long long segments, double divisor,
               const double* total, Result* value, unsigned* counter, double* partials,
               P... pointer) {

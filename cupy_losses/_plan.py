@@ -354,13 +354,14 @@ class _Planner:
         divisor: float | None = None,
     ) -> None:
         size = math.prod(shape)
-        width = _width(function.operands)
+        walk = collapse(memory_order(shape, function.strides), shape, function.strides)
+        width = _width(function.operands, walk)
         # Enough loads in flight, in few enough registers; as measured on an H200.
         alone = not gradients and len(function.operands) <= 2
         batch = min(PACKS, BATCH_ELEMENTS // width) if alone else 1
         segments = min(-(-size // (THREADS * PACKS * width)), MAX_SEGMENTS)
         layout, layout_bytes = _layout(
-            collapse(memory_order(shape, function.strides), shape, function.strides),
+            walk,
             [kernels.item_size(o.dtype) for o in function.operands],
             function.misaligned,
             width,
@@ -513,10 +514,13 @@ def _bits(indices: Sequence[int]) -> str:
     return f"{sum(1 << index for index in indices)}u"
 
 
-def _width(operands: Sequence[Operand]) -> int:
-    """The elements of a pack: 16 bytes of the narrowest floating operand."""
+def _width(operands: Sequence[Operand], walk: Walk) -> int:
+    """The elements of a pack: 16 bytes of the narrowest floating operand; 1 where a row would end
+    inside a pack.
+    """
     sizes = [kernels.item_size(o.dtype) for o in operands if o.dtype in FLOATING]
-    return PACK_BYTES // min(sizes, default=4)
+    width = PACK_BYTES // min(sizes, default=4)
+    return width if len(walk.shape) <= 1 or walk.shape[-1] % width == 0 else 1
 
 
 def _layout(
@@ -525,16 +529,14 @@ def _layout(
     """The C++ type of a layout, and its fields."""
     shape = walk.shape or (1,)
     strides = walk.strides if walk.shape else ((1,),) * len(sizes)
-    whole = len(shape) == 1 or shape[-1] % width == 0
     vectors = []
     for k, (step, size) in enumerate(zip(strides, sizes, strict=True)):
         access = min(PACK_BYTES, width * size)
         starts = [misaligned[k], *(size * outer for outer in step[:-1])]
-        if whole and step[-1] == 1 and not any(start % access for start in starts):
+        if step[-1] == 1 and not any(start % access for start in starts):
             vectors.append(k)
     index = "unsigned" if math.prod(shape) < 2**31 else "unsigned long long"
-    flag = "true" if whole else "false"
-    name = f"Layout<{len(shape)}, {len(sizes)}, {_bits(vectors)}, {flag}, {index}>"
+    name = f"Layout<{len(shape)}, {len(sizes)}, {_bits(vectors)}, {index}>"
     return name, kernels.int64(*shape, *(length for step in strides for length in step))
 
 

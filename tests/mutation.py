@@ -86,7 +86,6 @@ RULES: list[tuple[str, str, str]] = [
 
 # Mutants that are no bugs, by what the changed line becomes, and why.
 EQUIVALENT: dict[str, str] = {
-    "static constexpr int BLOCKS = 1024 * THREADS;": "launch bounds: the compiler refuses it",
     "return convert<E>(isfinite(refined) ? refined : x + high);": "x is infinite or NaN there",
     "const long long tiles = (n + Tile::ELEMENTS + 1) / Tile::ELEMENTS;": "an empty tile",
     "for (long long tile = segment; tile <= tiles; tile += segments) {": "an empty tile",
@@ -102,6 +101,17 @@ EQUIVALENT: dict[str, str] = {
     "return abs(d) > delta ? far : near;": "both branches agree at the kink",
     "for (; i + WIDTH < n; i += step) {": "the last pack element by element: slower",
 }
+
+
+# Lines on which no result depends, whatever they become.
+LAUNCH_BOUNDS = "Layout::DIMS == 1 && Layout::OPERANDS + ones_below(WANTED, 32) <= 3 ? 2 : 1;"
+
+
+def excuse(mutant: Mutant) -> str:
+    """Why a mutant is no bug; "" if it is one."""
+    if mutant.before.strip() == LAUNCH_BOUNDS:
+        return "launch bounds, which tests/test_static.py checks"
+    return EQUIVALENT.get(mutant.after.strip(), "")
 
 
 @dataclass(frozen=True)
@@ -322,7 +332,7 @@ def main() -> int:
     results = run(chosen)
     counts = Counter(result.split(":")[0] for result in results.values())
     alive = [mutant for mutant, result in results.items() if result == "survived"]
-    survivors = [mutant for mutant in alive if mutant.after.strip() not in EQUIVALENT]
+    survivors = [mutant for mutant in alive if not excuse(mutant)]
     print(f"{total} mutants, {len(chosen)} run: {dict(counts)}; no excuse for {len(survivors)}:")
     print(*survivors, sep="\n")
     if arguments.write:
@@ -333,7 +343,7 @@ def main() -> int:
 
 def report(total: int, counts: Counter[str], alive: list[Mutant]) -> str:
     """The page."""
-    equivalent = [mutant for mutant in alive if mutant.after.strip() in EQUIVALENT]
+    equivalent = [mutant for mutant in alive if excuse(mutant)]
     survivors = [mutant for mutant in alive if mutant not in equivalent]
     killable = counts["found"] + len(survivors)
     lines = [
@@ -352,7 +362,7 @@ def report(total: int, counts: Counter[str], alive: list[Mutant]) -> str:
         "",
         "## No bugs",
         "",
-        *(f"- {mutant}: {EQUIVALENT[mutant.after.strip()]}" for mutant in equivalent),
+        *(f"- {mutant}: {excuse(mutant)}" for mutant in equivalent),
     ]
     return "\n".join(lines) + "\n"
 

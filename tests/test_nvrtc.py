@@ -39,24 +39,24 @@ def specialisations() -> list[str]:
     for loss, dtype in itertools.product(STRUCTS, SHORT):
         pointers = f"const {dtype}*, const {dtype}*"
         width = 4 if dtype == "float" else 8
-        for layout in ("Layout<1, 2, 3u, true, unsigned>", "Layout<3, 2, 0u, false, unsigned>"):
+        for layout in ("Layout<1, 2, 3u, unsigned>", "Layout<3, 2, 0u, unsigned>"):
             names.append(
                 f"pointwise<float, {loss}<float>, {layout}, Tile<512, 4, {width}, 1>, "
                 f"SUM_OF_VALUES, 3u, {dtype}, {pointers}, {dtype}*, {dtype}*>"
             )
         second = f"Chained<Directional<Weighted<{loss}<float>>, 6u>>"
         names.append(
-            f"pointwise<float, {second}, Layout<2, 6, 7u, true, unsigned long long>, "
+            f"pointwise<float, {second}, Layout<2, 6, 7u, unsigned long long>, "
             f"Tile<512, 4, 4, 1>, NO_VALUES, 48u, float, const float*, const float*, const float*, "
             "const float*, const float*, const float*, float*, float*>"
         )
         names.append(
-            f"gradient_sum<float, Chained<{loss}<float>>, Layout<2, 3, 0u, true, unsigned>, 256, "
+            f"gradient_sum<float, Chained<{loss}<float>>, Layout<2, 3, 0u, unsigned>, 256, "
             f"32, 1, double, const float*, {pointers}>"
         )
     names.append("scale<float, __half, float, 512, 8>")
     names.append(
-        "pointwise<double, Weighted<Huber<double>>, Layout<1, 3, 7u, true, unsigned>, "
+        "pointwise<double, Weighted<Huber<double>>, Layout<1, 3, 7u, unsigned>, "
         "Tile<512, 4, 2, 1>, WEIGHTED_MEAN_OF_VALUES, 0u, double, const double*, const double*, "
         "const double*>"
     )

@@ -1,0 +1,653 @@
+"""What the compiler makes of the kernels, without a GPU: registers, accesses, double arithmetic.
+
+`python -m tests.static_checks` reports what is wrong; with `--record` it writes the register counts
+to registers.json, so that a change of them shows in review.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from cupy_losses import _kernels, regression
+from cupy_losses._layout import Operand, broadcast_shape, dense_strides, result_dtype
+from cupy_losses._losses import FORWARD, Call, Loss, Pass
+from cupy_losses._plan import Allocator, Output, Problem, make_plan, scale_launch
+
+ARCHITECTURES = (80, 90, 100, 120)
+RECORD = Path(__file__).with_name("registers.json")
+WIDE = 16  # bytes of the widest access
+REGISTERS = 65536  # of a multiprocessor
+MOST_REGISTERS = 255  # of a thread
+POINTERS = 7  # the first of them among the template arguments of a pointwise kernel
+
+
+# ---- which kernels: those that the planner asks for ----------------------------------------------
+
+
+class Case(NamedTuple):
+    """A pass over operands of a call: (weight,) input and target."""
+
+    loss: Loss
+    operands: tuple[Operand, ...]
+    todo: Pass = FORWARD
+    reduction: str = "mean"
+
+    def problem(self) -> Problem:
+        """The pass with grad_output and tangents in front of the operands."""
+        weighted = len(self.operands) > len(self.loss.operands)
+        call = Call(self.loss, self.reduction, (1.0,) * len(self.loss.parameters), weighted)
+        shape = broadcast_shape(self.operands, call.names)
+        result = result_dtype(self.operands)
+        front = [self.operands[k] for k in self.todo.directions]
+        if self.todo.chained:
+            front.insert(0, dense(result, *(shape if self.reduction == "none" else ())))
+        operands = (*front, *self.operands)
+        return Problem(call, self.todo, operands, (0,) * len(operands), shape, result, device=0)
+
+
+def dense(dtype: str, *shape: int) -> Operand:
+    """A C-ordered array."""
+    return Operand(dtype, shape, dense_strides(range(len(shape)), shape))
+
+
+def transposed(dtype: str, *shape: int) -> Operand:
+    """A Fortran-ordered array."""
+    return Operand(dtype, shape, dense_strides(range(len(shape))[::-1], shape))
+
+
+def sliced(dtype: str, *shape: int) -> Operand:
+    """A part of an array that is longer by one in each dimension."""
+    return Operand(dtype, shape, dense(dtype, *(length + 1 for length in shape)).strides)
+
+
+L1, MSE = regression._L1, regression._MSE
+SMOOTH_L1, HUBER = regression._SMOOTH_L1, regression._HUBER
+LOSSES = (L1, MSE, SMOOTH_L1, HUBER)
+FLAT = (4096, 1000)
+HUGE = (2**16, 2**16)  # more elements than 32 bits count
+ROWS = (24, 40, 64)  # no pack crosses the end of a row
+RAGGED = (24, 41, 61)
+
+# What backward passes ask for; from ALONG on, double backward.
+EARLY = Pass(wanted=(0,), early=True)
+BOTH = Pass(wanted=(0, 1))
+BACKWARD = Pass(values=False, wanted=(0,), chained=True)
+BACKWARD_BOTH = Pass(values=False, wanted=(0, 1), chained=True)
+ALONG = Pass(directions=(0, 1))
+SECOND = Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1))
+WEIGHTED_SECOND = Pass(values=False, wanted=(1, 2), chained=True, directions=(1, 2))
+
+
+def pair(dtype: str) -> tuple[Operand, ...]:
+    """A dense input and target."""
+    return 2 * (dense(dtype, *FLAT),)
+
+
+def value_cases() -> Iterator[Case]:
+    """Dense operands: the loss alone."""
+    for loss in LOSSES:
+        yield Case(loss, pair("float32"))
+        yield Case(loss, pair("bfloat16"))
+    yield Case(MSE, pair("float16"), FORWARD, "none")
+    yield Case(MSE, pair("float64"))
+    yield Case(MSE, 3 * (dense("float32", *FLAT),))
+
+
+def gradient_cases() -> Iterator[Case]:
+    """Dense operands: gradients, with the loss or after it."""
+    for loss in LOSSES:
+        yield Case(loss, pair("float32"), EARLY)
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        yield Case(SMOOTH_L1, pair(dtype), BOTH)
+    for dtype in ("float16", "float32"):
+        yield Case(SMOOTH_L1, pair(dtype), BACKWARD, "none")
+        yield Case(HUBER, pair(dtype), SECOND, "none")
+    yield Case(MSE, pair("bfloat16"), EARLY)
+    yield Case(L1, pair("float16"), BACKWARD_BOTH, "none")
+    yield Case(SMOOTH_L1, pair("float32"), ALONG)
+    yield Case(SMOOTH_L1, (dense("float32", *FLAT), dense("int64", *FLAT)), EARLY)
+    yield Case(L1, (dense("float32", *FLAT), dense("float16", *FLAT)), BOTH)
+    yield Case(MSE, 2 * (dense("float32", *HUGE),), EARLY)
+    yield from _weighted_cases()
+
+
+def _weighted_cases() -> Iterator[Case]:
+    gradient = Pass(wanted=(1,))
+    yield Case(L1, 3 * (dense("bfloat16", *FLAT),), gradient)
+    yield Case(HUBER, 3 * (dense("float16", *FLAT),), Pass(wanted=(0, 1, 2)), "sum")
+    yield Case(SMOOTH_L1, (dense("float32", 1000), *2 * (dense("float32", *FLAT),)), gradient)
+
+
+def strided_cases() -> Iterator[Case]:
+    """Operands with gaps, transposed ones, rows that are no whole number of packs."""
+    yield Case(MSE, (sliced("float32", *FLAT), dense("float32", *FLAT)), EARLY)
+    yield Case(SMOOTH_L1, (sliced("bfloat16", *ROWS), dense("bfloat16", *ROWS)))
+    yield Case(MSE, (transposed("float16", *FLAT), dense("float16", *FLAT)), BOTH)
+    for dtype in ("float16", "float32", "float64"):
+        ragged = sliced(dtype, *RAGGED), transposed(dtype, *RAGGED)
+        if dtype != "float64":
+            yield Case(SMOOTH_L1, ragged)
+        yield Case(SMOOTH_L1, ragged, BOTH)
+        yield Case(HUBER, (dense(dtype, *RAGGED), *ragged), WEIGHTED_SECOND, "none")
+    rows = transposed("float64", *ROWS), sliced("float64", *ROWS)
+    yield Case(SMOOTH_L1, rows, ALONG)
+    yield Case(L1, (sliced("float32", 2**10, 2**10, 2**12 + 1),) * 2, EARLY)
+
+
+def broadcast_cases() -> Iterator[Case]:
+    """Operands that are broadcast, whose gradients are sums."""
+    yield Case(HUBER, (dense("float32", *FLAT), dense("float32", 1000)), BOTH)
+    yield Case(MSE, (dense("bfloat16", *FLAT), dense("bfloat16", 4096, 1)), BOTH)
+    yield Case(SMOOTH_L1, (dense("float32", *FLAT), dense("float32")), BACKWARD_BOTH)
+
+
+GROUPS = {
+    "value": value_cases,
+    "gradient": gradient_cases,
+    "strided": strided_cases,
+    "broadcast": broadcast_cases,
+}
+
+# What is compiled at once: the kernels of a group for an architecture.
+PROGRAMS = list(itertools.product(ARCHITECTURES, GROUPS))
+
+
+class _NoLibrary:
+    """Arrays that are never made."""
+
+    def allocator(self, output: Output) -> Allocator:
+        return list
+
+    def filled(self, output: Output, value: float) -> Allocator:
+        return list
+
+    def pointers(self, arrays: Sequence[Any]) -> list[int]:
+        raise NotImplementedError
+
+    def stream(self, device: int) -> int:
+        raise NotImplementedError
+
+    def scratch(self, operands: Sequence[Any], size: int, stream: int) -> tuple[Any, int]:
+        raise NotImplementedError
+
+
+@functools.cache
+def requested_kernels() -> dict[str, tuple[str, ...]]:
+    """The names of the kernels that the planner asks for, for each group without earlier ones."""
+    groups: dict[str, tuple[str, ...]] = {}
+    names: dict[str, None] = {}
+
+    def function(file: str, name: str, threads: int, device: int) -> _kernels.Function:
+        assert file == "pointwise.cu"
+        names[name] = None
+        return _kernels.Function(None, 0, 1)
+
+    with mock.patch.object(_kernels, "function", function):
+        for group, cases in GROUPS.items():
+            before = len(names)
+            for case in cases():
+                make_plan(_NoLibrary(), case.problem())
+            if group == "gradient":  # the last step of a backward pass
+                scale_launch("float32", "float32", 2**20, 0)
+                scale_launch("bfloat16", "float32", 2**20, 0)
+            groups[group] = tuple(names)[before:]
+    return groups
+
+
+# ---- what a name says of its kernel --------------------------------------------------------------
+
+
+def template_arguments(name: str) -> list[str]:
+    """The arguments of a template, split at the commas outside of inner brackets."""
+    arguments, depth = [""], 0
+    for character in name[name.index("<") + 1 : name.rindex(">")]:
+        depth += {"<": 1, ">": -1}.get(character, 0)
+        if character == "," and not depth:
+            arguments.append("")
+        else:
+            arguments[-1] += character
+    return [argument.strip() for argument in arguments]
+
+
+def is_float32(name: str) -> bool:
+    """Whether a kernel computes in float32."""
+    return template_arguments(name)[0] == "float"
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether a kernel is one of those that read each operand once."""
+    return name.startswith("pointwise<")
+
+
+def packed_operands(name: str) -> list[bool]:
+    """Which operands a pointwise kernel accesses in packs."""
+    _, operands, vectors, *_ = template_arguments(template_arguments(name)[2])
+    return [bool(int(vectors.rstrip("u")) >> k & 1) for k in range(int(operands))]
+
+
+def is_dense(name: str) -> bool:
+    """Whether a kernel is pointwise on operands without gaps."""
+    return is_pointwise(name) and "Layout<1, " in name and all(packed_operands(name))
+
+
+def is_memory_bound(name: str) -> bool:
+    """Whether a kernel is to be as fast as memory: dense, of few operands and gradients."""
+    return is_dense(name) and len(template_arguments(name)[POINTERS:]) <= 3
+
+
+class Limits(NamedTuple):
+    """The fewest 16-byte accesses and the most narrower ones, in the loop over tiles."""
+
+    wide_loads: int
+    wide_stores: int
+    narrow_loads: int
+    narrow_stores: int
+
+
+ANY = Limits(0, 0, sys.maxsize, sys.maxsize)
+
+
+def limits(name: str) -> Limits:
+    """What the accesses of a kernel must be.
+
+    The loop has each pack twice, with the rest of its batch in whole tiles and alone in the tile at
+    the end. Only what does not fill a pack there goes element by element.
+    """
+    if name.startswith("scale<"):
+        return ANY._replace(wide_loads=1, wide_stores=1)
+    if not is_pointwise(name) or not any(packed_operands(name)):
+        return ANY
+    _, _, _, tile, values, _, result, *pointers = template_arguments(name)
+    width, batch = map(int, template_arguments(tile)[2:4])
+    types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
+    packed = packed_operands(name)
+    read, written = types[: len(packed)], types[len(packed) :]
+    if values == "EACH_VALUE":
+        written.append(result)
+    loads = [_wide_accesses(c, width) * packs for c, packs in zip(read, packed, strict=True)]
+    stores = [_wide_accesses(c, width) for c in written]
+    return Limits(
+        (batch + 1) * sum(loads),
+        (batch + 1) * sum(stores),
+        width * len(loads) if all(loads) else ANY.narrow_loads,
+        width * len(stores) if all(stores) else ANY.narrow_stores,
+    )
+
+
+def _wide_accesses(c_type: str, width: int) -> int:
+    """How many accesses of 16 bytes a pack takes; 0 where it is shorter."""
+    sizes = dict(_kernels.DTYPES.values())
+    return width * sizes[c_type] // WIDE
+
+
+# ---- compiling -----------------------------------------------------------------------------------
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel."""
+
+    name: str
+    symbol: str
+    registers: int
+    stack: int  # bytes
+    spills: int  # bytes of stores and loads
+    ptx: str
+
+    def directive(self, name: str) -> int:
+        """The number that a directive gives; 1 where there is none."""
+        found = re.search(rf"\.{name}\s+(\d+)", self.ptx)
+        return int(found[1]) if found else 1
+
+    @property
+    def most_registers(self) -> int:
+        """How many a thread may have; two blocks of what is to be fast must be resident."""
+        blocks = 2 if is_memory_bound(self.name) else self.directive("minnctapersm")
+        return min(REGISTERS // (self.directive("maxntid") * blocks), MOST_REGISTERS)
+
+
+class Program(NamedTuple):
+    """Kernels compiled together for an architecture."""
+
+    kernels: tuple[Kernel, ...]
+    cubin: bytes
+    compiler: str  # the version of NVRTC, with its build
+
+
+def compile_program(source: str, names: Sequence[str], architecture: int) -> Program:
+    """Compile as CuPy does, for an architecture (90 for sm_90)."""
+    from cupy_backends.cuda.libs import nvrtc
+
+    program = nvrtc.createProgram(source, "pointwise.cu", (), ())
+    try:
+        for name in names:
+            nvrtc.addNameExpression(program, name)
+        options = (*_kernels.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
+        try:
+            nvrtc.compileProgram(program, (*options, "--ptxas-options=-v"))
+        except nvrtc.NVRTCError as error:
+            raise RuntimeError(nvrtc.getProgramLog(program)) from error
+        log = nvrtc.getProgramLog(program)
+        ptx = nvrtc.getPTX(program).decode()
+        symbols = {nvrtc.getLoweredName(program, name): name for name in names}
+        # CuPy takes the last byte for the end of a string.
+        cubin = nvrtc.getCUBIN(program) + b"\0"
+    finally:
+        nvrtc.destroyProgram(program)
+    entries = re.split(r"\.entry\s+", ptx)
+    bodies = {re.match(r"\w+", entry)[0]: entry for entry in entries[1:]}  # type: ignore[index]
+    kernels = tuple(
+        Kernel(name, symbol, *_resources(log, symbol), bodies[symbol])
+        for symbol, name in ((_text(symbol), name) for symbol, name in symbols.items())
+    )
+    return Program(kernels, cubin, re.search(r"release .*V(\S+)", ptx)[1])  # type: ignore[index]
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _resources(log: str, symbol: str) -> tuple[int, int, int]:
+    """Registers, bytes of stack and bytes spilled, from what ptxas says of a kernel."""
+    found = re.search(
+        rf"Function properties for {symbol}\n"
+        r".*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
+        r".*?Used (\d+) registers",
+        log,
+    )
+    if found is None:
+        raise RuntimeError(f"ptxas says nothing of {symbol}:\n{log}")
+    stack, stores, loads, registers = map(int, found.groups())
+    return registers, stack, stores + loads
+
+
+@functools.cache
+def compiled(architecture: int, group: str) -> Program:
+    """The requested kernels of a group."""
+    names = requested_kernels()[group]
+    return compile_program(_kernels.source("pointwise.cu"), names, architecture)
+
+
+# ---- loops in PTX --------------------------------------------------------------------------------
+
+STATEMENT = re.compile(r"[{}\s]*(?P<predicate>@!?%\w+\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)")
+
+
+class Block:
+    """A basic block: its instructions, and the blocks that may follow."""
+
+    def __init__(self) -> None:
+        self.opcodes: list[list[str]] = []  # split at the dots
+        self.followers: list[Block] = []
+
+    def accesses(self, direction: str) -> list[int]:
+        """The bytes of each load ("ld") or store ("st") of global memory."""
+        return [_bytes(o) for o in self.opcodes if o[0] == direction and "global" in o]
+
+
+def _bytes(opcode: Sequence[str]) -> int:
+    """What an access moves: 16 bytes for ld.global.v4.f32."""
+    vector = [int(part[1:]) for part in opcode if re.fullmatch(r"v\d", part)]
+    return (vector or [1])[0] * int(opcode[-1].lstrip("bfsu")) // 8
+
+
+def basic_blocks(ptx: str) -> list[Block]:
+    """The control flow of a kernel."""
+    block = Block()
+    blocks, labels, branches = [block], dict[str, Block](), list[tuple[Block, str]]()
+    goes_on = True  # whether control reaches what follows
+
+    def start() -> Block:
+        blocks.append(Block())
+        if goes_on:
+            block.followers.append(blocks[-1])
+        return blocks[-1]
+
+    for line in re.sub(r"//.*", "", ptx[ptx.index("{") :]).splitlines():
+        if label := re.match(r"\s*(\$\w+):", line):
+            block = labels[label[1]] = start()
+            goes_on = True
+            continue
+        for statement in filter(None, map(STATEMENT.match, line.split(";"))):
+            opcode = statement["opcode"].split(".")
+            block.opcodes.append(opcode)
+            if opcode[0] == "bra":
+                branches.append((block, statement["rest"].strip()))
+            elif opcode[0] == "brx":
+                raise NotImplementedError("a jump table in PTX")
+            elif opcode[0] not in ("ret", "exit", "trap"):
+                continue
+            goes_on = statement["predicate"] is not None
+            block = start()
+            goes_on = True
+    for source, target in branches:
+        source.followers.append(labels[target])
+    return blocks
+
+
+def hot_loops(ptx: str) -> list[list[Block]]:
+    """The loops over elements of operands: they access global memory and have no barrier.
+
+    A barrier belongs to the end of a segment. The loop that adds the partial sums up is not meant
+    either: its loads bypass the first cache (cg), which those of operands never do.
+    """
+    blocks = [
+        block
+        for block in basic_blocks(ptx)
+        if not any(o[0] in ("bar", "barrier") or "cg" in o for o in block.opcodes)
+    ]
+    loops = _cycles(blocks)
+    return [loop for loop in loops if any(b.accesses("ld") or b.accesses("st") for b in loop)]
+
+
+def _cycles(blocks: Sequence[Block]) -> list[list[Block]]:
+    """The strongly connected components that have a cycle."""
+    inside = set(blocks)
+    after = {block: [b for b in block.followers if b in inside] for block in blocks}
+    before: dict[Block, list[Block]] = {block: [] for block in blocks}
+    for block, followers in after.items():
+        for follower in followers:
+            before[follower].append(block)
+    found = []
+    while inside:
+        block = inside.pop()
+        component = _reached(block, after) & _reached(block, before)
+        if component:
+            found.append([b for b in blocks if b in component])
+        inside -= component
+    return found
+
+
+def _reached(start: Block, edges: Mapping[Block, Sequence[Block]]) -> set[Block]:
+    """The blocks to which a path of at least one step leads."""
+    reached, open_ends = set[Block](), [start]
+    while open_ends:
+        for block in edges[open_ends.pop()]:
+            if block not in reached:
+                reached.add(block)
+                open_ends.append(block)
+    return reached
+
+
+# ---- findings: what is wrong, a line each --------------------------------------------------------
+
+
+def memory_findings(kernel: Kernel) -> Iterator[str]:
+    """Spills, a stack, local memory."""
+    if kernel.spills:
+        yield f"{kernel.spills} bytes of spill loads and stores"
+    if kernel.stack:
+        yield f"a stack of {kernel.stack} bytes"
+    if ".local" in kernel.ptx:
+        yield "local memory"
+
+
+def register_findings(kernel: Kernel) -> Iterator[str]:
+    """No launch bounds, more registers than fit."""
+    if kernel.directive("maxntid") == 1:
+        yield "no launch bounds"
+    if kernel.registers > kernel.most_registers:
+        yield f"{kernel.registers} registers, {kernel.most_registers} fit"
+
+
+def double_findings(kernel: Kernel) -> Iterator[str]:
+    """Double arithmetic in the loop of a float32 kernel; at its end and before it there may be."""
+    loops = hot_loops(kernel.ptx)
+    if not loops:
+        yield "no loop that accesses memory"
+    if is_float32(kernel.name):
+        opcodes = (opcode for loop in loops for block in loop for opcode in block.opcodes)
+        yield from sorted({f"{'.'.join(o)} in the loop" for o in opcodes if "f64" in o})
+
+
+def access_findings(kernel: Kernel) -> Iterator[str]:
+    """Accesses that are narrower than they can be."""
+    limit = limits(kernel.name)
+    blocks = [block for loop in hot_loops(kernel.ptx) for block in loop]
+    for direction, wide_limit, narrow_limit in (
+        ("ld", limit.wide_loads, limit.narrow_loads),
+        ("st", limit.wide_stores, limit.narrow_stores),
+    ):
+        sizes = [block.accesses(direction) for block in blocks]
+        wide = sum(own.count(WIDE) for own in sizes)
+        narrow = sum(map(len, sizes)) - wide
+        if wide < wide_limit:
+            yield f"{wide} {direction}.global of 16 bytes, not {wide_limit}"
+        if narrow > narrow_limit:
+            yield f"{narrow} {direction}.global of fewer than 16 bytes, more than {narrow_limit}"
+        if narrow_limit < sys.maxsize and any(len({n == WIDE for n in own}) > 1 for own in sizes):
+            yield f"{direction}.global of 16 bytes and of fewer side by side"
+
+
+def findings(program: Program) -> list[str]:
+    """All of the above, for all kernels of a program."""
+    checks = (memory_findings, register_findings, double_findings, access_findings)
+    return [
+        f"{finding}: {kernel.name}"
+        for kernel in program.kernels
+        for check in checks
+        for finding in check(kernel)
+    ]
+
+
+# ---- machine code --------------------------------------------------------------------------------
+
+
+@functools.cache
+def disassembler() -> str | None:
+    """nvdisasm: from the path, a toolkit, or the wheel nvidia-cuda-nvdisasm."""
+    folders = [Path(folder) / "nvidia" / "cu13" / "bin" for folder in sys.path]
+    folders.append(Path("/usr/local/cuda/bin"))
+    path = ":".join(str(folder) for folder in folders)
+    return shutil.which("nvdisasm") or shutil.which("nvdisasm", path=path)
+
+
+def machine_code_findings(program: Program) -> list[str]:
+    """What is wrong in machine code with the accesses of memory, for all kernels of a program."""
+    code = _disassemble(program.cubin)
+    return [
+        f"{finding}: {kernel.name}"
+        for kernel in program.kernels
+        for finding in _access_findings(limits(kernel.name), code[kernel.symbol])
+    ]
+
+
+def _disassemble(cubin: bytes) -> dict[str, str]:
+    """The machine code of each kernel, by symbol."""
+    command = disassembler()
+    assert command is not None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        arguments = [command, "-c", file.name]
+        listing = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    sections = re.split(r"^\s*\.section\s+\.text\.(\w+)", listing, flags=re.MULTILINE)
+    return dict(zip(sections[1::2], sections[2::2], strict=True))
+
+
+def _access_findings(limit: Limits, code: str) -> Iterator[str]:
+    opcodes = [opcode.split(".") for opcode in re.findall(r"\b(?:LD|ST)[LG]\b[.\w]*", code)]
+    local = sum(opcode[0] in ("LDL", "STL") for opcode in opcodes)
+    if local:
+        yield f"{local} accesses of local memory in machine code"
+    # The loads of partial sums are strong ones.
+    wide = [opcode[0] for opcode in opcodes if "128" in opcode and "STRONG" not in opcode]
+    for name, at_least in (("LDG", limit.wide_loads), ("STG", limit.wide_stores)):
+        if wide.count(name) < at_least:
+            yield f"{wide.count(name)} {name} of 16 bytes, not {at_least}"
+
+
+# ---- the record of register counts ---------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """registers.json: the compiler, and for each kernel the registers on each architecture."""
+
+    compiler: str
+    registers: dict[str, dict[str, int]]
+
+    @classmethod
+    def read(cls) -> Record:
+        """The record in the repository."""
+        return cls(**json.loads(RECORD.read_text(encoding="utf-8")))
+
+    @classmethod
+    def make(cls) -> Record:
+        """A new one."""
+        names = sorted(itertools.chain(*requested_kernels().values()))
+        registers: dict[str, dict[str, int]] = {name: {} for name in names}
+        for architecture, group in PROGRAMS:
+            program = compiled(architecture, group)
+            for kernel in program.kernels:
+                registers[kernel.name][f"sm_{architecture}"] = kernel.registers
+        return cls(program.compiler, registers)
+
+    def text(self) -> str:
+        """A line a kernel."""
+        lines = (f"    {json.dumps(n)}: {json.dumps(r)}" for n, r in self.registers.items())
+        kernels = ",\n".join(lines)
+        return f'{{\n  "compiler": "{self.compiler}",\n  "registers": {{\n{kernels}\n  }}\n}}\n'
+
+
+def changed_registers(record: Record, architecture: int, program: Program) -> list[str]:
+    """The kernels that take other numbers of registers than the record says."""
+    changes = []
+    for kernel in program.kernels:
+        before = record.registers.get(kernel.name, {}).get(f"sm_{architecture}")
+        if before != kernel.registers:
+            changes.append(f"{kernel.registers} registers, recorded {before}: {kernel.name}")
+    return changes
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Report what is wrong, or record the register counts."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.static_checks")
+    parser.add_argument("--record", action="store_true", help="rewrite registers.json")
+    if parser.parse_args().record:
+        RECORD.write_text(Record.make().text(), encoding="utf-8")
+        return 0
+    lines = []
+    for architecture, group in PROGRAMS:
+        program = compiled(architecture, group)
+        wrong = findings(program) + changed_registers(Record.read(), architecture, program)
+        lines += [f"sm_{architecture}: {line}" for line in wrong]
+    print(*lines, sep="\n")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""What the compiler makes of every kernel: no spills, wide accesses, no double arithmetic in loops.
+
+Without a GPU. static_checks.py says which kernels and how it is found out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from cupy_losses import _kernels
+
+from . import static_checks
+from .static_checks import Program, Record
+
+pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
+
+# A kernel made as those of the package are: right, and wrong in one way each.
+EXAMPLE = """
+enum Fault { NONE, DOUBLE, NARROW, SPILL, LOCAL, UNBOUNDED };
+template <class T, Fault FAULT>
+__global__ void LAUNCH_BOUNDS scale(float4* data, const double2* partials, double* sum, int n) {
+  __shared__ double total;
+  float held[80];
+#pragma unroll 1
+  for (int segment = 0; segment < 4; ++segment) {
+    float high = 0;
+#pragma unroll 1
+    for (int i = segment * n + threadIdx.x; i < segment * n + n; i += 512) {
+      float4 pack = data[i];
+      if (FAULT == NARROW) pack = {data[i].x, data[i + n].x, data[i].z, data[i + n].z};
+      if (FAULT == SPILL) {
+        for (int j = 0; j < 80; ++j) held[j] = data[i + j].x;
+        for (int j = 0; j < 80; ++j) data[i + n * j].y = held[j];
+      }
+      if (FAULT == LOCAL) {
+        for (int j = 0; j < 80; ++j) held[j * n % 80] += pack.y;
+        pack.y = held[n % 80];
+      }
+      pack.x *= FAULT == DOUBLE ? float(pack.y * 0.1) : pack.y;
+      high += pack.x;
+      data[i] = {pack.x, pack.z, pack.w, pack.y};
+    }
+    total = high;
+    __syncthreads();
+    if (threadIdx.x == segment) *sum += total * 0.1;
+    __syncthreads();
+  }
+  for (int i = 0; i < n; ++i) *sum += __ldcg(partials + i).x;
+}
+"""
+
+
+def example(fault: str) -> Program:
+    """The kernel with this fault."""
+    bounds = "" if fault == "UNBOUNDED" else "__launch_bounds__(512, 2)"
+    source = EXAMPLE.replace("LAUNCH_BOUNDS", bounds)
+    return static_checks.compile_program(source, [f"scale<float, {fault}>"], 90)
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [
+        ("DOUBLE", r"mul\.rn\.f64 in the loop"),
+        ("NARROW", r"0 ld\.global of 16 bytes, not 1"),
+        ("SPILL", r"\d\d+ bytes of spill loads and stores"),
+        ("LOCAL", r"a stack of \d\d+ bytes"),
+        ("UNBOUNDED", "no launch bounds"),
+    ],
+)
+def test_faults_are_found(fault: str, finding: str) -> None:
+    found = static_checks.findings(example(fault))
+    assert any(re.match(finding, line) for line in found), found
+
+
+def test_no_false_alarm() -> None:
+    assert static_checks.findings(example("NONE")) == []
+
+
+def test_too_many_registers_are_found() -> None:
+    kernel = example("NONE").kernels[0]._replace(registers=65)
+    assert list(static_checks.register_findings(kernel)) == ["65 registers, 64 fit"]
+
+
+@pytest.mark.parametrize("fault", ["NONE", "NARROW", "SPILL", "LOCAL"])
+def test_faults_are_found_in_machine_code(fault: str) -> None:
+    require_disassembler()
+    wrong = static_checks.machine_code_findings(example(fault))
+    assert bool(wrong) == (fault != "NONE"), wrong
+
+
+def require_disassembler() -> None:
+    """Skip without one."""
+    if static_checks.disassembler() is None:
+        pytest.skip("no nvdisasm to look at machine code: pip install nvidia-cuda-nvdisasm")
+
+
+def test_all_kinds_of_kernels_are_checked() -> None:
+    names = list(itertools.chain(*static_checks.requested_kernels().values()))
+    for part in (
+        *("pointwise<float", "pointwise<double", "gradient_sum<float", "gradient_sum<double"),
+        *("scale<", "L1<float>", "SquaredError<", "SmoothL1<", "Huber<", "Identity<"),
+        *("Weighted<", "Chained<", "Directional<", "unsigned long long", "4, 1, 1>"),
+        *("NO_VALUES", "EACH_VALUE", " SUM_OF_VALUES", "WEIGHTED_MEAN_OF_VALUES"),
+        *("__half*", "__nv_bfloat16*", "float*", "double*", "long long*"),
+    ):
+        assert any(part in name for name in names), part
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_dense_operands_are_accessed_in_packs(dtype: str) -> None:
+    pointer = f"const {_kernels.c_type(dtype)}*"
+    names = [name for name in static_checks.requested_kernels()["value"] if pointer in name]
+    assert names
+    for name in names:
+        assert static_checks.is_dense(name), name
+        assert static_checks.limits(name).wide_loads >= 4
+
+
+# ---- the kernels of the package ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("architecture", "group"), static_checks.PROGRAMS)
+def test_kernels(architecture: int, group: str) -> None:
+    program, record = static_checks.compiled(architecture, group), Record.read()
+    wrong = static_checks.findings(program)
+    if static_checks.disassembler() is not None:
+        wrong += static_checks.machine_code_findings(program)
+    if program.compiler == record.compiler:
+        wrong += static_checks.changed_registers(record, architecture, program)
+    assert not wrong, "\n".join(["", *wrong])
+
+
+def test_record_is_of_this_compiler() -> None:
+    """If it is not, register counts are held against the launch bounds only."""
+    recorded, present = Record.read().compiler, example("NONE").compiler
+    if recorded != present:
+        pytest.skip(f"registers were recorded with NVRTC {recorded}, this is {present}")
+
+
+def test_record_lists_the_requested_kernels() -> None:
+    names = itertools.chain(*static_checks.requested_kernels().values())
+    recorded = Record.read().registers
+    assert sorted(recorded) == sorted(names), "run: python -m tests.static_checks --record"
+    architectures = {f"sm_{a}" for a in static_checks.ARCHITECTURES}
+    assert all(set(counts) == architectures for counts in recorded.values())
+
+
+def test_record_has_a_line_a_kernel() -> None:
+    assert Record.read().text() == static_checks.RECORD.read_text(encoding="utf-8")
