@@ -143,6 +143,9 @@ def strided_cases() -> Iterator[Case]:
         yield Case(HUBER, (dense(dtype, *RAGGED), *ragged), WEIGHTED_SECOND, "none")
     rows = transposed("float64", *ROWS), sliced("float64", *ROWS)
     yield Case(SMOOTH_L1, rows, ALONG)
+    for dtype in ("float16", "bfloat16"):
+        rows = dense(dtype, *ROWS), sliced(dtype, *ROWS), transposed(dtype, *ROWS)
+        yield Case(HUBER, rows, WEIGHTED_SECOND)
     yield Case(L1, (sliced("float32", 2**10, 2**10, 2**12 + 1),) * 2, EARLY)
 
 

@@ -92,7 +92,8 @@ def test_numpy_numbers_are_parameters(library: Library) -> None:
     """A scalar of any dtype is worth its value, whatever was called before."""
     input = library.array(np.array([0.05, 0.1, 0.2], np.float32))
     target = library.array(np.zeros(3, np.float32))
-    for scalar in (np.float16(0.3), np.float32(0.3), np.int64(1), 1):
+    scalars: list[Any] = [np.float16(0.3), np.float32(0.3), np.int64(1), 1]
+    for scalar in scalars:
         got = library.host(smooth_l1_loss(input, target, beta=scalar))
         assert got == library.host(smooth_l1_loss(input, target, beta=float(scalar)))
         d = np.array([0.05, 0.1, 0.2], np.float32).astype(np.float64)
