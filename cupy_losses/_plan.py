@@ -515,12 +515,16 @@ def _bits(indices: Sequence[int]) -> str:
 
 
 def _width(operands: Sequence[Operand], walk: Walk) -> int:
-    """The elements of a pack: 16 bytes of the narrowest floating operand; 1 where a row would end
-    inside a pack.
+    """The elements of a pack: 16 bytes of the narrowest floating operand.
+
+    One element where a row would end inside a pack, and for the second derivatives of strided
+    operands, five and more, which would not fit in registers.
     """
     sizes = [kernels.item_size(o.dtype) for o in operands if o.dtype in FLOATING]
     width = PACK_BYTES // min(sizes, default=4)
-    return width if len(walk.shape) <= 1 or walk.shape[-1] % width == 0 else 1
+    if len(walk.shape) <= 1:
+        return width
+    return 1 if walk.shape[-1] % width or len(operands) > 4 else width
 
 
 def _layout(

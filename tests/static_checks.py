@@ -144,8 +144,8 @@ def strided_cases() -> Iterator[Case]:
     rows = transposed("float64", *ROWS), sliced("float64", *ROWS)
     yield Case(SMOOTH_L1, rows, ALONG)
     for dtype in ("float16", "bfloat16"):
-        rows = dense(dtype, *ROWS), sliced(dtype, *ROWS), transposed(dtype, *ROWS)
-        yield Case(HUBER, rows, WEIGHTED_SECOND)
+        three = dense(dtype, *ROWS), sliced(dtype, *ROWS), transposed(dtype, *ROWS)
+        yield Case(HUBER, three, WEIGHTED_SECOND)
     yield Case(L1, (sliced("float32", 2**10, 2**10, 2**12 + 1),) * 2, EARLY)
 
 
