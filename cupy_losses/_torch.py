@@ -127,13 +127,16 @@ class _TorchBackend:
                 operands = [tensor.resolve_neg() for tensor in operands]
             if operand.requires_grad:
                 differentiate = True
-        if differentiate and torch.is_grad_enabled():
-            return _apply_loss(self, call, *operands)
-        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        differentiate = differentiate and torch.is_grad_enabled()
+        # An autograd.Function refuses tangents itself; without one they would be lost.
+        tangents = forward_ad._current_level >= 0 and not differentiate
+        if tangents or torch._C._are_functorch_transforms_active():
             raise NotImplementedError(
                 "forward-mode differentiation and torch.func transforms are not available: use "
                 "backward(), or cupy_losses.value_and_grad"
             )
+        if differentiate:
+            return _apply_loss(self, call, *operands)
         return self.run_resolved(call, FORWARD, operands)[0]  # type: ignore[return-value]
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:

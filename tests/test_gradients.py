@@ -351,5 +351,6 @@ def test_other_kinds_of_differentiation_raise(torch_library: Library) -> None:
         pytest.raises(NotImplementedError, match="forward-mode"),
     ):
         mse_loss(torch.autograd.forward_ad.make_dual(input, input), zero)
-    with pytest.raises(NotImplementedError, match=r"torch\.func"):
-        torch.func.vmap(mse_loss)(input, zero)
+    for transform in (torch.func.vmap, torch.func.grad):
+        with pytest.raises(NotImplementedError, match=r"torch\.func"):
+            transform(mse_loss)(input, zero)
