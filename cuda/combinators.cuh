@@ -4,8 +4,9 @@
 #include "dual.cuh"
 #include "tuple.cuh"
 
-// weight * loss. A weighted mean divides by the sum of `share`.
-template <class Loss>
+// weight * loss. The share of an element in what a mean divides by is its weight where IN_MEAN,
+// else that of an element of `loss` alone.
+template <class Loss, bool IN_MEAN>
 struct Weighted {
   Loss loss;
   template <class W, class... N>
@@ -14,7 +15,7 @@ struct Weighted {
   }
   template <class W, class... N>
   __device__ __forceinline__ W share(W weight, N...) const {
-    return weight;
+    return IN_MEAN ? weight : W(1);
   }
 };
 
@@ -81,6 +82,43 @@ struct Directional {
   }
 };
 
+// Where operand AT, the mask, is 0: the value 0 with the derivative 0, whatever the other operands
+// hold, and no share in the mean. A gradient whose mean divides by 0 is 0 too.
+template <class Loss, int AT>
+struct Masked {
+  Loss loss;
+
+  template <class... N>
+  __device__ __forceinline__ auto operator()(N... operand) const {
+    return select(Range<int(sizeof...(N)) - 1>(), Tuple<N...>{{operand}...});
+  }
+  template <class M, class... N>
+  __device__ __forceinline__ M share(M mask, N... operand) const {
+    return mask == 0.0 ? M(0) : share_of(loss, M(1), operand...);
+  }
+
+ private:
+  template <int... I, class Operands>
+  __device__ __forceinline__ auto select(Indices<I...>, const Operands& all) const {
+    auto value = loss(get<(I < AT ? I : I + 1)>(all)...);
+    return get<AT>(all) == 0.0 ? decltype(value)(0) : value;
+  }
+};
+
+template <class Loss, class M, class... N>
+__device__ __forceinline__ M share_of(const Loss&, M one, N...) {
+  return one;
+}
+template <class Loss, bool IN_MEAN, class M, class... N>
+__device__ __forceinline__ M share_of(const Weighted<Loss, IN_MEAN>& loss, M, N... operand) {
+  return loss.share(operand...);
+}
+
+template <class Loss>
+constexpr bool is_masked = false;
+template <class Loss, int AT>
+constexpr bool is_masked<Masked<Loss, AT>> = true;
+
 // The plain sum of one operand: partial results, weights.
 template <class T>
 struct Identity {
@@ -88,4 +126,10 @@ struct Identity {
   __device__ __forceinline__ X operator()(X operand) const {
     return operand;
   }
+};
+
+// 1 for each element, to be masked: their number.
+template <class T>
+struct One {
+  __device__ __forceinline__ Real<T> operator()() const { return Real<T>(1); }
 };

@@ -192,6 +192,10 @@ template <class T>
 __device__ __forceinline__ Real<T> operator-(Real<T> a) {
   return Real<T>(-a.value);
 }
+template <class T>
+__device__ __forceinline__ Real<T> operator-(Parameter<T> a) {
+  return Real<T>(-a.value);
+}
 template <class X>
 __device__ __forceinline__ Dual<X> operator-(Dual<X> a) {
   return dual(-a.value, -a.slope);
@@ -214,4 +218,27 @@ __device__ __forceinline__ bool operator<=(A a, B b) {
 template <class A, class B, If<are_numbers<A, B>> = 0>
 __device__ __forceinline__ bool operator>=(A a, B b) {
   return b <= a;
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator==(A a, B b) {
+  using T = typename Meet<A, B>::type;
+  return T(plain(a)) == T(plain(b));
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ bool operator!=(A a, B b) {
+  return !(a == b);
+}
+
+// The type that a number and another one meet in.
+template <class A, class B>
+using Common = decltype(A() + B());
+
+// The value of a number that varies at level ORDER; a number of lower order is a constant there.
+template <int ORDER, class N>
+__device__ __forceinline__ auto value_at(N n) {
+  if constexpr (order<N> == ORDER) {
+    return n.value;
+  } else {
+    return n;
+  }
 }

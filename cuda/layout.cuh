@@ -35,12 +35,6 @@ struct Layout {
     return at;
   }
 
-  // Operand K of one element.
-  template <int K, class T>
-  __device__ __forceinline__ T load(const T* operand, const Location& at) const {
-    return operand[at.offset[K]];
-  }
-
   // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
   __device__ __forceinline__ Pack<T, W> load_pack(const T* operand, const Location& at) const {

@@ -17,8 +17,9 @@
 #include "pointwise_losses.cuh"
 #include "reduce.cuh"
 
-// What becomes of the loss values.
-enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, WEIGHTED_MEAN_OF_VALUES };
+// What becomes of the loss values. Shares are those of Weighted and Masked; a gradient divisor is a
+// sum of them, computed ahead of the gradients of a mean.
+enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, WEIGHTED_MEAN_OF_VALUES, GRADIENT_DIVISOR };
 
 // A tile: THREADS threads with PACKS packs of WIDTH elements each. BATCH of the packs are loaded
 // before the first is used; it changes the speed, never the order of summation.
@@ -41,7 +42,12 @@ struct Reciprocal {
   __device__ __forceinline__ explicit Reciprocal(double divisor) {
     const double reciprocal = 1.0 / divisor;
     high = T(reciprocal);
-    low = isfinite(high) ? T(reciprocal - double(high)) : T(0);
+    if constexpr (sizeof(T) == sizeof(double)) {
+      low = fma(-reciprocal, divisor, 1.0) * reciprocal;
+    } else {
+      low = T(reciprocal - double(high));
+    }
+    if (!isfinite(high) || !isfinite(low)) low = T(0);
   }
   // x / divisor, to be stored as an E: half precision has no use for the low part.
   template <class E>
@@ -51,6 +57,16 @@ struct Reciprocal {
     return convert<E>(isfinite(refined) ? refined : x * high);
   }
 };
+
+// A reduced value, from the sum of the values and that of the shares.
+template <class Loss, Values VALUES>
+__device__ __forceinline__ double reduced(const Sum<double> (&sums)[2], double divisor) {
+  if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) divisor = sums[1].total();
+  const double value = sums[0].total() / divisor;
+  // With all elements masked the gradient is 0, not 0 / 0: it is divided by infinity.
+  if (VALUES == GRADIENT_DIVISOR && is_masked<Loss> && value == 0.0) return 1.0 / value;
+  return value;
+}
 
 template <bool VARIES, class T>
 __device__ __forceinline__ auto seed(T x) {
@@ -105,41 +121,54 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
     ((get<K>(packs) = layout.template load_pack<K, WIDTH>(get<K>(pointers), at)), ...);
   }
 
-  __device__ __forceinline__ void load(Packs& packs, long long element, int count) const {
-#pragma unroll
-    for (int j = 0; j < WIDTH; ++j) {
-      if (j < count) {
-        const auto at = layout.locate(element + j);
-        ((get<K>(packs).at[j] = layout.template load<K>(get<K>(pointers), at)), ...);
-      }
-    }
-  }
-
   static __device__ __forceinline__ Wide widened(const Packs& packs) {
     return {{widen<T>(get<K>(packs))}...};
   }
 
-  // Adds the values of the first `count` elements to the sums, writes what is to be written.
-  __device__ __forceinline__ void compute(const Packs& packs, long long element, int count) {
+  // Adds the values of a pack to the sums, writes what is to be written.
+  __device__ __forceinline__ void compute(const Packs& packs, long long element) {
+    PackSum pack_sum;
+    compute(packs, element, pack_sum);
+    add(pack_sum);
+  }
+
+  // The same for the elements [element, end) of a pack, one by one, in few registers: the pack at
+  // the end that is not full.
+  __device__ __forceinline__ void compute_singly(long long element, long long end) {
+    using Single = Worker<T, Loss, Layout, 1, VALUES, WANTED, Result, Pointers>;
+    const Single single{loss, layout, pointers, scale, values};
+    typename Single::PackSum single_sum;
+#pragma unroll 1
+    for (; element < end; ++element) {
+      typename Single::Packs packs;
+      single.load(packs, element);
+      single.compute(packs, element, single_sum);
+    }
+    add({single_sum.values, single_sum.shares});
+  }
+
+  // The sums of one pack, short enough to need no compensation.
+  struct PackSum {
+    T values = T(0), shares = T(0);
+  };
+
+  __device__ __forceinline__ void compute(const Packs& packs, long long element,
+                                          PackSum& pack_sum) const {
     const Wide x = widened(packs);
     Pack<Result, WIDTH> each;
     Gradients gradients;
-    T pack_sum = T(0), pack_share = T(0);  // short enough to need no compensation
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
-      if (j < count) {
-        const T value = plain(differentiate<K...>(x, gradients, j));
-        if constexpr (VALUES == EACH_VALUE) each.at[j] = convert<Result>(value);
-        if constexpr (VALUES >= SUM_OF_VALUES) pack_sum += value;
-        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
-          pack_share += plain(loss.share(Real<T>(get<K>(x).at[j])...));
-        }
+      const T value = plain(differentiate<K...>(x, gradients, j));
+      if constexpr (VALUES == EACH_VALUE) each.at[j] = convert<Result>(value);
+      if constexpr (VALUES >= SUM_OF_VALUES) pack_sum.values += value;
+      if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
+        pack_sum.shares += plain(loss.share(Real<T>(get<K>(x).at[j])...));
       }
     }
-    if constexpr (VALUES >= SUM_OF_VALUES) sum += pack_sum;
-    if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += pack_share;
-    if constexpr (VALUES == EACH_VALUE) store(values, each, element, count);
-    (store_gradient<K>(gradients, element, count), ...);
+    // Outputs are dense and aligned, whatever the layout of the operands.
+    if constexpr (VALUES == EACH_VALUE) store_pack<WIDTH>(values + element, each);
+    (store_gradient<K>(gradients, element), ...);
   }
 
   // The loss of element j and its derivative by operand I.
@@ -149,6 +178,11 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 
  private:
+  __device__ __forceinline__ void add(const PackSum& pack_sum) {
+    if constexpr (VALUES >= SUM_OF_VALUES) sum += pack_sum.values;
+    if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += pack_sum.shares;
+  }
+
   // The loss of element j; derivatives by the wanted operands among I, Rest... on the way.
   template <int I, int... Rest>
   __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
@@ -165,34 +199,18 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 
   template <int I>
-  __device__ __forceinline__ void store_gradient(const Gradients& gradients, long long element,
-                                                 int count) const {
+  __device__ __forceinline__ void store_gradient(const Gradients& gradients,
+                                                 long long element) const {
     if constexpr (bool(WANTED >> I & 1u)) {
-      store(get<GRADIENT<I>>(pointers), get<I>(gradients), element, count);
-    }
-  }
-
-  // Outputs are dense and aligned, whatever the layout of the operands.
-  template <class E>
-  static __device__ __forceinline__ void store(E* to, const Pack<E, WIDTH>& pack, long long element,
-                                               int count) {
-    if (count == WIDTH) {
-      store_pack<WIDTH>(to + element, pack);
-    } else {
-#pragma unroll
-      for (int j = 0; j < WIDTH; ++j) {
-        if (j < count) to[element + j] = pack.at[j];
-      }
+      store_pack<WIDTH>(get<GRADIENT<I>>(pointers) + element, get<I>(gradients));
     }
   }
 };
 
-// The blocks that a multiprocessor is to hold: two, of 64 registers a thread, for the kernels that
-// are as fast as memory; one, of 128, for those with more operands, gradients or dimensions, which
-// would spill.
-template <class Layout, unsigned WANTED>
-constexpr int resident_blocks =
-    Layout::DIMS == 1 && Layout::OPERANDS + ones_below(WANTED, 32) <= 3 ? 2 : 1;
+// The blocks that a multiprocessor is to hold: two, of 64 registers a thread, for dense operands;
+// one, of 128, for those with more dimensions, which would spill.
+template <class Layout>
+constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 
 // VALUES = NO_VALUES or EACH_VALUE: `value` has n elements. Otherwise it has one, the sum over
 // `divisor` or over the sum of the shares; with more than one segment `counter` (zeroed) and
@@ -200,7 +218,7 @@ constexpr int resident_blocks =
 // by `divisor`, or by *total where that is given.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
-__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout, WANTED>)
+__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
     pointwise(Loss loss, Layout layout, long long n, long long segments, double divisor,
               const double* total, Result* value, unsigned* counter, double* partials,
               P... pointer) {
@@ -227,22 +245,21 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout, WANTED>
           }
 #pragma unroll
           for (int p = 0; p < Tile::BATCH; ++p) {
-            work.compute(packs[p], Tile::element(tile, first + p), Tile::WIDTH);
+            work.compute(packs[p], Tile::element(tile, first + p));
           }
         }
       } else {
 #pragma unroll 1
         for (int p = 0; p < Tile::PACKS; ++p) {
           const long long element = Tile::element(tile, p);
-          const int count = int(min((long long)(Tile::WIDTH), n - element));
-          if (count <= 0) break;
-          typename Work::Packs packs;
-          if (count == Tile::WIDTH) {
+          if (element >= n) break;
+          if (element + Tile::WIDTH <= n) {
+            typename Work::Packs packs;
             work.load(packs, element);
+            work.compute(packs, element);
           } else {
-            work.load(packs, element, count);
+            work.compute_singly(element, n);
           }
-          work.compute(packs, element, count);
         }
       }
     }
@@ -251,7 +268,7 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout, WANTED>
       if constexpr (SUMS == 2) parts[1] = block_sum<Tile::THREADS>(work.shares.widened());
       if (threadIdx.x == 0) {
         if (segments == 1) {
-          *value = convert<Result>(parts[0].total() / (SUMS == 2 ? parts[1].total() : divisor));
+          *value = convert<Result>(reduced<Loss, VALUES>(parts, divisor));
         } else {
 #pragma unroll
           for (int s = 0; s < SUMS; ++s) {
@@ -278,7 +295,7 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout, WANTED>
     sums[0] = block_sum<Tile::THREADS>(sums[0]);
     if constexpr (SUMS == 2) sums[1] = block_sum<Tile::THREADS>(sums[1]);
     if (threadIdx.x == 0) {
-      *value = convert<Result>(sums[0].total() / (SUMS == 2 ? sums[1].total() : divisor));
+      *value = convert<Result>(reduced<Loss, VALUES>(sums, divisor));
     }
   }
 }
@@ -310,7 +327,7 @@ __global__ void __launch_bounds__(THREADS)
   if (output < outputs) {
     for (long long r = first + part; r < end; r += PARTS) {
       typename Work::Packs packs;
-      work.load(packs, output * repeats + r, 1);
+      work.load(packs, output * repeats + r);
       const auto varied = work.template vary<WHICH>(work.widened(packs), 0);
       if constexpr (WHICH >= 0) {
         partial += plain(varied.slope);

@@ -100,7 +100,7 @@ def _recognised(call: Call, operands: Sequence[Array]) -> tuple[Backend, Sequenc
                 f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
                 f"on a CUDA device, got {type(operand).__name__}{kind and f' ({kind})'}"
             )
-    first = kinds[call.weighted]
+    first = kinds[call.extra]
     side = _ON_HOST if first in _ON_HOST else _ON_DEVICE
     if any(kind not in side for kind in kinds):
         given = ", ".join(

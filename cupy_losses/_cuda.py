@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from . import _cupy
-from ._layout import Operand, broadcast_shape, check_dtypes, result_dtype
-from ._losses import FORWARD, Call, Pass
+from ._layout import Operand, result_dtype
+from ._losses import FORWARD, Call, Pass, shape_of
 from ._plan import Allocator, Array, Library, Output, Plan, Problem, make_plan
 
 
@@ -96,14 +96,14 @@ def _new_plan(
     call.check()
     described = tuple(library.describe(operand) for operand in operands)
     own = described[todo.extra :]
-    check_dtypes(own, call.names)
+    shape = shape_of(call, own)
     device = _common_device(library, call, operands[todo.extra :])
     problem = Problem(
         call,
         todo,
         described,
         misaligned,
-        broadcast_shape(own, call.names),
+        shape,
         result_dtype(own, library.autocast()),
         device,
     )

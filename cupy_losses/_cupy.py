@@ -18,6 +18,10 @@ def wheel(part: str, major: int) -> str:
     return f"nvidia-cuda-{part}-cu{major}" if major < 13 else f"nvidia-cuda-{part}"
 
 
+class CompileError(RuntimeError):
+    """A kernel does not compile; the compiler's log."""
+
+
 @functools.cache
 def cupy() -> Any:
     """The cupy module."""
@@ -83,6 +87,8 @@ def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
             f"CuPy's kernel cache cannot be written: {error}. Point the environment variable "
             "CUPY_CACHE_DIR to a folder that can be"
         ) from error
+    except cupy().cuda.compiler.CompileException as error:
+        raise CompileError(str(error)) from error
     return kernel
 
 

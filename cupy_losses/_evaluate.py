@@ -7,11 +7,14 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
+from . import _check
 from ._arrays import resolve
+from ._check import verify
 from ._layout import FLOATING
 from ._losses import Call, Loss, Pass
 
 Array = Any
+checking = _check.enabled.get
 Arguments = ParamSpec("Arguments")
 Prepared = tuple[Call, tuple[Array, ...]]
 
@@ -20,16 +23,21 @@ def prepare(
     loss: Loss,
     operands: tuple[Array, ...],
     reduction: str,
-    weight: Array | None = None,
+    weight: Array | None,
+    where: Array | None,
     parameters: tuple[float, ...] = (),
 ) -> Prepared:
     """A call of `loss` and its operands, for `differentiable`."""
     if parameters:
         checked = [p.checked(v) for p, v in zip(loss.parameters, parameters, strict=True)]
         parameters = tuple(checked)
-    if weight is None:
-        return Call(loss, reduction, parameters, False), operands
-    return Call(loss, reduction, parameters, True), (weight, *operands)
+    if weight is None and where is None:
+        return Call(loss, reduction, parameters, False, False), operands
+    if weight is not None:
+        operands = (weight, *operands)
+    if where is not None:
+        operands = (where, *operands)
+    return Call(loss, reduction, parameters, weight is not None, where is not None), operands
 
 
 # From a public function to what prepares its call. A registry, as an attribute of the function
@@ -44,6 +52,8 @@ def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments
     def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
         call, given = prepare(*args, **kwargs)
         backend, operands = resolve(call, given)
+        if checking():
+            verify(call, operands)
         return backend.evaluate(call, operands)
 
     _prepare_by_loss[loss] = prepare
@@ -88,6 +98,8 @@ def value_and_grad(
         call, given = prepare(*args, **kwargs)
         backend, operands = resolve(call, given)
         wanted = _wanted(call, operands, numbers)
+        if checking():
+            verify(call, operands)
         value, *gradients = backend.run(call, Pass(wanted=wanted), operands)
         return value, tuple(gradients) if several else gradients[0]
 
@@ -133,11 +145,11 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
         if not -len(names) <= operator.index(number) < len(names):
             raise ValueError(f"argnums must be in 0 … {len(names) - 1}, got {number}")
         k = number % len(names)
-        dtype = operands[call.weighted + k].dtype
+        dtype = operands[call.extra + k].dtype
         name = getattr(dtype, "name", str(dtype).removeprefix("torch."))
         if name not in FLOATING:
             raise TypeError(f"{names[k]} must be floating to differentiate by it, got {name}")
-        wanted.append(call.weighted + k)
+        wanted.append(call.extra + k)
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")
     return tuple(wanted)

@@ -13,9 +13,7 @@ from ._dual import Dual, plain, slope_of
 from ._layout import (
     Operand,
     Shape,
-    broadcast_shape,
     broadcast_strides,
-    check_dtypes,
     dense_strides,
     memory_order,
     result_dtype,
@@ -26,7 +24,10 @@ from ._losses import (
     Pass,
     broadcasts_unasked,
     computed_now,
+    divides_by_shares,
     divides_by_weights,
+    shape_of,
+    value_shape,
     warn_of_broadcasting,
 )
 
@@ -60,22 +61,27 @@ def run(
 ) -> list[Array | None]:
     """Compute one pass: the value, if asked for, then the wanted gradients."""
     call.check()
+    if call.loss.formula is None:
+        name = call.loss.struct.removeprefix("Formula_")
+        raise TypeError(
+            f"{name} has no NumPy formula: pass numpy= to pointwise_loss, or call it on CUDA arrays"
+        )
     described = [describe(operand) for operand in operands]
     own = described[todo.extra :]
-    check_dtypes(own, call.names)
-    shape = broadcast_shape(own, call.names)
+    shape = shape_of(call, own)
     axes = memory_order(shape, [broadcast_strides(operand, shape) for operand in described])
     views = [np.broadcast_to(operand, shape) for operand in operands]
     chunks = list(_chunks(shape))
     result = dtype(result_dtype(own, autocast))
 
-    divisor = np.longdouble(math.prod(shape) if call.reduction == "mean" else 1)
-    if divides_by_weights(call):
-        weight = views[todo.extra]
-        with np.errstate(all="ignore"):
-            divisor = sum((_sum(weight[index].astype(np.float64)) for index in chunks), _ZERO)
-    values = _empty(shape, axes, result) if todo.values and call.reduction == "none" else None
-    total = _ZERO
+    divisor = np.longdouble(call.divisor(shape, own))
+    if divides_by_shares(call):
+        divisor = _sum_of_shares(call, views[todo.extra :], chunks)
+    # With all elements masked the gradient is 0, not 0 / 0.
+    slope_divisor = np.float64(np.inf if call.masked and divisor == 0 else divisor)
+    value_divisor = np.longdouble(slope_divisor) if todo.directions else divisor
+
+    values = _Values(call, shape, axes, result) if todo.values else None
     now = computed_now(call, todo, own, shape)
     gradients = [
         _Gradient(operands[todo.extra + k], shape, axes) if computed else None
@@ -87,21 +93,31 @@ def run(
     with np.errstate(all="ignore"):
         for index in chunks:
             x = [view[index].astype(np.float64) for view in views]
-            if todo.values:
-                value = plain(_evaluate(call, todo, x, None))
-                if values is None:
-                    total += _sum(value)
-                else:
-                    values[index] = value
+            if values is not None:
+                values.add(index, plain(_evaluate(call, todo, x, None)))
             for k, gradient in zip(todo.wanted, gradients, strict=True):
-                if gradient is None:
-                    continue
-                slope = slope_of(_evaluate(call, todo, x, k)) / np.float64(divisor)
-                gradient.add(index, slope)
-        outputs: list[Array | None] = [] if values is None else [values]
-        if todo.values and values is None:
-            outputs = [np.asarray(total / divisor).astype(result)]
-    return outputs + [None if gradient is None else gradient.finish() for gradient in gradients]
+                if gradient is not None:
+                    slope = slope_of(_evaluate(call, todo, x, k))
+                    gradient.add(index, np.asarray(slope / slope_divisor))
+        outputs: list[Array | None] = []
+        if values is not None:
+            outputs.append(values.finish(value_divisor))
+        outputs += [None if gradient is None else gradient.finish() for gradient in gradients]
+    return outputs
+
+
+def _sum_of_shares(
+    call: Call, views: Sequence[Array], chunks: Sequence[tuple[slice | int, ...]]
+) -> np.longdouble:
+    """What a mean divides by: the sum of the weights that the mask leaves."""
+    total = _ZERO
+    with np.errstate(all="ignore"):
+        for index in chunks:
+            weight = views[call.masked][index] if divides_by_weights(call) else np.ones(())
+            if call.masked:
+                weight = np.where(views[0][index], weight, 0.0)
+            total += _sum(weight.astype(np.float64))
+    return total
 
 
 _ZERO = np.longdouble(0)
@@ -121,37 +137,74 @@ def dtype(name: str) -> np.dtype[Any]:
     return bfloat16
 
 
+class _Values:
+    """The value of a call, filled chunk by chunk: of each element, of each row or of all."""
+
+    def __init__(self, call: Call, shape: Shape, axes: Sequence[int], of: np.dtype[Any]) -> None:
+        self._shape, self._dtype = value_shape(call, shape), of
+        self._reduced = self._shape != shape or call.reduction != "none"
+        if not self._reduced:
+            self._array = _empty(shape, axes, of)
+        else:
+            own = (*self._shape, 1) if call.sums_rows else (1,) * len(shape)
+            self._sum = _Sum(own)
+
+    def add(self, index: tuple[slice | int, ...], values: Array) -> None:
+        """Take the values of the chunk at `index`."""
+        if self._reduced:
+            self._sum.add(index, values)
+        else:
+            self._array[index] = values
+
+    def finish(self, divisor: np.longdouble) -> Array:
+        """The values in the dtype of the result."""
+        if not self._reduced:
+            return self._array
+        return np.asarray(self._sum.array.reshape(self._shape) / divisor).astype(self._dtype)
+
+
+class _Sum:
+    """A sum over chunks, in the axes where `shape` is 1."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.array = np.zeros(shape, np.longdouble)
+
+    def add(self, index: tuple[slice | int, ...], values: Array) -> None:
+        """Add the values of the chunk at `index`."""
+        own_index = tuple(
+            slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
+            for at, length in zip(index, self.array.shape, strict=False)
+        )
+        target = self.array[(*own_index, ...)]  # a view, also of a 0-d array
+        shape = (1,) * (target.ndim - np.ndim(values)) + np.shape(values)
+        summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
+        target += np.reshape(values, shape).sum(axis=summed, keepdims=True, dtype=np.longdouble)
+
+
 class _Gradient:
     """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
 
     def __init__(self, operand: Array, shape: Shape, axes: Sequence[int]) -> None:
         self._operand = operand
-        self._own = (1,) * (len(shape) - operand.ndim) + operand.shape
-        self._direct = self._own == shape
-        self._array = (
-            _empty(shape, axes, operand.dtype)
-            if self._direct
-            else np.zeros(self._own, np.longdouble)
-        )
+        own = (1,) * (len(shape) - operand.ndim) + operand.shape
+        self._direct = own == shape
+        if self._direct:
+            self._array = _empty(shape, axes, operand.dtype)
+        else:
+            self._sum = _Sum(own)
 
     def add(self, index: tuple[slice | int, ...], slope: Array) -> None:
         """Take the slopes of the chunk at `index`."""
         if self._direct:
             self._array[index] = slope
-            return
-        own_index = tuple(
-            slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
-            for at, length in zip(index, self._own, strict=False)
-        )
-        target = self._array[own_index]
-        chunk_shape = (1,) * (len(self._own) - np.ndim(slope)) + np.shape(slope)
-        summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
-        chunk = np.broadcast_to(np.reshape(slope, chunk_shape), chunk_shape)
-        target += chunk.sum(axis=summed, keepdims=True, dtype=np.longdouble)
+        else:
+            self._sum.add(index, slope)
 
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""
-        array = self._array.astype(self._operand.dtype, copy=False)
+        if self._direct:
+            return self._array.reshape(self._operand.shape)
+        array = self._sum.array.astype(self._operand.dtype)
         return array.reshape(self._operand.shape)
 
 
@@ -169,14 +222,18 @@ def _evaluate(call: Call, todo: Pass, x: Sequence[Array], wanted: int | None) ->
     if todo.directions:
         tangents = dict(zip(todo.directions, x[int(todo.chained) :], strict=False))
         own = [Dual(number, tangents.get(k, 0.0)) for k, number in enumerate(own)]
+    mask = plain(own.pop(0)) if call.masked else None
     weight = own.pop(0) if call.weighted else None
     names = (parameter.name for parameter in call.loss.parameters)
+    assert call.loss.formula is not None
     result = call.loss.formula(*own, **dict(zip(names, call.parameters, strict=True)))
     if weight is not None:
         result = weight * result
     if todo.directions:
         result = slope_of(result)
-    return x[0] * result if todo.chained else result
+    if todo.chained:
+        result = x[0] * result
+    return result if mask is None else np.where(mask != 0, result, 0.0)
 
 
 def _chunks(shape: tuple[int, ...]) -> Iterator[tuple[slice | int, ...]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _cupy
+from ._formula import explained
 from ._layout import FLOATING, INTEGER
 
 # The one dtype table: C++ type and size of an element.
@@ -135,10 +136,18 @@ _compile_lock = threading.Lock()
 
 
 @functools.cache
-def function(file: str, name: str, threads: int, device: int) -> Function:
-    """The kernel `name`, a template with all its arguments, compiled for the current device."""
+def function(file: str, name: str, threads: int, device: int, formula: str = "") -> Function:
+    """The kernel `name`, a template with all its arguments, compiled for the current device.
+
+    `formula` is the source of a loss that is not in cuda/.
+    """
     with _compile_lock:
-        kernel = _cupy.compile(source(file), name, compile_options())
+        try:
+            kernel = _cupy.compile(source(file) + formula, name, compile_options())
+        except _cupy.CompileError as error:
+            if not formula:
+                raise
+            raise ValueError(explained(formula, str(error))) from None
     per_multiprocessor = _cupy.occupancy(kernel.kernel.ptr, threads)
     return Function(kernel, kernel.kernel.ptr, per_multiprocessor * _cupy.multiprocessors(device))
 

@@ -35,6 +35,8 @@ class Operand:
 def check_dtypes(operands: Sequence[Operand], names: Sequence[str]) -> None:
     """Raise unless every dtype is supported and at least one is floating."""
     for operand, name in zip(operands, names, strict=True):
+        if name == "where" and operand.dtype != "bool":
+            raise TypeError(f"where must have dtype bool, got {operand.dtype}")
         if operand.dtype not in FLOATING and operand.dtype not in INTEGER:
             raise TypeError(
                 f"{name} must have a real dtype ({', '.join(FLOATING)} or an integer), "
@@ -63,11 +65,13 @@ def _promote(operands: Sequence[Operand]) -> str:
 
 
 def broadcast_shape(operands: Sequence[Operand], names: Sequence[str]) -> Shape:
-    """The common shape of the operands, to which a weight must broadcast.
+    """The common shape of the operands, to which weight and mask must broadcast.
 
     Raises a ValueError that names the operand that does not fit.
     """
-    deciding = [(o, n) for o, n in zip(operands, names, strict=True) if n != "weight"]
+    deciding = [
+        (o, n) for o, n in zip(operands, names, strict=True) if n not in ("where", "weight")
+    ]
     shape = [1] * max(len(operand.shape) for operand, _ in deciding)
     for operand, name in deciding:
         offset = len(shape) - len(operand.shape)

@@ -20,6 +20,7 @@ from ._layout import (
     Shape,
     Walk,
     broadcast_axes,
+    broadcast_shape,
     broadcast_strides,
     collapse,
     dense_strides,
@@ -30,7 +31,9 @@ from ._losses import (
     Pass,
     broadcasts_unasked,
     computed_now,
+    divides_by_shares,
     divides_by_weights,
+    value_shape,
     warn_of_broadcasting,
 )
 
@@ -42,7 +45,7 @@ THREADS = 512
 PACKS = 4
 MAX_SEGMENTS = 4096
 PACK_BYTES = 16
-BATCH_ELEMENTS = 16  # of one operand, in the arithmetic type
+BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
 
 # A block of gradient_sum, and how many blocks keep a device busy (again part of the order).
 SUM_THREADS = 256
@@ -109,20 +112,31 @@ class Problem:
 
     @property
     def divisor(self) -> float:
-        """What a mean divides by, where that is a number of elements."""
-        return float(self.size) if self.call.reduction == "mean" else 1.0
+        """What the sum is divided by, where that follows from the shapes."""
+        return self.call.divisor(self.shape, self.operands[self.todo.extra :])
 
     @property
     def expression(self) -> str:
         """The C++ type of the function that the kernels evaluate."""
-        expression = f"{self.call.loss.struct}<{kernels.c_type(self.real)}>"
-        if self.call.weighted:
-            expression = f"Weighted<{expression}>"
-        if self.todo.directions:
-            expression = f"Directional<{expression}, {_bits(self.todo.directions)}>"
-        if self.todo.chained:
-            expression = f"Chained<{expression}>"
+        call, todo = self.call, self.todo
+        expression = template(call.loss.struct, kernels.c_type(self.real), *call.loss.options)
+        if call.weighted:
+            expression = template("Weighted", expression, call.loss.weighted_mean)
+        if todo.directions:
+            # Below the mask, the operands of the call begin with the next one.
+            directions = tuple(k - call.masked for k in todo.directions)
+            expression = template("Directional", expression, _bits(directions))
+        if todo.chained:
+            expression = template("Chained", expression)
+        if call.masked:
+            expression = template("Masked", expression, str(todo.extra))
         return expression
+
+
+def template(name: str, *arguments: str | bool) -> str:
+    """The C++ type `name<arguments>`."""
+    written = (str(x).lower() if isinstance(x, bool) else x for x in arguments)
+    return f"{name}<{', '.join(written)}>"
 
 
 class Plan:
@@ -180,14 +194,15 @@ def make_plan(library: Library, problem: Problem) -> Plan:
 
 
 def _value_output(problem: Problem, axes: Sequence[int]) -> Output:
-    if problem.call.reduction != "none":
-        return Output(problem.result, (), ())
-    return Output(problem.result, problem.shape, dense_strides(axes, problem.shape))
+    shape = value_shape(problem.call, problem.shape)
+    axes = [axis for axis in axes if axis < len(shape)]
+    return Output(problem.result, shape, dense_strides(axes, shape))
 
 
 def _empty(library: Library, problem: Problem) -> Plan:
     """No elements, no launch: a mean is NaN, a sum and all gradients are 0."""
-    value = math.nan if problem.call.reduction == "mean" else 0.0
+    divisor = problem.divisor
+    value = 0.0 if divisor and problem.call.reduction != "mean" else math.nan
     outputs: list[Allocator | None] = []
     if problem.todo.values:
         outputs.append(library.filled(_value_output(problem, range(len(problem.shape))), value))
@@ -233,14 +248,18 @@ class _Planner:
             (repeated if axes else direct)[k] = (self._add_gradient(k), axes)
 
         total: _Slot = 0
-        if divides_by_weights(problem.call) and (
-            direct or repeated or todo.chained or todo.directions
-        ):
-            total = self._sum_weights()
-        if todo.values or direct:
-            self._pointwise(value, total, {k: slot for k, (slot, _) in direct.items()})
+        if divides_by_shares(problem.call) and (direct or repeated or todo.directions):
+            total = self._sum_shares()
+        pointwise = todo.values and not problem.call.sums_rows
+        if pointwise or direct:
+            gradients = {todo.extra + k: slot for k, (slot, _) in direct.items()}
+            self._pointwise(pointwise, value, total, gradients)
+        if todo.values and not pointwise:
+            last = [axis for axis in self._axes if axis == len(problem.shape) - 1]
+            self._sum(-1, problem.result, value, last, total)
         for k, (slot, axes) in repeated.items():
-            self._sum_gradient(k, slot, axes, total)
+            index = todo.extra + k
+            self._sum(index, problem.operands[index].dtype, slot, axes, total)
         return self._finish()
 
     # ---- slots: operands and outputs are numbered at once, scratch parts when all are known ------
@@ -292,41 +311,48 @@ class _Planner:
 
     # ---- launches --------------------------------------------------------------------------------
 
-    def _pointwise(self, value: int, total: _Slot, gradients: dict[int, int]) -> None:
-        problem, todo = self._problem, self._problem.todo
-        if not todo.values:
+    def _pointwise(self, valued: bool, value: int, total: _Slot, gradients: dict[int, int]) -> None:
+        problem = self._problem
+        if not valued:
             values = "NO_VALUES"
         elif problem.call.reduction == "none":
             values = "EACH_VALUE"
-        elif divides_by_weights(problem.call) and not total:
+        elif divides_by_shares(problem.call) and not problem.todo.directions:
             values = "WEIGHTED_MEAN_OF_VALUES"
         else:
             values = "SUM_OF_VALUES"
         result = Operand(problem.result, (), ())
-        gradients = {todo.extra + k: slot for k, slot in gradients.items()}
         self._add_pointwise(
             self._function(), problem.shape, values, result, value, total, gradients
         )
 
-    def _sum_weights(self) -> _Slot:
-        """The sum of the weights over the broadcast shape, ahead of what divides by it."""
-        problem = self._problem
-        index = problem.todo.extra
-        weight = problem.operands[index]
+    def _sum_shares(self) -> _Slot:
+        """What a mean divides its gradients by: the sum of the weights that the mask leaves."""
+        problem, call = self._problem, self._problem.call
+        expression = template(
+            "Identity" if divides_by_weights(call) else "One", kernels.c_type(problem.real)
+        )
+        if call.masked:
+            expression = template("Masked", expression, "0")
+        first = problem.todo.extra
+        indices = range(first, first + call.masked + divides_by_weights(call))
+        operands = tuple(problem.operands[k] for k in indices)
+        shape = broadcast_shape(operands, [""] * len(operands))
         function = _Function(
-            "Identity",
+            expression,
             problem.real,
             (),
-            (weight,),
-            (1 + index,),
-            (weight.strides,),
-            (problem.misaligned[index],),
+            "",
+            operands,
+            tuple(1 + k for k in indices),
+            [broadcast_strides(operand, shape) for operand in operands],
+            tuple(problem.misaligned[k] for k in indices),
         )
         total = self._add_scratch(8)
-        divisor = weight.size / problem.size
+        divisor = math.prod(shape) / problem.size
         result = Operand("float64", (), ())
         self._add_pointwise(
-            function, weight.shape, "SUM_OF_VALUES", result, total, 0, {}, divisor=divisor
+            function, shape, "GRADIENT_DIVISOR", result, total, 0, {}, divisor=divisor
         )
         return total
 
@@ -336,6 +362,7 @@ class _Planner:
             problem.expression,
             problem.real,
             problem.call.parameters,
+            problem.call.loss.source,
             problem.operands,
             self._operand_slots,
             self._strides,
@@ -357,8 +384,11 @@ class _Planner:
         walk = collapse(memory_order(shape, function.strides), shape, function.strides)
         width = _width(function.operands, walk)
         # Enough loads in flight, in few enough registers; as measured on an H200.
-        alone = not gradients and len(function.operands) <= 2
-        batch = min(PACKS, BATCH_ELEMENTS // width) if alone else 1
+        batch = 1
+        if len(function.operands) <= 3 and not gradients:
+            batch = min(PACKS, BATCH_ELEMENTS // (width * len(function.operands)))
+        elif len(function.operands) + len(gradients) <= 3 and len(walk.shape) == 2:
+            batch = 2  # rows or columns: the short operand is in the cache
         segments = min(-(-size // (THREADS * PACKS * width)), MAX_SEGMENTS)
         layout, layout_bytes = _layout(
             walk,
@@ -375,12 +405,14 @@ class _Planner:
             f"{kernels.c_type(result.dtype)}, {', '.join(pointers)}>",
             THREADS,
             self._problem.device,
+            function.source,
         )
         counter: _Slot = 0
         partials: _Slot = 0
-        if segments > 1 and values in ("SUM_OF_VALUES", "WEIGHTED_MEAN_OF_VALUES"):
+        if segments > 1 and values not in ("NO_VALUES", "EACH_VALUE"):
             counter = self._add_counter()
-            partials = self._add_scratch(segments * (16 if values == "SUM_OF_VALUES" else 32))
+            sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
+            partials = self._add_scratch(16 * sums * segments)
         launch = kernels.Launch(
             kernel,
             (min(segments, kernel.resident_blocks), 1),
@@ -397,15 +429,20 @@ class _Planner:
         chosen = (total, value, counter, partials, *function.slots, *gradients.values())
         self._steps.append((launch, chosen))
 
-    def _sum_gradient(self, k: int, slot: int, repeated: Sequence[int], total: _Slot) -> None:
-        """The gradient of an operand that is broadcast along the axes `repeated`."""
-        problem, index = self._problem, self._problem.todo.extra + k
+    def _sum(
+        self, which: int, dtype: str, slot: int, repeated: Sequence[int], total: _Slot
+    ) -> None:
+        """Sum over the axes `repeated`: the gradient of an operand that is broadcast along them.
+
+        Or of the values, for -1.
+        """
+        problem = self._problem
         function = self._function()
         kept = [axis for axis in self._axes if axis not in repeated]
         outputs = math.prod(problem.shape[axis] for axis in kept)
         repeats = math.prod(problem.shape[axis] for axis in repeated)
         # Neighbouring threads on neighbouring outputs where those are neighbours in memory.
-        lanes = 32 if self._axes[-1] in kept or repeats <= SUM_THREADS else 1
+        lanes = 32 if repeats <= SUM_THREADS or self._axes[-1] in kept else 1
         blocks = -(-outputs // lanes)
         chunks = min(-(-SUM_BLOCKS // blocks), -(-repeats // (8 * SUM_THREADS)))
         walks = [
@@ -416,17 +453,18 @@ class _Planner:
             walks[0].shape + walks[1].shape,
             tuple(a + b for a, b in zip(walks[0].strides, walks[1].strides, strict=True)),
         )
-        dtype = problem.operands[index].dtype
         divisor = problem.divisor
         if chunks == 1:
             grid = (outputs, repeats, repeats, blocks, 1)
-            self._add_sum(function, walk, grid, lanes, index, dtype, divisor, (total, slot))
+            self._add_sum(function, walk, grid, lanes, which, dtype, divisor, (total, slot))
             return
         partials = self._add_scratch(8 * outputs * chunks)
         grid = (outputs, repeats, -(-repeats // chunks), blocks, chunks)
-        self._add_sum(function, walk, grid, lanes, index, "float64", 1.0, (0, partials))
+        self._add_sum(function, walk, grid, lanes, which, "float64", 1.0, (0, partials))
         partial = Operand("float64", (outputs, chunks), (chunks, 1))
-        function = _Function("Identity", "float64", (), (partial,), (partials,), (), (0,))
+        function = _Function(
+            "Identity<double>", "float64", (), "", (partial,), (partials,), (), (0,)
+        )
         walk = Walk(partial.shape, (partial.strides,))
         grid = (outputs, chunks, chunks, -(-outputs // 32), 1)
         self._add_sum(function, walk, grid, 32, -1, dtype, divisor, (total, slot))
@@ -452,6 +490,7 @@ class _Planner:
             f"{SUM_THREADS}, {lanes}, {which}, {kernels.c_type(result)}, {', '.join(pointers)}>",
             SUM_THREADS,
             self._problem.device,
+            function.source,
         )
         launch = kernels.Launch(
             kernel,
@@ -491,18 +530,14 @@ _Slot = int | _Scratch | _Counter
 class _Function:
     """What a kernel evaluates, and on which slots."""
 
-    name: str
+    expression: str  # the C++ type
     real: str
     parameters: tuple[float, ...]
+    source: str  # that defines the type, where cuda/ does not
     operands: tuple[Operand, ...]
     slots: tuple[_Slot, ...]
     strides: Sequence[Shape]
     misaligned: Sequence[int]
-
-    @property
-    def expression(self) -> str:
-        """The C++ type."""
-        return self.name if "<" in self.name else f"{self.name}<{kernels.c_type(self.real)}>"
 
     @property
     def arguments(self) -> bytes:

@@ -230,6 +230,8 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         backend, call, wanted, ready = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
+        if call.sums_rows:
+            grad_output = grad_output.unsqueeze(-1)
         gradients: list[Tensor | None]
         if torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
@@ -274,7 +276,7 @@ _apply_loss: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
 def _early_pass(call: Call, needs_input_grad: tuple[bool, ...]) -> Pass:
     """The forward pass for the operands that need a gradient."""
     needed = needs_input_grad[-len(call.names) :]
-    if call.weighted and needed[0] and divides_by_weights(call):
+    if call.weighted and needed[call.masked] and divides_by_weights(call):
         raise ValueError(
             "weight requires grad, which a mean that divides by the sum of the weights does not "
             "support: pass weight.detach(), or reduction 'sum' or 'none'"
@@ -336,7 +338,8 @@ class _SecondGradient(torch.autograd.Function):
             wide = grad_output.dtype == torch.float32
             with torch.autocast(grad_output.device.type, enabled=wide):
                 value = backend.run(call, todo, (*tangents, *operands))[0]
-            results[0] = None if value is None else value.to(grad_output.dtype)
+            assert value is not None
+            results[0] = value.reshape(grad_output.shape).to(grad_output.dtype)
         wanted = tuple(k for k, wants in enumerate(needed[1:]) if wants)
         if wanted:
             todo = Pass(values=False, wanted=wanted, chained=True, directions=directions)

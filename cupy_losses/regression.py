@@ -1,13 +1,15 @@
 """Losses of real-valued predictions.
 
-Shapes, dtypes and errors are the same for all of them. `input` and `target` are arrays of one
+Shapes, dtypes and errors are the same for all losses of this package. Operands are arrays of one
 library (NumPy, CuPy, torch) or any object with `__dlpack__` on a CUDA device (the result is then a
-CuPy array), of any shape, that broadcast against each other; floating or, one of them, integer;
-float16 and bfloat16 are computed in float32. `reduction="none"` gives the loss of each element,
-"mean" and "sum" an array of shape (). The dtype of the result is that to which torch promotes the
-arguments. No elements have mean NaN and sum 0.
+CuPy array), of any shape, that broadcast against each other; floating or, all but one of them,
+integer; float16 and bfloat16 are computed in float32. `reduction="none"` gives the loss of each
+element, "mean" and "sum" an array of shape (). The dtype of the result is that to which torch
+promotes the arguments. No elements have mean NaN and sum 0.
 
-`weight` broadcasts to the shape of the loss and multiplies the loss of each element.
+`weight` broadcasts to the shape of the loss and multiplies the loss of each element. `where`, an
+array of bool that broadcasts to the same shape, says which elements count: the others add nothing
+and have the gradient 0, even if they are NaN, and a mean divides by what is left.
 
 All raise TypeError for what is no array, has a complex dtype, or where all dtypes are integers;
 ValueError for shapes that do not broadcast, devices that differ, an unknown reduction, or a
@@ -26,14 +28,21 @@ from ._losses import Loss, Parameter
 Array = Any
 
 
-_L1 = Loss("L1", lambda input, target: abs(input - target))
+_L1 = Loss("L1", lambda input, target: abs(input - target), warns_of_broadcasting=True)
 
 
 @differentiable
 def l1_loss(
-    input: Array, target: Array, *, reduction: str = "mean", weight: Array | None = None
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
 ) -> Prepared:
-    """Compute the absolute error, |input - target|.
+    """Compute the absolute error.
+
+    Formula: |input - target|
 
     A weighted mean divides by the sum of the weights. The gradient at 0 is 0.
 
@@ -42,9 +51,10 @@ def l1_loss(
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
 
     Returns:
-        The loss; shapes, dtypes and errors as the module says.
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
 
     Source: `torch.nn.functional.l1_loss`.
 
@@ -52,17 +62,28 @@ def l1_loss(
     1.0
 
     """
-    return prepare(_L1, (input, target), reduction, weight)
+    return prepare(_L1, (input, target), reduction, weight, where)
 
 
-_MSE = Loss("SquaredError", lambda input, target: (input - target) * (input - target))
+_MSE = Loss(
+    "SquaredError",
+    lambda input, target: (input - target) * (input - target),
+    warns_of_broadcasting=True,
+)
 
 
 @differentiable
 def mse_loss(
-    input: Array, target: Array, *, reduction: str = "mean", weight: Array | None = None
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
 ) -> Prepared:
-    """Compute the squared error, (input - target)^2.
+    """Compute the squared error.
+
+    Formula: (input - target)^2
 
     A weighted mean divides by the sum of the weights.
 
@@ -71,9 +92,10 @@ def mse_loss(
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
 
     Returns:
-        The loss; shapes, dtypes and errors as the module says.
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
 
     Source: `torch.nn.functional.mse_loss`.
 
@@ -81,7 +103,7 @@ def mse_loss(
     2.0
 
     """
-    return prepare(_MSE, (input, target), reduction, weight)
+    return prepare(_MSE, (input, target), reduction, weight, where)
 
 
 def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
@@ -91,7 +113,7 @@ def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
 
 _BETA = Parameter("beta", minimum=0.0)
 _SMALLEST_BETA = 2.0**-120  # a parabola narrower than this is none: a float32 hardly sees it
-_SMOOTH_L1 = Loss("SmoothL1", _smooth_l1, parameters=(_BETA,))
+_SMOOTH_L1 = Loss("SmoothL1", _smooth_l1, parameters=(_BETA,), warns_of_broadcasting=True)
 
 
 @differentiable
@@ -102,11 +124,13 @@ def smooth_l1_loss(
     reduction: str = "mean",
     beta: float = 1.0,
     weight: Array | None = None,
+    where: Array | None = None,
 ) -> Prepared:
     """Compute a squared error near 0 that turns into an absolute error.
 
-    With d = input - target: d^2 / (2 beta) where |d| < beta, |d| - beta / 2 elsewhere. A weighted
-    mean divides by the sum of the weights.
+    Formula: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, with d = input - target
+
+    A weighted mean divides by the sum of the weights.
 
     Args:
         input: The predictions.
@@ -114,9 +138,10 @@ def smooth_l1_loss(
         reduction: "none", "mean" or "sum".
         beta: Where the parabola ends, at least 0; 0 gives `l1_loss`.
         weight: The weight of each element, or None. torch's function has none.
+        where: Which elements count, or None for all.
 
     Returns:
-        The loss; shapes, dtypes and errors as the module says.
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
 
     Source: `torch.nn.functional.smooth_l1_loss`; Girshick, Fast R-CNN, 2015.
 
@@ -125,8 +150,8 @@ def smooth_l1_loss(
 
     """
     if _BETA.checked(beta) < _SMALLEST_BETA:
-        return prepare(_L1, (input, target), reduction, weight)
-    return prepare(_SMOOTH_L1, (input, target), reduction, weight, (beta,))
+        return prepare(_L1, (input, target), reduction, weight, where)
+    return prepare(_SMOOTH_L1, (input, target), reduction, weight, where, (beta,))
 
 
 def _huber(input: Any, target: Any, delta: float) -> Any:
@@ -139,6 +164,7 @@ _HUBER = Loss(
     _huber,
     parameters=(Parameter("delta", minimum=0.0, open=True),),
     weighted_mean=False,
+    warns_of_broadcasting=True,
 )
 
 
@@ -150,11 +176,13 @@ def huber_loss(
     reduction: str = "mean",
     delta: float = 1.0,
     weight: Array | None = None,
+    where: Array | None = None,
 ) -> Prepared:
     """Compute a squared error near 0 that turns into an absolute error of slope delta.
 
-    With d = input - target: d^2 / 2 where |d| < delta, delta (|d| - delta / 2) elsewhere. A
-    weighted mean divides by the number of elements, as torch's does for this loss.
+    Formula: d^2 / 2 where |d| < delta, else delta (|d| - delta / 2), with d = input - target
+
+    A weighted mean divides by the number of elements, as torch's does for this loss.
 
     Args:
         input: The predictions.
@@ -162,10 +190,11 @@ def huber_loss(
         reduction: "none", "mean" or "sum".
         delta: Where the parabola ends, above 0.
         weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
 
     Returns:
-        The loss; shapes, dtypes and errors as the module says. The dtype is the promoted one,
-        where torch keeps that of `input`.
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says. The dtype is the
+        promoted one, where torch keeps that of `input`.
 
     Source: `torch.nn.functional.huber_loss`; Huber, Robust estimation of a location parameter,
     1964.
@@ -174,4 +203,142 @@ def huber_loss(
     [0.125, 4.0]
 
     """
-    return prepare(_HUBER, (input, target), reduction, weight, (delta,))
+    return prepare(_HUBER, (input, target), reduction, weight, where, (delta,))
+
+
+def _log_cosh(input: Any, target: Any) -> Any:
+    d = input - target
+    sinh = np.sinh(d)
+    return np.where(abs(d) < 1, 0.5 * np.log1p(sinh * sinh), np.logaddexp(d, -d) - np.log(2.0))
+
+
+_LOG_COSH = Loss("LogCosh", _log_cosh, warns_of_broadcasting=True)
+
+
+@differentiable
+def log_cosh_loss(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the logarithm of the hyperbolic cosine of the error.
+
+    Formula: log(cosh(input - target))
+
+    It is close to d^2 / 2 for small errors d and to |d| - log(2) for large ones. A weighted mean
+    divides by the sum of the weights.
+
+    Args:
+        input: The predictions.
+        target: The true values, a shape that broadcasts with `input`.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `keras.losses.LogCosh`.
+
+    >>> float(log_cosh_loss(np.array([1e-3, 1000.0]), np.zeros(2), reduction="sum"))
+    999.30685331944
+
+    """
+    return prepare(_LOG_COSH, (input, target), reduction, weight, where)
+
+
+def _quantile(input: Any, target: Any, quantile: float) -> Any:
+    d = target - input
+    return np.where(d < 0, (quantile - 1) * d, quantile * d)
+
+
+_QUANTILE = Loss(
+    "Quantile",
+    _quantile,
+    parameters=(Parameter("quantile", minimum=0.0, maximum=1.0),),
+    warns_of_broadcasting=True,
+)
+
+
+@differentiable
+def quantile_loss(
+    input: Array,
+    target: Array,
+    quantile: float = 0.5,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the pinball loss, which the quantile of the targets minimises.
+
+    Formula: quantile d where d >= 0, else (quantile - 1) d, with d = target - input
+
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The predicted quantiles.
+        target: The true values, a shape that broadcasts with `input`.
+        quantile: Which quantile is predicted, from 0 to 1.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `sklearn.metrics.mean_pinball_loss`; Koenker and Bassett, Regression quantiles, 1978.
+
+    >>> quantile_loss(np.zeros(2), np.array([1.0, -1.0]), 0.9, reduction="none").round(3).tolist()
+    [0.9, 0.1]
+
+    """
+    return prepare(_QUANTILE, (input, target), reduction, weight, where, (quantile,))
+
+
+_CHARBONNIER = Loss(
+    "Charbonnier",
+    lambda input, target, eps: np.hypot(input - target, eps),
+    parameters=(Parameter("eps", minimum=0.0, open=True),),
+    warns_of_broadcasting=True,
+)
+
+
+@differentiable
+def charbonnier_loss(
+    input: Array,
+    target: Array,
+    eps: float = 1e-3,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute an absolute error that is smooth at 0.
+
+    Formula: sqrt((input - target)^2 + eps^2)
+
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The predictions.
+        target: The true values, a shape that broadcasts with `input`.
+        eps: The loss at 0, above 0.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: Charbonnier et al., Two deterministic half-quadratic regularization algorithms, 1994;
+    Lai et al., Deep Laplacian pyramid networks, 2017, for the name and eps.
+
+    >>> charbonnier_loss(np.array([0.0, 3.0]), np.zeros(2), 4.0, reduction="none").tolist()
+    [4.0, 5.0]
+
+    """
+    return prepare(_CHARBONNIER, (input, target), reduction, weight, where, (eps,))

@@ -95,10 +95,11 @@ def _restride(base: Array, host: Host) -> Array:
     return cupy.ndarray(host.shape, host.dtype, start, host.strides)
 
 
-def ulps(got: Host, exact: Host) -> float:
+def ulps(got: Host, exact: Host, scale: Host | None = None) -> float:
     """The largest distance of `got` from `exact`, rounded to its dtype, in units of the last place.
 
-    NaN and infinities must be at the same places.
+    The last place is that of `exact`, or of `scale` where that is larger. NaN and infinities must
+    be at the same places.
     """
     dtype = got.dtype.name
     assert got.shape == exact.shape
@@ -110,9 +111,12 @@ def ulps(got: Host, exact: Host) -> float:
     mine, rounded = mine[~special], rounded[~special]
     if not mine.size:
         return 0.0
-    exponent = np.frexp(rounded)[1].astype(int) - 1
+    largest = abs(rounded)
+    if scale is not None:
+        largest = np.maximum(largest, np.broadcast_to(scale, exact.shape)[~special])
+    exponent = np.frexp(largest)[1].astype(int) - 1
     exponent = np.maximum(
-        np.where(rounded == 0, SMALLEST_NORMAL[dtype], exponent), SMALLEST_NORMAL[dtype]
+        np.where(largest == 0, SMALLEST_NORMAL[dtype], exponent), SMALLEST_NORMAL[dtype]
     )
     unit = np.ldexp(np.longdouble(1), exponent - MANTISSA_BITS[dtype])
     return float((abs(mine - rounded) / unit).max())

@@ -11,6 +11,7 @@ compile do not count. With --write the outcome goes to docs/mutation.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import random
@@ -54,6 +55,7 @@ FILES = (
     "combinators.cuh",
     "dual.cuh",
     "math.cuh",
+    "elementary.cuh",
     "pointwise_losses.cuh",
 )
 
@@ -92,7 +94,8 @@ EQUIVALENT: dict[str, str] = {
     "if ((tile + 1) * Tile::ELEMENTS < n) {": "a full tile as a partial one: slower",
     "for (int p = 0; p <= Tile::PACKS; ++p) {": "beyond the array in a partial tile",
     "constexpr int WARPS = THREADS / 31;": "the same number for every block size",
-    "if (count < 0) break;": "a pack of no elements",
+    "if (element > n) break;": "a pack of no elements",
+    "if (element + Tile::WIDTH < n) {": "the last pack element by element: slower",
     "if (factor == T(1)) ;": "multiplies by one: slower",
     "return (d == DIMS + 1 && (VECTORS >> operand & 1u)) ? 1 : stride[operand][d];": "reads the 1",
     "unsigned pair[W * 2];": "a larger union",
@@ -104,7 +107,7 @@ EQUIVALENT: dict[str, str] = {
 
 
 # Lines on which no result depends, whatever they become.
-LAUNCH_BOUNDS = "Layout::DIMS == 1 && Layout::OPERANDS + ones_below(WANTED, 32) <= 3 ? 2 : 1;"
+LAUNCH_BOUNDS = "constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;"
 
 
 def excuse(mutant: Mutant) -> str:
@@ -206,11 +209,18 @@ def battery(device: Device) -> None:
     compare(mse_loss, odd, shifted)
     _backward_passes(device, pair(33, 20))
     _scale(device)
+    where = rng.random(9001) < 0.6
+    broken = [np.where(where, x, np.float32(np.nan)) for x in pair(9001)]
+    compare(mse_loss, broken, where=where)
+    compare(huber_loss, broken, where=where, weight=rng.random(9001).astype(np.float32), delta=0.6)
+    compare(mse_loss, pair(100), where=np.zeros(100, bool))
     kernels = test_numbers.module()
     for which in range(len(test_numbers.EXPRESSIONS)):
         test_numbers.check_derivatives(kernels, which)
     test_numbers.check_overflow(kernels)
     test_numbers.check_sums(kernels)
+    for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
+        test_numbers.check_formula(kernels, case, real)
 
 
 def _backward_passes(device: Device, hosts: list[Any]) -> None:

@@ -1,4 +1,5 @@
-// Kernels for test_numbers.py: the arithmetic of dual.cuh and math.cuh, and sums, by themselves.
+// Kernels for test_numbers.py: the arithmetic of dual.cuh and math.cuh, the formulas of losses, and
+// sums, by themselves.
 
 // An expression of every operator, with operands of every order on either side.
 template <int WHICH>
@@ -49,4 +50,39 @@ __global__ void long_sum(T term, int count, double* out) {
   for (int i = 0; i < count; ++i) sum += term;
   const Sum<double> all = block_sum<64>(sum.widened());
   if (threadIdx.x == 0) *out = all.total();
+}
+
+// A loss with its hyper-parameters, which are all of its fields.
+template <class Loss, class T>
+__device__ Loss with_parameters(double p, double q) {
+  union {
+    Parameter<T> fields[2];
+    Loss loss;
+  } all{{{T(p), T(1 / p), T(0)}, {T(q), T(1 / q), T(0)}}};
+  return all.loss;
+}
+
+// Of K operands in x, one after the other: the value; the K derivatives; the K derivatives of the
+// derivative along (1, 2, ...).
+template <class T, class Loss, int... K>
+__device__ void derive(const Loss& loss, const double* x, double* out, int n, int i,
+                       Indices<K...>) {
+  using R = Real<T>;
+  using D = Dual<R>;
+  constexpr int COUNT = sizeof...(K);
+  out[0] = plain(loss(R(T(x[K * n + i]))...));
+  for (int k = 0; k < COUNT; ++k) {
+    out[1 + k] = plain(loss(D(R(T(x[K * n + i])), R(T(K == k)))...).slope);
+    const auto second =
+        loss(Dual<D>(D(R(T(x[K * n + i])), R(T(K == k))), D(R(T(K + 1)), R(T(0))))...);
+    out[1 + COUNT + k] = plain(second.slope.slope);
+  }
+}
+
+template <class T, class Loss, int OPERANDS>
+__global__ void formula(const double* x, double* out, double p, double q, int n) {
+  const Loss loss = with_parameters<Loss, T>(p, q);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    derive<T>(loss, x, out + (1 + 2 * OPERANDS) * i, n, i, Range<OPERANDS>());
+  }
 }

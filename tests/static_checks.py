@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from cupy_losses import _kernels, regression
+from cupy_losses import _kernels, classification, divergence, ranking, regression
 from cupy_losses._layout import Operand, broadcast_shape, dense_strides, result_dtype
 from cupy_losses._losses import FORWARD, Call, Loss, Pass
 from cupy_losses._plan import Allocator, Output, Problem, make_plan, scale_launch
@@ -37,7 +37,7 @@ POINTERS = 7  # the first of them among the template arguments of a pointwise ke
 
 
 class Case(NamedTuple):
-    """A pass over operands of a call: (weight,) input and target."""
+    """A pass over operands of a call: (mask, weight,) input and target."""
 
     loss: Loss
     operands: tuple[Operand, ...]
@@ -46,8 +46,11 @@ class Case(NamedTuple):
 
     def problem(self) -> Problem:
         """The pass with grad_output and tangents in front of the operands."""
-        weighted = len(self.operands) > len(self.loss.operands)
-        call = Call(self.loss, self.reduction, (1.0,) * len(self.loss.parameters), weighted)
+        extra = len(self.operands) - len(self.loss.operands)
+        masked = extra > 0 and self.operands[0].dtype == "bool"
+        call = Call(
+            self.loss, self.reduction, (1.0,) * len(self.loss.parameters), extra > masked, masked
+        )
         shape = broadcast_shape(self.operands, call.names)
         result = result_dtype(self.operands)
         front = [self.operands[k] for k in self.todo.directions]
@@ -75,6 +78,27 @@ def sliced(dtype: str, *shape: int) -> Operand:
 L1, MSE = regression._L1, regression._MSE
 SMOOTH_L1, HUBER = regression._SMOOTH_L1, regression._HUBER
 LOSSES = (L1, MSE, SMOOTH_L1, HUBER)
+BCE_WITH_LOGITS = classification._BCE_WITH_LOGITS
+FORMULAS = (
+    regression._LOG_COSH,
+    regression._QUANTILE,
+    regression._CHARBONNIER,
+    classification._BCE,
+    BCE_WITH_LOGITS,
+    classification._POSITIVE_WEIGHTED,
+    classification._SOFT_MARGIN,
+    classification._FOCAL[True, True],
+    classification._FOCAL[True, False],
+    ranking._HINGE,
+    ranking._SQUARED_HINGE,
+    ranking._HINGE_EMBEDDING,
+    ranking._MARGIN_RANKING,
+    *divergence._KL.values(),
+    divergence._POISSON[True, True],
+    divergence._POISSON[False, False],
+    divergence._GAUSSIAN[False],
+    divergence._OF_ONE_VARIANCE[False],
+)
 FLAT = (4096, 1000)
 HUGE = (2**16, 2**16)  # more elements than 32 bits count
 ROWS = (24, 40, 64)  # no pack crosses the end of a row
@@ -130,6 +154,19 @@ def _weighted_cases() -> Iterator[Case]:
     yield Case(SMOOTH_L1, (dense("float32", 1000), *2 * (dense("float32", *FLAT),)), gradient)
 
 
+def formula_cases() -> Iterator[Case]:
+    """Every formula that is more than a few operations: the loss, with its gradient, twice."""
+    for loss in FORMULAS:
+        operands = len(loss.operands) * (dense("float32", *FLAT),)
+        yield Case(loss, operands, FORWARD, "sum")
+        yield Case(loss, operands, EARLY, "sum")
+    yield Case(BCE_WITH_LOGITS, pair("bfloat16"), EARLY)
+    yield Case(BCE_WITH_LOGITS, pair("float32"), SECOND, "none")
+    mask = dense("bool", *FLAT)
+    yield Case(MSE, (mask, *pair("float32")))
+    yield Case(MSE, (mask, *3 * (dense("float32", *FLAT),)), Pass(wanted=(2,)))
+
+
 def strided_cases() -> Iterator[Case]:
     """Operands with gaps, transposed ones, rows that are no whole number of packs."""
     yield Case(MSE, (sliced("float32", *FLAT), dense("float32", *FLAT)), EARLY)
@@ -152,6 +189,8 @@ def strided_cases() -> Iterator[Case]:
 def broadcast_cases() -> Iterator[Case]:
     """Operands that are broadcast, whose gradients are sums."""
     yield Case(HUBER, (dense("float32", *FLAT), dense("float32", 1000)), BOTH)
+    for target in (dense("float32", 1000), dense("float32", 4096, 1)):
+        yield Case(ranking._HINGE, (dense("float32", *FLAT), target), EARLY)
     yield Case(MSE, (dense("bfloat16", *FLAT), dense("bfloat16", 4096, 1)), BOTH)
     yield Case(SMOOTH_L1, (dense("float32", *FLAT), dense("float32")), BACKWARD_BOTH)
 
@@ -159,6 +198,7 @@ def broadcast_cases() -> Iterator[Case]:
 GROUPS = {
     "value": value_cases,
     "gradient": gradient_cases,
+    "formula": formula_cases,
     "strided": strided_cases,
     "broadcast": broadcast_cases,
 }
@@ -192,7 +232,9 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
     groups: dict[str, tuple[str, ...]] = {}
     names: dict[str, None] = {}
 
-    def function(file: str, name: str, threads: int, device: int) -> _kernels.Function:
+    def function(
+        file: str, name: str, threads: int, device: int, formula: str = ""
+    ) -> _kernels.Function:
         assert file == "pointwise.cu"
         names[name] = None
         return _kernels.Function(None, 0, 1)

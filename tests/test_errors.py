@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -9,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from cupy_losses import (
+    binary_cross_entropy,
+    check_values,
+    hinge_loss,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    poisson_nll_loss,
+    smooth_l1_loss,
+    value_and_grad,
+)
 
 from .arrays import Library
 from .losses import LOSSES, Case
@@ -23,13 +34,26 @@ def ones(library: Library) -> Any:
 @pytest.mark.parametrize("bad", [[1.0, 2.0], 1.0, None, "text", object()])
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_no_array(case: Case, ones: Any, bad: Any) -> None:
-    with pytest.raises(TypeError, match="target must be a"):
-        case.loss(ones, bad, **case.parameters)
-    with pytest.raises(TypeError, match="input must be a"):
-        case.loss(bad, ones, **case.parameters)
-    if bad is not None:
-        with pytest.raises(TypeError, match="weight must be a"):
-            case.loss(ones, ones, weight=bad, **case.parameters)
+    names = list(inspect.signature(case.loss).parameters)[: len(case.draws)]
+    options = {"reduction": "sum", **case.parameters}
+    for k, name in enumerate(names):
+        if name == "var" and isinstance(bad, float):
+            continue
+        arrays = [ones] * len(names)
+        arrays[k] = bad
+        with pytest.raises(TypeError, match=f"{name} must be a"):
+            case.loss(*arrays, **options)
+    for name in ("weight", "where"):
+        if bad is not None:
+            with pytest.raises(TypeError, match=f"{name} must be a"):
+                case.loss(*[ones] * len(names), **{name: bad}, **options)
+
+
+def test_masks(library: Library, ones: Any) -> None:
+    with pytest.raises(TypeError, match="where must have dtype bool, got int32"):
+        mse_loss(ones, ones, where=library.array(np.ones((2, 3), np.int32)))
+    with pytest.raises(ValueError, match=r"where of shape \(4,\) does not broadcast to \(2, 3\)"):
+        mse_loss(ones, ones, where=library.array(np.ones(4, bool)))
 
 
 def test_shapes(library: Library, ones: Any) -> None:
@@ -150,3 +174,27 @@ def test_dlpack_object_on_the_host() -> None:
 
     assert mse_loss(Exporter(), Exporter()) == 0
     assert mse_loss(np.zeros(3, np.float32), Exporter()) == 4
+
+
+# ---- the check of values -------------------------------------------------------------------------
+
+
+def test_check_values(library: Library) -> None:
+    input = library.array(np.array([[0.5, 0.25], [1.0, 1.5]], np.float32))
+    label = library.array(np.array([0.0, 1.0], np.float32))
+    labels = library.array(np.array([[0.0, 1.0], [1.0, 0.0]], np.float32))
+    signs = library.array(np.array([1, 0], np.int32))
+    where = library.array(np.array([[True, True], [True, False]]))
+    assert np.isnan(library.host(binary_cross_entropy(input, labels)))
+    with check_values():
+        with pytest.raises(
+            ValueError, match=r"input must be in \[0, 1\], but input\[1, 1\] is 1.5"
+        ):
+            binary_cross_entropy(input, labels)
+        assert np.isfinite(library.host(binary_cross_entropy(input, labels, where=where)))
+        with pytest.raises(ValueError, match=r"target must be -1 or 1, but target\[1\] is 0"):
+            value_and_grad(hinge_loss)(input, signs)
+        with pytest.raises(ValueError, match=r"target must be at least 0, but target is -1"):
+            poisson_nll_loss(input, library.array(np.array(-1.0, np.float32)))
+        assert np.isfinite(library.host(poisson_nll_loss(input, label)))
+    binary_cross_entropy(input, labels)

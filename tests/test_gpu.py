@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -16,7 +17,10 @@ from cupy_losses import _cuda, _kernels, grad, huber_loss, mse_loss, smooth_l1_l
 
 from .losses import LOSSES, Case
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*mean. divides"),  # kl_div's
+]
 
 MANY_SEGMENTS = 300_007
 
@@ -28,21 +32,27 @@ def tensors(size: int = MANY_SEGMENTS, dtype: Any = torch.float32) -> tuple[Any,
     )
 
 
+def drawn(case: Case, size: int, dtype: Any) -> list[Any]:
+    """Operands of a loss."""
+    hosts = case.draw(np.random.default_rng(2), size)
+    return [torch.from_numpy(host).to(dtype).cuda() for host in hosts]
+
+
 # ---- the same bits every time ----
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_same_bits_over_runs_and_streams(case: Case, dtype: Any) -> None:
-    input, target = tensors(dtype=dtype)
-    both = value_and_grad(case.loss)
-    value, gradient = both(input, target, **case.parameters)
+    operands = drawn(case, MANY_SEGMENTS, dtype)
+    both = functools.partial(value_and_grad(case.loss), reduction="mean", **case.parameters)
+    value, gradient = both(*operands)
     streams = [torch.cuda.Stream() for _ in range(4)]
     torch.cuda.synchronize()
     results = []
     for stream in itertools.islice(itertools.cycle(streams), 100):
         with torch.cuda.stream(stream):
-            results.append(both(input, target, **case.parameters))
+            results.append(both(*operands))
     torch.cuda.synchronize()
     assert all(torch.equal(v, value) and torch.equal(g, gradient) for v, g in results)
 
@@ -66,13 +76,14 @@ def any_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_same_bits_with_any_grid(case: Case, any_grid: Any) -> None:
-    input, target = tensors(5_000_011)
-    weight = torch.rand_like(input)
+    operands = drawn(case, 5_000_011, torch.float32)
+    options = {"reduction": "mean", **case.parameters}
+    weight, where = torch.rand_like(operands[0]), torch.rand_like(operands[0]) < 0.5
     values = set()
     for blocks in (1, 2, 7, 132, 133, 1056):
         any_grid(blocks)
-        plain = case.loss(input, target, **case.parameters)
-        weighted = case.loss(input, target, weight=weight, **case.parameters)
+        plain = case.loss(*operands, **options)
+        weighted = case.loss(*operands, weight=weight, where=where, **options)
         values.add((plain.item(), weighted.item()))
     assert len(values) == 1
 

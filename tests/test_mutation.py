@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from . import emulator
 from .mutation import FILES, Mutant, excuse, mutants, run
@@ -13,6 +14,13 @@ SAMPLE = 14
 def test_rules_reach_every_kernel_file() -> None:
     assert {mutant.file for mutant in mutants()} == set(FILES)
     assert len(list(mutants())) >= 60
+
+
+def test_the_battery_passes_without_a_bug() -> None:
+    emulator.require()
+    first = next(mutants())
+    unchanged = replace(first, after=first.before)
+    assert run([unchanged]) == {unchanged: "survived"}
 
 
 def test_a_sample_is_found() -> None:

@@ -11,9 +11,13 @@ import pytest
 
 from cupy_losses import _kernels
 from cupy_losses._dual import Dual, plain, slope_of
+from cupy_losses._evaluate import prepare_of
+from cupy_losses._losses import Call
+from cupy_losses._plan import template
 
 from . import emulator
 from .emulator import Module
+from .losses import FORMULAS, SIMPLE, Case
 
 P = 0.7
 
@@ -33,6 +37,24 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+# The formulas that are more than what EXPRESSIONS has.
+CASES = [case for case in FORMULAS if case not in SIMPLE and case.function is None]
+
+
+def formula_name(case: Case, real: str) -> str:
+    """The kernel that evaluates the formula of a loss."""
+    call, operands = prepared(case, 1)
+    struct = template(call.loss.struct, real, *call.loss.options)
+    return f"formula<{real}, {struct}, {len(operands)}>"
+
+
+def prepared(case: Case, count: int) -> tuple[Call, list[Any]]:
+    """A call of a loss, on random operands."""
+    hosts = case.draw(np.random.default_rng(1), count)
+    call, operands = prepare_of(case.loss)(*hosts, reduction="sum", **case.parameters)
+    return call, list(operands)
+
+
 def module() -> Module:
     """The kernels of numbers.cu behind the sources that they test."""
     source = "\n".join(
@@ -43,7 +65,37 @@ def module() -> Module:
         ]
     )
     names = [f"derivatives<{k}>" for k in range(len(EXPRESSIONS))]
-    return Module(source, [*names, "long_sum<float>", "long_sum<double>"])
+    names += [formula_name(case, real) for case in CASES for real in ("float", "double")]
+    return Module(source, [*dict.fromkeys(names), "long_sum<float>", "long_sum<double>"])
+
+
+def check_formula(kernels: Module, case: Case, real: str) -> None:
+    """The value, first and second derivatives of a loss against the host's formula."""
+    call, x = prepared(case, 64)
+    if real == "float":
+        x = [operand.astype(np.float32).astype(np.float64) for operand in x]
+    count = len(x)
+    out = np.full((64, 1 + 2 * count), np.nan)
+    p, q = (*call.parameters, 1.0, 1.0)[:2]
+    kernel = kernels.get_function(formula_name(case, real))
+    kernel((1,), (32,), (np.stack(x), out, p or 1.0, q or 1.0, np.int32(64)))
+    names = [parameter.name for parameter in call.loss.parameters]
+    given = dict(zip(names, call.parameters, strict=True))
+    formula, one = call.loss.formula, np.ones(64)
+    assert formula is not None
+    firsts = [[Dual(operand, one * (j == k)) for j, operand in enumerate(x)] for k in range(count)]
+    seconds = [
+        [Dual(operand, one * (j + 1)) for j, operand in enumerate(first)] for first in firsts
+    ]
+    with np.errstate(all="ignore"):
+        columns = [formula(*x, **given)]
+        columns += [slope_of(formula(*first, **given)) for first in firsts]
+        columns += [slope_of(slope_of(formula(*second, **given))) for second in seconds]
+    tolerance = 1e-11 if real == "double" else 2e-5
+    for k, wanted in enumerate(columns):
+        scale = float(abs(wanted * one).max()) + 0.1
+        close = np.testing.assert_allclose
+        close(out[:, k], wanted * one, rtol=tolerance, atol=tolerance * scale)
 
 
 def check_derivatives(kernels: Module, which: int) -> None:
@@ -101,6 +153,12 @@ def kernels() -> Module:
 @pytest.mark.parametrize("which", range(len(EXPRESSIONS)))
 def test_derivatives(kernels: Module, which: int) -> None:
     check_derivatives(kernels, which)
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_formulas(kernels: Module, case: Case, real: str) -> None:
+    check_formula(kernels, case, real)
 
 
 def test_overflow(kernels: Module) -> None:

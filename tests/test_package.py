@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import cupy_losses
-from cupy_losses import _kernels, regression
+from cupy_losses import _kernels
 from cupy_losses.__main__ import main
+
+from .losses import LOSSES
 
 PACKAGE = Path(cupy_losses.__file__).parent
 
@@ -52,7 +54,10 @@ def test_includes_are_inlined_once_with_line_numbers() -> None:
     assert start - 1 >= own - 5
 
 
-@pytest.mark.parametrize("name", ["_evaluate", "regression"])
+MODULES = ["_check", "_evaluate", "classification", "custom", "divergence", "ranking", "regression"]
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name: str) -> None:
     module = importlib.import_module(f"cupy_losses.{name}")
     result = doctest.testmod(module)
@@ -65,9 +70,17 @@ def test_every_public_function_is_documented() -> None:
         text = getattr(cupy_losses, name).__doc__
         assert "Args:" in text or ">>>" in text
         assert ">>>" in text
-    for name in ("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss"):
-        text = getattr(regression, name).__doc__
-        assert all(part in text for part in ("Args:", "Returns:", "Source:"))
+        if name.endswith("_loss") and name != "pointwise_loss":
+            assert all(part in text for part in ("Formula:", "Args:", "Returns:", "Source:"))
+
+
+def test_table_of_losses_is_current() -> None:
+    """docs/losses.md is what docs/losses.py makes of the code, and the tests know all of it."""
+    path = PACKAGE.parent / "docs" / "losses.py"
+    generator = load(path)
+    assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
+    names = {name for name in cupy_losses.__all__ if name not in generator.NO_LOSSES}
+    assert names == {case.name for case in LOSSES if case.function is None}
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -153,13 +166,17 @@ def test_info_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def run_example(name: str) -> Any:
-    path = PACKAGE.parent / "examples" / f"{name}.py"
-    specification = importlib.util.spec_from_file_location(name, path)
+    return load(PACKAGE.parent / "examples" / f"{name}.py").main()
+
+
+def load(path: Path) -> Any:
+    """A module that is in no package."""
+    specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    return module.main()
+    return module
 
 
 def test_example_train_torch() -> None:

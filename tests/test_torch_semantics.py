@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +14,26 @@ import torch
 import cupy_losses
 
 from .arrays import Library
-from .losses import LOSSES, Case
+from .losses import (
+    LOSSES,
+    OF_TORCH,
+    SIMPLE,
+    Case,
+    Draw,
+    count,
+    logit,
+    normal,
+    positive,
+    probability,
+    sign,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
 
 VALUES = [0.0, -0.0, 0.3, 0.7, 1.0, -1.0, 1.5, -0.3, 1e30, 1e-30, math.inf, -math.inf, math.nan]
 
 
-@pytest.mark.parametrize("case", LOSSES, ids=str)
+@pytest.mark.parametrize("case", SIMPLE, ids=str)
 def test_special_values(case: Case, library: Library) -> None:
     """Every pair of special values: the loss and both gradients as torch's."""
     pairs = np.array(list(itertools.product(VALUES, VALUES)), np.float32)
@@ -37,7 +53,52 @@ def test_special_values(case: Case, library: Library) -> None:
         np.testing.assert_allclose(host, wanted, rtol=3e-7)
 
 
-@pytest.mark.parametrize("case", LOSSES, ids=str)
+# What an operand of each kind may be at the ends of its range.
+EXTREMES: dict[Draw, list[float]] = {
+    normal: [0.0, -0.0, 0.75, -1.5, 80.0, -80.0, 1e4, -1e4],
+    logit: [0.0, -0.0, 0.75, -1.5, 30.0, -30.0, 100.0, -100.0, 1e4, -1e4],
+    probability: [0.0, 1.0, 0.25, 1e-30, 1 - 2.0**-24],
+    positive: [0.0, 1e-30, 1e-7, 1e-6, 0.25, 1.0, 1e4],
+    sign: [1.0, -1.0],
+    count: [0.0, 1.0, 2.0, 1000.0],
+}
+
+
+@pytest.mark.parametrize("case", [c for c in OF_TORCH if c not in SIMPLE], ids=str)
+def test_extremes(case: Case, library: Library) -> None:
+    """Finite where torch is finite, and as torch's float64: the loss and all gradients."""
+    rows = np.array(list(itertools.product(*(EXTREMES[draw] for draw in case.draws))), np.float32)
+    hosts = [column.copy() for column in rows.T]
+    leaves = [torch.from_numpy(x).double().requires_grad_() for x in hosts]
+    if case.name == "soft_margin_loss":  # torch has no gradient by target
+        leaves[1].requires_grad_(False)
+    elementwise = {"reduction": "none", **case.parameters}
+    expected = case.torch(*leaves, **elementwise)
+    differentiable = [leaf for leaf in leaves if leaf.requires_grad]
+    slopes = torch.autograd.grad(expected.sum(), differentiable, allow_unused=True)
+    arrays = [library.array(host) for host in hosts]
+    with np.errstate(all="ignore"):
+        scales = case.scale(*hosts), *case.slope_scales(*hosts)
+    got = [case.loss(*arrays, **elementwise)]
+    got += cupy_losses.grad(case.loss, tuple(range(len(differentiable))))(
+        *arrays, **{**case.parameters, "reduction": "sum"}
+    )
+    for ours, theirs, scale in zip(got, (expected, *slopes), scales, strict=False):
+        host = library.host(ours)
+        if theirs is None:  # not differentiated by torch
+            assert (host == 0).all()
+            continue
+        wanted = theirs.detach().numpy()
+        if case.rows:
+            scale = scale.max() if wanted.ndim == 0 else scale / len(scale)
+        finite = np.isfinite(wanted) & (abs(wanted) < 3e38)
+        scale = np.broadcast_to(np.where(np.isfinite(scale), scale, 0), wanted.shape)
+        limit = 4 * 2.0**-23 * np.maximum(abs(wanted), scale)
+        limit += 2.0**-50 * np.max(abs(rows), axis=1 if wanted.ndim else None)  # torch's error
+        assert (abs(host[finite] - wanted[finite]) <= limit[finite]).all()
+
+
+@pytest.mark.parametrize("case", SIMPLE, ids=str)
 def test_infinite_sums(case: Case, library: Library) -> None:
     """An infinity or NaN anywhere decides, and rounding errors do not turn inf into NaN."""
     for special in (math.inf, -math.inf, math.nan):
@@ -57,11 +118,14 @@ def test_infinite_sums(case: Case, library: Library) -> None:
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
 def test_empty(case: Case, library: Library, shape: tuple[int, ...]) -> None:
-    empty = library.array(np.zeros(shape, np.float32))
-    assert math.isnan(library.host(case.loss(empty, empty, **case.parameters)))
-    assert library.host(case.loss(empty, empty, reduction="sum", **case.parameters)) == 0
-    assert tuple(case.loss(empty, empty, reduction="none", **case.parameters).shape) == shape
-    gradient = cupy_losses.grad(case.loss)(empty, empty, **case.parameters)
+    empty = [library.array(np.zeros(shape, np.float32))] * len(case.draws)
+    parameters = case.parameters
+    assert math.isnan(library.host(case.loss(*empty, reduction="mean", **parameters)))
+    total = library.host(case.loss(*empty, reduction="sum", **parameters))
+    assert total == 0 or (case.rows and shape[-1] == 0)  # nothing over no labels
+    of_each = shape[:-1] if case.rows else shape
+    assert tuple(case.loss(*empty, reduction="none", **parameters).shape) == of_each
+    gradient = cupy_losses.grad(case.loss)(*empty, reduction="sum", **parameters)
     assert tuple(gradient.shape) == shape
 
 
@@ -94,12 +158,13 @@ def test_result_dtypes(torch_library: Library, input: str, target: str) -> None:
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_integer_target(case: Case, library: Library) -> None:
-    input = np.linspace(-2, 2, 17, dtype=np.float32)
+    *others, _ = case.draw(np.random.default_rng(0), 17, np.float32)
+    options = {"reduction": "mean", **case.parameters}
     for dtype in ("int64", "int32", "int16", "int8", "uint8", "bool"):
         target = (np.arange(17) % 2).astype(dtype)
-        got = case.loss(library.array(input), library.array(target), **case.parameters)
-        float_target = library.array(target.astype(np.float32))
-        expected = case.loss(library.array(input), float_target, **case.parameters)
+        arrays = [library.array(other) for other in others]
+        got = case.loss(*arrays, library.array(target), **options)
+        expected = case.loss(*arrays, library.array(target.astype(np.float32)), **options)
         assert library.host(got) == library.host(expected)
 
 
@@ -131,3 +196,191 @@ def test_negative_bit_is_resolved(torch_library: Library) -> None:
     imaginary = complex_.conj().imag
     assert imaginary.is_neg()
     assert cupy_losses.mse_loss(imaginary, torch.zeros(2, device=device)).item() == 2.5
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_masked_elements_count_for_nothing(case: Case, library: Library) -> None:
+    """Even if they are NaN: the same loss and gradient as of the elements that are left."""
+    rng = np.random.default_rng(3)
+    hosts, where = case.draw(rng, (40, 9), np.float32), rng.random((40, 9)) < 0.6
+    weight = rng.random((40, 9)).astype(np.float32)
+    broken = [np.where(where, host, np.float32(np.nan)) for host in (*hosts, weight)]
+    arrays = [library.array(host) for host in broken]
+    mask = library.array(where)
+    argnums = tuple(range(len(hosts)))
+    for reduction, weighted in itertools.product(("mean", "sum"), (False, True)):
+        options = {"reduction": reduction, **case.parameters}
+        extra = {"weight": arrays[-1]} if weighted else {}
+        value, gradients = cupy_losses.value_and_grad(case.loss, argnums)(
+            *arrays[:-1], where=mask, **options, **extra
+        )
+        left = [host[where] for host in (*hosts, weight)]
+        extra = {"weight": left[-1]} if weighted else {}
+        expected, slopes = cupy_losses.value_and_grad(case.loss, argnums)(
+            *left[:-1], **options, **extra
+        )
+        factor = 1.0
+        if case.rows and reduction == "sum":
+            factor = left[0].size / 9  # one row of all that are left
+        close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-7)
+        close(library.host(value), factor * expected)
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            host = library.host(gradient)
+            close(host[where], factor * slope)
+            assert (host[~where] == 0).all()
+    each = library.host(case.loss(*arrays[:-1], where=mask, reduction="none", **case.parameters))
+    assert np.isfinite(each).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_everything_masked(library: Library, weighted: bool) -> None:
+    """A mean of nothing is NaN; the gradients are 0, that of a broadcast operand too."""
+    input, target = library.array(np.ones((3, 4), np.float32)), library.array(np.ones((3, 1), "f4"))
+    options = {"where": library.array(np.zeros(4, bool))}
+    if weighted:
+        options["weight"] = library.array(np.ones((3, 4), np.float32))
+    value, gradients = cupy_losses.value_and_grad(cupy_losses.hinge_loss, (0, 1))(
+        input, target, **options
+    )
+    assert math.isnan(library.host(value))
+    assert all((library.host(gradient) == 0).all() for gradient in gradients)
+    assert library.host(cupy_losses.hinge_loss(input, target, reduction="sum", **options)) == 0
+
+
+def test_masked_nan_in_backward(torch_library: Library) -> None:
+    """Neither a NaN operand nor a NaN grad_output reaches a masked element."""
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    input = torch.tensor([1.0, math.nan, 3.0], device=device, requires_grad=True)
+    where = torch.tensor([True, False, True], device=device)
+    zero = torch.zeros(3, device=device)
+    each = cupy_losses.mse_loss(input, zero, where=where, reduction="none")
+    each.backward(torch.tensor([1.0, math.nan, 1.0], device=device))
+    assert input.grad is not None
+    assert input.grad.tolist() == [2.0, 0.0, 6.0]
+    (gradient,) = torch.autograd.grad(
+        cupy_losses.mse_loss(input, zero, where=where), input, create_graph=True
+    )
+    (second,) = torch.autograd.grad(gradient.sum(), input)
+    assert second.tolist() == [1.0, 0.0, 1.0]
+
+
+# ---- of single losses ----------------------------------------------------------------------------
+
+
+def test_kl_div_reductions(torch_library: Library) -> None:
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    input, target = torch.randn(4, 5, device=device), torch.rand(4, 5, device=device)
+    got = cupy_losses.kl_div(input, target, reduction="batchmean")
+    torch.testing.assert_close(
+        got, torch.nn.functional.kl_div(input, target, reduction="batchmean")
+    )
+    leaf = input.clone().requires_grad_()
+    cupy_losses.kl_div(leaf, target, reduction="batchmean").backward()
+    torch.testing.assert_close(leaf.grad, -target / 4)
+
+
+def test_kl_div_mean_warns(library: Library) -> None:
+    ones = library.array(np.ones(3, np.float32))
+    with pytest.warns(UserWarning, match="'batchmean' divides") as caught:
+        cupy_losses.kl_div(ones, ones)
+    assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="'batchmean'"):
+        cupy_losses.kl_div(ones, ones, reduction="average")
+    with pytest.raises(ValueError, match="'none', 'mean', 'sum', got 'batchmean'"):
+        cupy_losses.mse_loss(ones, ones, reduction="batchmean")
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 1), (1, 5), (4,)])
+@pytest.mark.parametrize("full", [False, True])
+def test_gaussian_nll_variances(torch_library: Library, shape: tuple[int, ...], full: bool) -> None:
+    """Every shape of variance that torch takes, with values below eps; a number too."""
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    input, target = (torch.randn(4, 5, device=device).requires_grad_() for _ in range(2))
+    var = torch.rand(shape, device=device)
+    var.view(-1)[0] = 0.0
+    var.requires_grad_()
+    operands = input, target, var
+    got = cupy_losses.gaussian_nll_loss(*operands, full, eps=1e-3)
+    expected = torch.nn.functional.gaussian_nll_loss(*operands, full, eps=1e-3)
+    torch.testing.assert_close(got, expected)
+    pairs = [torch.autograd.grad(loss, operands) for loss in (got, expected)]
+    torch.testing.assert_close(*pairs)
+    got = cupy_losses.gaussian_nll_loss(input, target, 0.7, full)
+    torch.testing.assert_close(got, torch.nn.functional.gaussian_nll_loss(input, target, 0.7, full))
+
+
+def test_gaussian_nll_errors(library: Library) -> None:
+    ones = library.array(np.ones((4, 5), np.float32))
+    with pytest.raises(ValueError, match=r"var must have the shape of input"):
+        cupy_losses.gaussian_nll_loss(ones, ones, library.array(np.ones((5,), np.float32)))
+    with pytest.raises(ValueError, match="var must be >= 0"):
+        cupy_losses.gaussian_nll_loss(ones, ones, -1.0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pos_weight(torch_library: Library, reduction: str, weighted: bool) -> None:
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    input, target, weight = (torch.rand(6, 4, generator=generator).to(device) for _ in range(3))
+    pos_weight = torch.rand(4, generator=generator).to(device)
+    operands = [(5 * input).requires_grad_(), target.requires_grad_()]
+    options: dict[str, Any] = {"weight": weight} if weighted else {}
+    options |= {"pos_weight": pos_weight, "reduction": reduction}
+    results = []
+    for module in (cupy_losses, torch.nn.functional):
+        loss = module.binary_cross_entropy_with_logits(*operands, **options)
+        results.append((loss, torch.autograd.grad((loss * loss).sum(), operands)))
+    torch.testing.assert_close(*results)
+    differentiable = [x.detach().double().requires_grad_() for x in (*operands, pos_weight)]
+    del options["pos_weight"]
+    assert torch.autograd.gradcheck(  # torch has no gradient by pos_weight
+        lambda x, y, p: cupy_losses.binary_cross_entropy_with_logits(x, y, pos_weight=p, **options),
+        differentiable,
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7,), (2, 3, 700), (3, 1)])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_multilabel_rows(
+    torch_library: Library, shape: tuple[int, ...], reduction: str, weighted: bool
+) -> None:
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    input = torch.randn(shape, device=device).requires_grad_()
+    target = (torch.rand(shape, device=device) < 0.5).float()
+    options = {"weight": torch.rand(shape, device=device)} if weighted else {}
+    results = []
+    for module in (cupy_losses, torch.nn.functional):
+        loss = module.multilabel_soft_margin_loss(input, target, reduction=reduction, **options)
+        (first,) = torch.autograd.grad((loss * loss).sum(), input, create_graph=True)
+        results.append((loss, first, torch.autograd.grad((first * first).sum(), input)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["binary_cross_entropy", "binary_cross_entropy_with_logits"])
+def test_sizes_must_agree(library: Library, name: str) -> None:
+    ones, row = (library.array(np.ones(shape, np.float32)) for shape in ((3, 4), (4,)))
+    with pytest.raises(ValueError, match=r"target must have the shape of the loss, \(3, 4\)"):
+        getattr(cupy_losses, name)(ones, row)
+
+
+def test_focal_loss_of_any_gamma(library: Library) -> None:
+    """gamma = 0 is the cross entropy, 2 takes a way of its own."""
+    rng = np.random.default_rng(0)
+    hosts = [3 * rng.standard_normal(50).astype(np.float32), (rng.random(50) < 0.5).astype("f4")]
+    x, y = map(library.array, hosts)
+    for got, expected in (
+        (
+            cupy_losses.sigmoid_focal_loss(x, y, alpha=-1, gamma=0),
+            cupy_losses.binary_cross_entropy_with_logits(x, y, reduction="none"),
+        ),
+        (
+            cupy_losses.sigmoid_focal_loss(x, y, gamma=2),
+            cupy_losses.sigmoid_focal_loss(x, y, gamma=2 * (1 + 2.0**-23)),
+        ),
+    ):
+        np.testing.assert_allclose(library.host(got), library.host(expected), rtol=1e-5)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from . import memory
 from .arguments import check_arguments
-from .compiler import Job, compiled, cuda_headers, gxx
+from .compiler import CompileError, Job, compiled, cuda_headers, gxx
 from .launcher import EmulatorError, Schedule, Triple, failure
 from .memory import Allocation, MemoryPointer, current, ndarray
 
@@ -222,6 +222,7 @@ def _modules(device: Device) -> dict[str, ModuleType]:
         get_current_stream=lambda: _Pointer(device.stream),
         runtime=_runtime(device),
         Device=_device_class(device),
+        compiler=_module("cupy.cuda.compiler", CompileException=CompileError),
     )
     cupy = _module(
         "cupy",

@@ -1,0 +1,82 @@
+// Elementary functions of plain numbers where a loss knows more of its argument than CUDA's do, and
+// would otherwise be slower than memory. Each is within 2 ulp in float; in double they are those
+// of CUDA. The polynomials are minimax ones in relative error.
+#pragma once
+
+// a / b of a b between 2^-100 and 2^100, and a quotient that is no subnormal number.
+__device__ __forceinline__ float quotient(float a, float b) {
+  const float reciprocal = __fdividef(1.0f, b);
+  const float q = a * reciprocal;
+  return fmaf(fmaf(-b, q, a), reciprocal, q);
+}
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+
+// log(1 + x) of an x in [0, 1].
+__device__ __forceinline__ float log1p_of_fraction(float x) {
+  float p = -0.003318469738587737f;
+  p = fmaf(p, x, 0.02020457200706005f);
+  p = fmaf(p, x, -0.0576644204556942f);
+  p = fmaf(p, x, 0.10680553317070007f);
+  p = fmaf(p, x, -0.15355394780635834f);
+  p = fmaf(p, x, 0.19695399701595306f);
+  p = fmaf(p, x, -0.24958586692810059f);
+  p = fmaf(p, x, 0.33330512046813965f);
+  p = fmaf(p, x, -0.4999993145465851f);
+  return fmaf(x * x, p, x);
+}
+__device__ __forceinline__ double log1p_of_fraction(double x) { return log1p(x); }
+
+// x^exponent of an x in [0, 1], in float with an error in units of 1 rather than of the result:
+// where that is small, its logarithm is rounded more than it.
+__device__ __forceinline__ float power_of_fraction(float x, float exponent) {
+  return exp2f(exponent * fmaxf(__log2f(x), -150.0f));
+}
+__device__ __forceinline__ double power_of_fraction(double x, double exponent) {
+  return pow(x, exponent);
+}
+
+// log(p) and log(1 - p), at least -100, of a probability p. The smaller of p and 1 - p, which is
+// exact where it counts, gives both: its logarithm by the hardware, which is precise below 1/2
+// only, and that of the larger one.
+template <class T>
+struct Logarithms {
+  T of_p, of_rest;
+};
+__device__ __forceinline__ Logarithms<float> logarithms(float p) {
+  const bool below = p < 0.5f;
+  const float s = below ? p : 1.0f - p;
+  float q = -1.7459421157836914f;
+  q = fmaf(q, s, 2.48231840133667f);
+  q = fmaf(q, s, -1.9767099618911743f);
+  q = fmaf(q, s, 0.5953652858734131f);
+  q = fmaf(q, s, -0.3410465717315674f);
+  q = fmaf(q, s, -0.1756902039051056f);
+  q = fmaf(q, s, -0.2518885135650635f);
+  q = fmaf(q, s, -0.3332621455192566f);
+  q = fmaf(q, s, -0.5000008940696716f);
+  const float small = fmaxf(0.6931471805599453f * __log2f(s), -100.0f);
+  const float large = fmaf(s * s, q, -s);
+  return {below ? small : large, below ? large : small};
+}
+__device__ __forceinline__ Logarithms<double> logarithms(double p) {
+  const double of_p = log(p), of_rest = log1p(-p);
+  return {of_p < -100.0 ? -100.0 : of_p, of_rest < -100.0 ? -100.0 : of_rest};
+}
+
+// log(cosh(x)).
+__device__ __forceinline__ float log_cosh(float x) {
+  const float a = fabsf(x), z = x * x;
+  float p = 8.780564530752599e-05f;
+  p = fmaf(p, z, -0.0005602157325483859f);
+  p = fmaf(p, z, 0.0020822964143007994f);
+  p = fmaf(p, z, -0.006713374983519316f);
+  p = fmaf(p, z, 0.022217417135834694f);
+  p = fmaf(p, z, -0.0833330973982811f);
+  const float near = fmaf(z * z, p, 0.5f * z);
+  const float far = a + (log1p_of_fraction(expf(-2.0f * a)) - 0.6931471805599453f);
+  return a < 1.0f ? near : far;
+}
+__device__ __forceinline__ double log_cosh(double x) {
+  const double a = fabs(x), s = sinh(a < 1.0 ? a : 0.0);
+  return a < 1.0 ? 0.5 * log1p(s * s) : a + (log1p(exp(-2.0 * a)) - 0.6931471805599453);
+}

@@ -1,0 +1,298 @@
+"""Losses of predicted classes: two classes an element, or several labels a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._dual import sigmoid, softplus, with_derivatives
+from ._evaluate import Prepared, differentiable, prepare
+from ._losses import Domain, Loss, Parameter
+
+Array = Any
+
+_PROBABILITY = Domain(0.0, 1.0)
+_SIGN = Domain(values=(-1.0, 1.0))
+
+
+def _cross_entropy(input: Any, target: Any) -> Any:
+    return target * softplus(-input) + (1.0 - target) * softplus(input)
+
+
+def _at_least(x: Any, floor: float) -> Any:
+    return np.where(x < floor, floor, x)
+
+
+def _binary_cross_entropy(input: Any, target: Any) -> Any:
+    def entropy(p: Any, y: Any) -> Any:
+        return -(y * _at_least(np.log(p), -100.0) + (1.0 - y) * _at_least(np.log1p(-p), -100.0))
+
+    def by_input(p: Any, y: Any) -> Any:
+        return (p - y) / _at_least(p * (1.0 - p), 1e-12)
+
+    def by_target(p: Any, y: Any) -> Any:
+        return _at_least(np.log1p(-p), -100.0) - _at_least(np.log(p), -100.0)
+
+    return with_derivatives(entropy, (by_input, by_target), (input, target))
+
+
+_BCE = Loss(
+    "BinaryCrossEntropy",
+    _binary_cross_entropy,
+    weighted_mean=False,
+    same_shape=True,
+    domains={"input": _PROBABILITY, "target": _PROBABILITY},
+)
+
+
+@differentiable
+def binary_cross_entropy(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the negative log-likelihood of a probability of the class 1.
+
+    Formula: -(target log(input) + (1 - target) log(1 - input)), logarithms at least -100
+
+    The derivative by `input` is (input - target) / max(input (1 - input), 1e-12), as torch's,
+    finite at 0 and 1. Values outside [0, 1] give NaN, see `check_values`. A weighted mean divides
+    by the number of elements, as torch's does.
+
+    Args:
+        input: The probabilities.
+        target: The classes, or their probabilities, the same shape.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.binary_cross_entropy`.
+
+    >>> float(binary_cross_entropy(np.array([0.5, 0.0]), np.array([1.0, 1.0]), reduction="sum"))
+    100.69314718055995
+
+    """
+    return prepare(_BCE, (input, target), reduction, weight, where)
+
+
+_BCE_WITH_LOGITS = Loss(
+    "BinaryCrossEntropyWithLogits",
+    _cross_entropy,
+    weighted_mean=False,
+    same_shape=True,
+    domains={"target": _PROBABILITY},
+)
+
+
+def _positive_weighted(input: Any, target: Any, pos_weight: Any) -> Any:
+    return pos_weight * target * softplus(-input) + (1.0 - target) * softplus(input)
+
+
+_POSITIVE_WEIGHTED = Loss(
+    "PositiveWeightedBinaryCrossEntropyWithLogits",
+    _positive_weighted,
+    operands=("input", "target", "pos_weight"),
+    weighted_mean=False,
+    same_shape=True,
+    domains={"target": _PROBABILITY},
+)
+
+
+@differentiable
+def binary_cross_entropy_with_logits(
+    input: Array,
+    target: Array,
+    *,
+    pos_weight: Array | None = None,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the negative log-likelihood of the log-odds of the class 1.
+
+    Formula: pos_weight target softplus(-input) + (1 - target) softplus(input), softplus(x) = log(1
+    + exp(x))
+
+    `value_and_grad` counts `pos_weight` as argument 2.
+    A weighted mean divides by the number of elements, as torch's does.
+
+    Args:
+        input: The log-odds (logits).
+        target: The classes, or their probabilities, the same shape.
+        pos_weight: The weight of the class 1, an array that broadcasts to the shape, or None.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.binary_cross_entropy_with_logits`.
+
+    >>> float(binary_cross_entropy_with_logits(np.array([0.0, 1e4]), np.array([1.0, 1.0])))
+    0.34657359027997264
+
+    """
+    if pos_weight is None:
+        return prepare(_BCE_WITH_LOGITS, (input, target), reduction, weight, where)
+    return prepare(_POSITIVE_WEIGHTED, (input, target, pos_weight), reduction, weight, where)
+
+
+def _focal(balanced: bool) -> Any:
+    def formula(input: Any, target: Any, alpha: float, gamma: float) -> Any:
+        miss = target * sigmoid(-input) + (1.0 - target) * sigmoid(input)
+        loss = miss**gamma * _cross_entropy(input, target)
+        return (alpha * target + (1.0 - alpha) * (1.0 - target)) * loss if balanced else loss
+
+    return formula
+
+
+_FOCAL = {
+    (balanced, squared): Loss(
+        "SigmoidFocal",
+        _focal(balanced),
+        parameters=(Parameter("alpha", -(2.0**120)), Parameter("gamma", minimum=0.0)),
+        options=(balanced, squared),
+        same_shape=True,
+        domains={"target": _PROBABILITY},
+    )
+    for balanced in (False, True)
+    for squared in (False, True)
+}
+
+
+@differentiable
+def sigmoid_focal_loss(
+    input: Array,
+    target: Array,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    *,
+    reduction: str = "none",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute a cross entropy that gives little weight to what is easily classified.
+
+    Formula: alpha_t (1 - p_t)^gamma bce, with p = sigmoid(input)
+
+    bce is `binary_cross_entropy_with_logits`, p_t = p target + (1 - p) (1 - target) and alpha_t =
+    alpha target + (1 - alpha) (1 - target), or 1 where alpha < 0. A weighted mean divides by the
+    sum of the weights.
+
+    Args:
+        input: The log-odds (logits).
+        target: The classes, or their probabilities, the same shape.
+        alpha: The weight of the class 1 against that of the class 0; below 0 there is none.
+        gamma: How little weight, at least 0.
+        reduction: "none", "mean" or "sum"; torchvision's default is "none".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torchvision.ops.sigmoid_focal_loss`; Lin et al., Focal loss for dense object detection,
+    2017.
+
+    >>> sigmoid_focal_loss(np.array([0.0]), np.array([1.0])).round(4).tolist()
+    [0.0433]
+
+    """
+    loss = _FOCAL[alpha >= 0, gamma == 2]
+    return prepare(loss, (input, target), reduction, weight, where, (alpha, gamma))
+
+
+_SOFT_MARGIN = Loss(
+    "SoftMargin",
+    lambda input, target: softplus(-target * input),
+    domains={"target": _SIGN},
+)
+
+
+@differentiable
+def soft_margin_loss(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the logistic loss of a score against a sign.
+
+    Formula: log(1 + exp(-target input))
+
+    Where torch's overflows, at scores beyond 88, this one is exact.
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The scores.
+        target: The classes, 1 or -1, a shape that broadcasts with `input`.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.soft_margin_loss`.
+
+    >>> soft_margin_loss(np.array([0.0, 1e4]), np.array([1.0, -1.0]), reduction="none").tolist()
+    [0.6931471805599453, 10000.0]
+
+    """
+    return prepare(_SOFT_MARGIN, (input, target), reduction, weight, where)
+
+
+_MULTILABEL = Loss(
+    "BinaryCrossEntropyWithLogits",
+    _cross_entropy,
+    weighted_mean=False,
+    rows=True,
+    domains={"target": _PROBABILITY},
+)
+
+
+@differentiable
+def multilabel_soft_margin_loss(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the mean over the labels of a row of the logistic loss of each.
+
+    Formula: mean over the last axis of target softplus(-input) + (1 - target) softplus(input)
+
+    The loss has one element a row: for operands of shape (N, C), `reduction="none"` gives (N,), and
+    "mean" and "sum" are over rows. A weighted mean divides by the number of elements. With
+    `where`, a mean is over all labels that are left; the other reductions divide by C.
+
+    Args:
+        input: The log-odds (logits), of shape (…, C).
+        target: The labels, 0 or 1, a shape that broadcasts with `input`.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.multilabel_soft_margin_loss`.
+
+    >>> rows = multilabel_soft_margin_loss(np.zeros((2, 3)), np.eye(2, 3), reduction="none")
+    >>> rows.round(4).tolist()
+    [0.6931, 0.6931]
+
+    """
+    return prepare(_MULTILABEL, (input, target), reduction, weight, where)

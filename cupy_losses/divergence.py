@@ -1,0 +1,261 @@
+"""Losses of predicted distributions: divergences and negative log-likelihoods."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ._dual import plain, with_derivatives
+from ._evaluate import Prepared, differentiable, prepare
+from ._losses import REDUCTIONS, Domain, Loss, Parameter, caller_level
+
+Array = Any
+
+_NOT_NEGATIVE = Domain(minimum=0.0)
+_EPS = Parameter("eps", minimum=0.0)
+
+
+def _x_log_x(x: Any) -> Any:
+    """X log(x), 0 at 0, with the derivative log(x) + 1."""
+
+    def value(x: Any) -> Any:
+        return np.where(x == 0, 0.0, x * np.log(x))
+
+    return with_derivatives(value, (lambda x: np.log(x) + 1.0,), (x,))
+
+
+_KL = {
+    False: Loss(
+        "KLDivergence",
+        lambda input, target: _x_log_x(target) - target * input,
+        options=(False,),
+        reductions=(*REDUCTIONS, "batchmean"),
+        domains={"target": _NOT_NEGATIVE},
+    ),
+    True: Loss(
+        "KLDivergence",
+        lambda input, target: np.exp(target) * (target - input),
+        options=(True,),
+        reductions=(*REDUCTIONS, "batchmean"),
+    ),
+}
+
+
+@differentiable
+def kl_div(
+    input: Array,
+    target: Array,
+    *,
+    log_target: bool = False,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the Kullback-Leibler divergence of log-probabilities from probabilities.
+
+    Formula: target (log(target) - input), or with log_target exp(target) (target - input)
+
+    The divergence is the sum over a distribution: `reduction="batchmean"` is the sum over the
+    length of the first axis, "mean" divides by the number of elements and warns of it, as torch's.
+    At a target of 0 the derivative by `target` is -inf. A weighted mean divides by the sum of the
+    weights.
+
+    Args:
+        input: The predicted log-probabilities.
+        target: The true probabilities, a shape that broadcasts with `input`.
+        log_target: Whether `target` holds log-probabilities too.
+        reduction: "none", "mean", "sum" or "batchmean".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.kl_div`; Kullback and Leibler, On information and sufficiency,
+    1951.
+
+    >>> float(kl_div(np.log([[0.5, 0.5]]), np.array([[1.0, 0.0]]), reduction="batchmean"))
+    0.6931471805599453
+
+    """
+    if reduction == "mean":
+        warnings.warn(
+            "reduction 'mean' divides by the number of elements: 'batchmean' divides by the number "
+            "of distributions, as the mathematical definition does",
+            UserWarning,
+            stacklevel=caller_level(),
+        )
+    return prepare(_KL[bool(log_target)], (input, target), reduction, weight, where)
+
+
+def _poisson(log_input: bool, full: bool) -> Any:
+    def formula(input: Any, target: Any, eps: float) -> Any:
+        expected, logarithm = (np.exp(input), input) if log_input else (input, np.log(input + eps))
+        loss = expected - target * logarithm
+        if not full:
+            return loss
+        stirling = _x_log_x(target) - target + 0.5 * np.log(2 * math.pi * target)
+        return loss + np.where(target > 1, stirling, 0.0)
+
+    return formula
+
+
+_POISSON = {
+    (log_input, full): Loss(
+        "PoissonNLL",
+        _poisson(log_input, full),
+        parameters=(_EPS,),
+        options=(log_input, full),
+        domains={"target": _NOT_NEGATIVE},
+    )
+    for log_input in (False, True)
+    for full in (False, True)
+}
+
+
+@differentiable
+def poisson_nll_loss(
+    input: Array,
+    target: Array,
+    log_input: bool = True,
+    full: bool = False,
+    *,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the negative log-likelihood of counts that follow a Poisson distribution.
+
+    Formula: exp(input) - target input, or without log_input input - target log(input + eps)
+
+    `full` adds Stirling's approximation of log(target!), target log(target) - target + log(2 pi
+    target) / 2, where target > 1. A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The logarithm of the expected count, or the count itself.
+        target: The counts, a shape that broadcasts with `input`.
+        log_input: Whether `input` is a logarithm.
+        full: Whether to add the term that depends on the target alone.
+        eps: What keeps log(0) away without `log_input`, at least 0.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.poisson_nll_loss`.
+
+    >>> poisson_nll_loss(np.zeros(2), np.array([1.0, 2.0]), reduction="none").tolist()
+    [1.0, 1.0]
+
+    """
+    loss = _POISSON[bool(log_input), bool(full)]
+    return prepare(loss, (input, target), reduction, weight, where, (eps,))
+
+
+def _gaussian(full: bool) -> Any:
+    def formula(input: Any, target: Any, var: Any, eps: float) -> Any:
+        var = with_derivatives(
+            lambda x: np.where(x < eps, eps, x), (lambda x: np.ones_like(plain(x)),), (var,)
+        )
+        d = input - target
+        loss = 0.5 * (np.log(var) + d * d / var)
+        return loss + 0.5 * math.log(2 * math.pi) if full else loss
+
+    return formula
+
+
+def _of_one_variance(full: bool) -> Any:
+    formula = _gaussian(full)
+    return lambda input, target, eps, var: formula(input, target, np.float64(var), eps)
+
+
+_GAUSSIAN = {
+    full: Loss(
+        "GaussianNLL",
+        _gaussian(full),
+        operands=("input", "target", "var"),
+        parameters=(_EPS,),
+        options=(full,),
+        domains={"var": _NOT_NEGATIVE},
+    )
+    for full in (False, True)
+}
+_OF_ONE_VARIANCE = {
+    full: Loss(
+        "GaussianNLLOfOneVariance",
+        _of_one_variance(full),
+        parameters=(_EPS, Parameter("var", minimum=0.0)),
+        options=(full,),
+    )
+    for full in (False, True)
+}
+
+
+@differentiable
+def gaussian_nll_loss(
+    input: Array,
+    target: Array,
+    var: Array | float,
+    full: bool = False,
+    *,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the negative log-likelihood of values that follow a normal distribution.
+
+    Formula: (log(v) + (input - target)^2 / v) / 2, with v = max(var, eps)
+
+    `full` adds log(2 pi) / 2. The gradient by `var` is that by v, as torch's. A weighted mean
+    divides by the sum of the weights.
+
+    Args:
+        input: The predicted means.
+        target: The true values, a shape that broadcasts with `input`.
+        var: The predicted variances: a number, or an array of the shape of `input`, of that shape
+            with one axis of length 1, or of that shape without its last axis.
+        full: Whether to add the constant.
+        eps: The smallest variance, at least 0.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.gaussian_nll_loss`; Nix and Weigend, Estimating the mean and
+    variance of the target probability distribution, 1994.
+
+    >>> float(gaussian_nll_loss(np.array([1.0]), np.array([3.0]), np.array([4.0])))
+    1.1931471805599454
+
+    """
+    if isinstance(var, float | int):
+        parameters = (eps, float(var))
+        loss = _OF_ONE_VARIANCE[bool(full)]
+        return prepare(loss, (input, target), reduction, weight, where, parameters)
+    shape, of_var = getattr(input, "shape", None), getattr(var, "shape", None)
+    if shape is not None and of_var is not None and shape != of_var:
+        if tuple(of_var) == tuple(shape[:-1]):
+            var = var[..., None]
+        elif not _has_one_axis_of_length_1(tuple(shape), tuple(of_var)):
+            raise ValueError(
+                f"var must have the shape of input, {tuple(shape)}, that shape with one axis of "
+                f"length 1, or without its last axis, got {tuple(of_var)}"
+            )
+    loss = _GAUSSIAN[bool(full)]
+    return prepare(loss, (input, target, var), reduction, weight, where, (eps,))
+
+
+def _has_one_axis_of_length_1(shape: tuple[int, ...], of_var: tuple[int, ...]) -> bool:
+    """Whether two shapes differ in one axis, of length 1 in the second."""
+    if len(shape) != len(of_var):
+        return False
+    return [b for a, b in zip(shape, of_var, strict=True) if a != b] == [1]

@@ -1,0 +1,200 @@
+"""Losses that demand a margin: between a score and its sign, between two scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._dual import plain
+from ._evaluate import Prepared, differentiable, prepare
+from ._losses import Domain, Loss, Parameter
+
+Array = Any
+
+_SIGN = Domain(values=(-1.0, 1.0))
+_MARGIN = Parameter("margin", -(2.0**120))
+
+
+def _clamped(x: Any) -> Any:
+    """max(x, 0) with torch's derivative at 0, which is 1."""
+    return np.where(x >= 0, x, np.where(plain(x) < 0, 0.0, plain(x)))
+
+
+_HINGE = Loss(
+    "Hinge",
+    lambda input, target: _clamped(1.0 - input * target),
+    domains={"target": _SIGN},
+)
+
+
+@differentiable
+def hinge_loss(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute how far a score is from being beyond 1 on the side of its class.
+
+    Formula: max(1 - input target, 0)
+
+    At input target = 1 the derivative is that of the left side. A weighted mean divides by the sum
+    of the weights.
+
+    Args:
+        input: The scores.
+        target: The classes, 1 or -1, a shape that broadcasts with `input`.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `sklearn.metrics.hinge_loss`; Cortes and Vapnik, Support-vector networks, 1995.
+
+    >>> hinge_loss(np.array([0.5, 2.0]), np.array([1.0, -1.0]), reduction="none").tolist()
+    [0.5, 3.0]
+
+    """
+    return prepare(_HINGE, (input, target), reduction, weight, where)
+
+
+def _squared_hinge(input: Any, target: Any) -> Any:
+    violation = _clamped(1.0 - input * target)
+    return violation * violation
+
+
+_SQUARED_HINGE = Loss("SquaredHinge", _squared_hinge, domains={"target": _SIGN})
+
+
+@differentiable
+def squared_hinge_loss(
+    input: Array,
+    target: Array,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute the square of the hinge loss.
+
+    Formula: max(1 - input target, 0)^2
+
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The scores.
+        target: The classes, 1 or -1, a shape that broadcasts with `input`.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `keras.losses.SquaredHinge`; `sklearn.svm.LinearSVC`, its default loss.
+
+    >>> squared_hinge_loss(np.array([0.5, 2.0]), np.array([1.0, -1.0]), reduction="none").tolist()
+    [0.25, 9.0]
+
+    """
+    return prepare(_SQUARED_HINGE, (input, target), reduction, weight, where)
+
+
+def _hinge_embedding(input: Any, target: Any, margin: float) -> Any:
+    near = np.where(target == -1, 0.0, input)
+    return near + np.where(target == 1, 0.0, _clamped(margin - input))
+
+
+_HINGE_EMBEDDING = Loss(
+    "HingeEmbedding", _hinge_embedding, parameters=(_MARGIN,), domains={"target": _SIGN}
+)
+
+
+@differentiable
+def hinge_embedding_loss(
+    input: Array,
+    target: Array,
+    margin: float = 1.0,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute a distance where two things are alike, how far it is below a margin where not.
+
+    Formula: input where target is 1, max(margin - input, 0) where it is -1
+
+    Another target gives the sum of both. The gradient by `target` is 0.
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input: The distances.
+        target: 1 for alike, -1 for not, a shape that broadcasts with `input`.
+        margin: The distance that is far enough.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.hinge_embedding_loss`.
+
+    >>> hinge_embedding_loss(np.array([0.5, 0.25]), np.array([1, -1]), reduction="none").tolist()
+    [0.5, 0.75]
+
+    """
+    return prepare(_HINGE_EMBEDDING, (input, target), reduction, weight, where, (margin,))
+
+
+_MARGIN_RANKING = Loss(
+    "MarginRanking",
+    lambda input1, input2, target, margin: _clamped(-target * (input1 - input2) + margin),
+    operands=("input1", "input2", "target"),
+    parameters=(_MARGIN,),
+    domains={"target": _SIGN},
+)
+
+
+@differentiable
+def margin_ranking_loss(
+    input1: Array,
+    input2: Array,
+    target: Array,
+    margin: float = 0.0,
+    *,
+    reduction: str = "mean",
+    weight: Array | None = None,
+    where: Array | None = None,
+) -> Prepared:
+    """Compute how far two scores are from the order that they should have.
+
+    Formula: max(-target (input1 - input2) + margin, 0)
+
+    Where the maximum is taken at 0 exactly, the derivative is that of the other term, as torch's.
+    A weighted mean divides by the sum of the weights.
+
+    Args:
+        input1: The scores of the first things.
+        input2: The scores of the second things, a shape that broadcasts with `input1`.
+        target: 1 where the first should rank higher, -1 where the second; broadcasts with both.
+        margin: By how much it should.
+        reduction: "none", "mean" or "sum".
+        weight: The weight of each element, or None.
+        where: Which elements count, or None for all.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Source: `torch.nn.functional.margin_ranking_loss`.
+
+    >>> float(margin_ranking_loss(np.array([1.0]), np.array([3.0]), np.array([1.0]), 0.5))
+    2.5
+
+    """
+    return prepare(_MARGIN_RANKING, (input1, input2, target), reduction, weight, where, (margin,))

@@ -1,0 +1,174 @@
+"""Losses of a user's own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import (
+    _formula,
+    _kernels,
+    mse_loss,
+    pointwise_loss,
+    smooth_l1_loss,
+    value_and_grad,
+)
+
+from . import emulator
+from .arrays import Library
+from .emulator import installed
+
+square = pointwise_loss(
+    "square",
+    "(input - target) * (input - target)",
+    numpy=lambda input, target: (input - target) * (input - target),
+)
+smooth = pointwise_loss(
+    "smooth",
+    """
+    auto d = input - target;
+    if (abs(d) >= beta) return abs(d) - 0.5 * beta;
+    return half_square(d) / beta;
+    """,
+    parameters={"beta": 1.0},
+    numpy=lambda input, target, beta: np.where(
+        abs(input - target) >= beta,
+        abs(input - target) - 0.5 * beta,
+        0.5 * (input - target) * (input - target) / beta,
+    ),
+)
+elastic = pointwise_loss(
+    "elastic",
+    "max(a, b) * sqrt(c) + pow(a, 3) * sigmoid(-b)",
+    operands=("a", "b", "c"),
+    numpy=lambda a, b, c: np.maximum(a, b) * np.sqrt(c) + a**3 / (1 + np.exp(b)),
+)
+
+
+def test_same_as_the_built_in_ones(library: Library) -> None:
+    rng = np.random.default_rng(0)
+    input, target, weight = (library.array(rng.random(5000).astype("f4")) for _ in range(3))
+    where = library.array(rng.random(5000) < 0.5)
+    for ours, theirs, options in (
+        (square, mse_loss, {}),
+        (smooth, smooth_l1_loss, {"beta": 0.3}),
+    ):
+        for extra in ({}, {"weight": weight}, {"where": where}, {"reduction": "sum"}):
+            got, expected = (
+                value_and_grad(loss, (0, 1))(input, target, **options, **extra)
+                for loss in (ours, theirs)
+            )
+            assert library.host(got[0]) == library.host(expected[0])
+            for mine, yours in zip(got[1], expected[1], strict=True):
+                np.testing.assert_allclose(library.host(mine), library.host(yours), rtol=5e-7)
+
+
+def test_more_operands(torch_library: Library) -> None:
+    import torch
+
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+    operands = [
+        (torch.rand(7, dtype=torch.float64) + 0.5).to(device).requires_grad_() for _ in "abc"
+    ]
+    assert torch.autograd.gradcheck(elastic, operands)
+    assert torch.autograd.gradgradcheck(elastic, operands)
+    torch.testing.assert_close(elastic(*operands[:2], c=operands[2]), elastic(*operands))
+
+
+def test_signature_and_arguments(library: Library) -> None:
+    signature = inspect.signature(smooth)
+    assert str(signature) == (
+        "(input, target, *, reduction='mean', weight=None, where=None, beta=1.0)"
+    )
+    assert smooth.__name__ == "smooth"
+    assert smooth.__doc__ is not None
+    ones = library.array(np.ones(3, np.float32))
+    with pytest.raises(TypeError, match=r"smooth\(\) misses the argument 'target'"):
+        smooth(ones)
+    with pytest.raises(TypeError, match=r"smooth\(\) takes 2 arrays, got 3"):
+        smooth(ones, ones, ones)
+    with pytest.raises(TypeError, match="unexpected argument 'gamma'"):
+        smooth(ones, ones, gamma=1.0)
+    with pytest.raises(TypeError, match="beta must be a real number"):
+        smooth(ones, ones, beta="1")
+
+
+def test_definition_errors() -> None:
+    with pytest.raises(ValueError, match="identifier"):
+        pointwise_loss("no name", "input")
+    with pytest.raises(ValueError, match="'weight' is taken"):
+        pointwise_loss("mine", "input", operands=("input", "weight"))
+    with pytest.raises(ValueError, match="at least one"):
+        pointwise_loss("mine", "1", operands=())
+    with pytest.raises(TypeError, match="formula must be a string"):
+        pointwise_loss("mine", abs)  # type: ignore[arg-type]
+    without = pointwise_loss("without", "input * target")
+    with pytest.raises(TypeError, match="without has no NumPy formula"):
+        without(np.ones(3), np.ones(3))
+
+
+# ---- mistakes in a formula -----------------------------------------------------------------------
+
+
+def nvrtc_log(loss: Any, source: str) -> str:
+    """What NVRTC says of a kernel with the formula."""
+    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
+    name = (
+        f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 1>, "
+        "SUM_OF_VALUES, 1u, float, const float*, const float*, float*>"
+    )
+    program = nvrtc.createProgram(_kernels.source("pointwise.cu") + source, "p.cu", (), ())
+    nvrtc.addNameExpression(program, name)
+    try:
+        nvrtc.compileProgram(program, (*_kernels.compile_options(), "-arch=sm_90"))
+    except nvrtc.NVRTCError:
+        return str(nvrtc.getProgramLog(program))
+    return ""
+
+
+MISTAKES = [
+    ("abs(input - targt)", 1, 13, 'identifier "targt" is undefined'),
+    ("auto d = input - target;\n  return d * cube(d);", 2, 14, 'identifier "cube" is undefined'),
+    ("(input - target", 1, 16, 'expected a ")"'),
+    ("input ** target", 1, 8, 'no operator "*" matches'),
+    ("\n\n   input +\n", 4, 1, "expected an expression"),
+]
+
+
+@pytest.mark.parametrize(("formula", "line", "column", "message"), MISTAKES)
+def test_mistakes_show_line_and_column(formula: str, line: int, column: int, message: str) -> None:
+    source = _formula.source("mine", formula, ("input", "target"), ("beta",))
+    explained = _formula.explained(source, nvrtc_log("Formula_mine", source))
+    assert f"the formula of mine does not compile, line {line}, column {column}: " in explained
+    assert message in explained
+    shown = [*formula.splitlines(), ""][line - 1]
+    assert f"\n    {shown}\n    {' ' * (column - 1)}^" in explained
+
+
+def test_all_functions_compile() -> None:
+    """Every function that the documentation lists."""
+    one = ["abs", "sign", "exp", "expm1", "log", "log1p", "xlogx", "sqrt", "tanh", "sinh", "cosh"]
+    one += ["sin", "cos", "atan", "relu", "sigmoid", "softplus", "log_sigmoid", "half_square"]
+    formula = " + ".join(f"{name}(input)" for name in one)
+    formula += " + max(input, target) + min(input, 1) + clamp_min(target, 0.5f) + pow(input, p)"
+    formula += " + exp(p) / target + (input > target ? input : 2) - -p"
+    source = _formula.source("mine", formula, ("input", "target"), ("p",))
+    assert nvrtc_log("Formula_mine", source) == ""
+    documentation = pointwise_loss.__doc__ or ""
+    assert all(name in documentation for name in (*one, "max", "min", "clamp_min", "pow"))
+
+
+def test_emulated_mistake() -> None:
+    """The error reaches the user, and a corrected formula of the same name works."""
+    emulator.require()
+    ones = np.ones(5, np.float32)
+    with installed() as device:
+        array = device.asarray(ones)
+        wrong = pointwise_loss("mine", "input - targt")
+        with pytest.raises(ValueError, match="the formula of mine does not compile"):
+            wrong(array, array)
+        right = pointwise_loss("mine", "input + target")
+        assert right(array, array).get() == 2
