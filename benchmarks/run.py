@@ -12,6 +12,7 @@ written once.
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import functools
 import gc
@@ -33,6 +34,8 @@ import torch.nn.functional as F
 
 import cupy_losses
 from cupy_losses import value_and_grad
+
+from . import losses as table
 
 RUNS = 15
 LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
@@ -132,12 +135,12 @@ def check_gradient(name: str, input: Any, target: Any, gradient: Any) -> None:
         )
 
 
-def autograd(loss: Callable[..., Any], input: Any, target: Any) -> Callable[[], None]:
+def autograd(loss: Callable[..., Any], input: Any, *others: Any) -> Callable[[], None]:
     """A forward and backward pass that leaves a gradient behind."""
 
     def work() -> None:
         input.grad = None
-        loss(input, target).backward()
+        loss(input, *others).backward()
 
     return work
 
@@ -202,6 +205,92 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
         "copy_of_gradient_bytes_ms": 1.5 * times["copy_ms"],
         **times,
     }
+
+
+def losses() -> list[dict[str, Any]]:
+    """Every loss in float32 at 2^30 elements, beside eager and torch.compile."""
+    rows = []
+    for seed, row in enumerate(table.ROWS):
+        rows.append(_loss(row, (32768, 32768), seed))
+        print(rows[-1], file=sys.stderr)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
+    operands = row.draw(shape, seed)
+    ours, eager = row.ours, row.eager
+    torch._dynamo.reset()
+    compiled = torch.compile(eager)
+
+    value, gradient = value_and_grad(ours)(*operands)
+    exact = sum(
+        row.each(*(_rows_of(x, first, 2048) for x in operands)).sum().item()
+        for first in range(0, shape[0], 2048)
+    )
+    divisor = shape[0] if row.options.get("reduction") == "batchmean" else operands[0].numel()
+    error = abs(value.item() - exact / divisor) / abs(exact / divisor)
+    assert error <= 2.0**-21, (str(row), error)
+    for first in (0, shape[0] - 8):
+        part = [_rows_of(x, first, 8) for x in operands]
+        part[0].requires_grad_()
+        (expected,) = torch.autograd.grad(row.each(*part).sum() / divisor, part[0])
+        torch.testing.assert_close(
+            gradient[first : first + 8].double(), expected, rtol=1e-5, atol=1e-6 / divisor
+        )
+    del gradient, part, expected
+
+    times = in_turn(
+        {
+            "forward_ms": lambda: ours(*operands),
+            "eager_forward_ms": lambda: eager(*operands),
+            "compiled_forward_ms": lambda: compiled(*operands),
+        }
+    )
+    leaf, *others = operands
+    leaf.requires_grad_()
+    times |= in_turn(
+        {
+            "forward_backward_ms": autograd(ours, leaf, *others),
+            "eager_forward_backward_ms": autograd(eager, leaf, *others),
+            "compiled_forward_backward_ms": autograd(compiled, leaf, *others),
+        }
+    )
+    size = sum(x.numel() for x in operands)
+    return {
+        "loss": str(row),
+        "dtype": "float32",
+        "elements": leaf.numel(),
+        "relative_error": error,
+        "forward_bytes": 4 * size,
+        "gradient_bytes": 4 * (size + leaf.numel()),
+        **times,
+    }
+
+
+def instructions() -> list[dict[str, Any]]:
+    """What the kernels of every loss execute: thread instructions an element, counted by ncu."""
+    counter = ["ncu", "--csv", "--metrics", "smsp__thread_inst_executed.sum", "-k", "pointwise"]
+    counted = subprocess.run(
+        [*counter, sys.executable, "-m", "benchmarks.losses"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    start = next(i for i, line in enumerate(counted) if line.startswith('"ID"'))
+    counts = [int(row["Metric Value"].replace(",", "")) for row in csv.DictReader(counted[start:])]
+    forward, both = counts[::2], counts[1::2]
+    elements = table.COUNTED[0] * table.COUNTED[1]
+    return [
+        {"loss": str(row), "forward": a / elements, "forward_backward": b / elements}
+        for row, a, b in zip(table.ROWS, forward, both, strict=True)
+    ]
+
+
+def _rows_of(x: Any, first: int, rows: int) -> Any:
+    """Some rows of an operand in float64; one that is broadcast along them is the same in each."""
+    return (x[first : first + rows] if x.ndim > 1 else x).double()
 
 
 def small() -> dict[str, Any]:
@@ -407,6 +496,8 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "first_call": first_call,
     "small": small,
     "bandwidth": bandwidth,
+    "losses": losses,
+    "instructions": instructions,
     "memory": memory,
     "scaling": scaling,
     "accuracy": accuracy,
