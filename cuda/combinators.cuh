@@ -35,15 +35,7 @@ struct Highest {
 };
 template <class A, class B, class... Rest>
 struct Highest<A, B, Rest...> {
-  template <bool A_IS_HIGHER, class>
-  struct Pick {
-    using type = typename Highest<A, Rest...>::type;
-  };
-  template <class Unused>
-  struct Pick<false, Unused> {
-    using type = typename Highest<B, Rest...>::type;
-  };
-  using type = typename Pick<(order<A> >= order<B>), void>::type;
+  using type = typename Highest<Select<(order<A> >= order<B>), A, B>, Rest...>::type;
 };
 
 __device__ constexpr int ones_below(unsigned bits, int end) {

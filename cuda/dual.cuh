@@ -18,6 +18,18 @@ struct EnableIf<true> {
 template <bool CONDITION>
 using If = typename EnableIf<CONDITION>::type;
 
+// A or B.
+template <bool CONDITION, class A, class B>
+struct Selected {
+  using type = A;
+};
+template <class A, class B>
+struct Selected<false, A, B> {
+  using type = B;
+};
+template <bool CONDITION, class A, class B>
+using Select = typename Selected<CONDITION, A, B>::type;
+
 template <class T>
 struct Real;
 template <class X>

@@ -16,10 +16,7 @@
 #include "layout.cuh"
 #include "pointwise_losses.cuh"
 #include "reduce.cuh"
-
-// What becomes of the loss values. Shares are those of Weighted and Masked; a gradient divisor is a
-// sum of them, computed ahead of the gradients of a mean.
-enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, WEIGHTED_MEAN_OF_VALUES, GRADIENT_DIVISOR };
+#include "values.cuh"
 
 // A tile: THREADS threads with PACKS packs of WIDTH elements each. BATCH of the packs are loaded
 // before the first is used; it changes the speed, never the order of summation.
@@ -34,40 +31,6 @@ struct Tile {
   }
 };
 
-// Division of a gradient by the number of elements (or the sum of weights): a reciprocal in two
-// parts, so that the quotient is rounded once.
-template <class T>
-struct Reciprocal {
-  T high, low;
-  __device__ __forceinline__ explicit Reciprocal(double divisor) {
-    const double reciprocal = 1.0 / divisor;
-    high = T(reciprocal);
-    if constexpr (sizeof(T) == sizeof(double)) {
-      low = fma(-reciprocal, divisor, 1.0) * reciprocal;
-    } else {
-      low = T(reciprocal - double(high));
-    }
-    if (!isfinite(high) || !isfinite(low)) low = T(0);
-  }
-  // x / divisor, to be stored as an E: half precision has no use for the low part.
-  template <class E>
-  __device__ __forceinline__ E times(T x) const {
-    if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
-    const T refined = fma(x, high, x * low);
-    return convert<E>(isfinite(refined) ? refined : x * high);
-  }
-};
-
-// A reduced value, from the sum of the values and that of the shares.
-template <class Loss, Values VALUES>
-__device__ __forceinline__ double reduced(const Sum<double> (&sums)[2], double divisor) {
-  if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) divisor = sums[1].total();
-  const double value = sums[0].total() / divisor;
-  // With all elements masked the gradient is 0, not 0 / 0: it is divided by infinity.
-  if (VALUES == GRADIENT_DIVISOR && is_masked<Loss> && value == 0.0) return 1.0 / value;
-  return value;
-}
-
 template <bool VARIES, class T>
 __device__ __forceinline__ auto seed(T x) {
   if constexpr (VARIES) {
@@ -76,14 +39,6 @@ __device__ __forceinline__ auto seed(T x) {
     return Real<T>(x);
   }
 }
-
-// T, once for each I.
-template <class T, int I>
-struct Repeated {
-  using type = T;
-};
-template <class T, int I>
-using Repeat = typename Repeated<T, I>::type;
 
 // One thread's work on packs of neighbouring elements. Pointers: those of the operands, then those
 // of the gradients of the operands in WANTED.
@@ -212,10 +167,9 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 template <class Layout>
 constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 
-// VALUES = NO_VALUES or EACH_VALUE: `value` has n elements. Otherwise it has one, the sum over
-// `divisor` or over the sum of the shares; with more than one segment `counter` (zeroed) and
-// `partials` (2 or 4 doubles a segment) are workspace of this launch alone. Gradients are divided
-// by `divisor`, or by *total where that is given.
+// VALUES = EACH_VALUE: `value` has n elements. Otherwise it has one, the sum over `divisor` or over
+// the sum of the shares, see Reduction. Gradients are divided by `divisor`, or by *total where that
+// is given.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
@@ -225,11 +179,12 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
-  constexpr int SUMS = VALUES == WEIGHTED_MEAN_OF_VALUES ? 2 : 1;
 
   const Pointers pointers{{pointer}...};
   if (total != nullptr) divisor = *total;
   Work work{loss, layout, pointers, Reciprocal<T>(divisor), value};
+  const Reduction<VALUES, Tile::THREADS, is_masked<Loss>, Result> reduction{
+      value, counter, partials, segments, divisor};
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -263,41 +218,9 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
         }
       }
     }
-    if constexpr (REDUCED) {
-      Sum<double> parts[2] = {block_sum<Tile::THREADS>(work.sum.widened())};
-      if constexpr (SUMS == 2) parts[1] = block_sum<Tile::THREADS>(work.shares.widened());
-      if (threadIdx.x == 0) {
-        if (segments == 1) {
-          *value = convert<Result>(reduced<Loss, VALUES>(parts, divisor));
-        } else {
-#pragma unroll
-          for (int s = 0; s < SUMS; ++s) {
-            partials[(segment * SUMS + s) * 2] = parts[s].high;
-            partials[(segment * SUMS + s) * 2 + 1] = parts[s].low;
-          }
-        }
-      }
-    }
+    if constexpr (REDUCED) reduction.add(segment, work.sum, work.shares);
   }
-
-  if constexpr (REDUCED) {
-    if (segments == 1 || !is_last_block(counter)) return;
-    Sum<double> sums[2] = {Sum<double>::zero(), Sum<double>::zero()};
-#pragma unroll 4
-    for (long long segment = threadIdx.x; segment < segments; segment += Tile::THREADS) {
-#pragma unroll
-      for (int s = 0; s < SUMS; ++s) {
-        const double2 part =
-            __ldcg(reinterpret_cast<const double2*>(partials) + segment * SUMS + s);
-        sums[s] += Sum<double>{part.x, part.y};
-      }
-    }
-    sums[0] = block_sum<Tile::THREADS>(sums[0]);
-    if constexpr (SUMS == 2) sums[1] = block_sum<Tile::THREADS>(sums[1]);
-    if (threadIdx.x == 0) {
-      *value = convert<Result>(reduced<Loss, VALUES>(sums, divisor));
-    }
-  }
+  if constexpr (REDUCED) reduction.finish();
 }
 
 // The gradient of operand WHICH, summed over the elements it was broadcast to; WHICH = -1 sums the

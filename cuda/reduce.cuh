@@ -65,13 +65,14 @@ __device__ __forceinline__ Sum<double> block_sum(Sum<double> sum) {
   return sum;
 }
 
-// True in every thread of the last block of the grid to come here, which then sees what all blocks
-// wrote before. `counter` starts at 0 and belongs to this launch alone.
-__device__ __forceinline__ bool is_last_block(unsigned* counter) {
+// True in every thread of the last of `blocks` blocks to come here, which then sees what all of
+// them wrote before. `counter` starts at 0 and belongs to this launch alone.
+__device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
   __shared__ bool last;
+  __syncthreads();  // a previous answer may still be read
   if (threadIdx.x == 0) {
     __threadfence();
-    last = atomicAdd(counter, 1u) == gridDim.x - 1;
+    last = atomicAdd(counter, 1u) == blocks - 1;
     __threadfence();
   }
   __syncthreads();

@@ -46,3 +46,11 @@ __device__ T type_at(const Slot<I, T>&);
 // The type of element I of a tuple type.
 template <int I, class Types>
 using At = decltype(type_at<I>(Types()));
+
+// T, once for each I.
+template <class T, int I>
+struct Repeated {
+  using type = T;
+};
+template <class T, int I>
+using Repeat = typename Repeated<T, I>::type;

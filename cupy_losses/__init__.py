@@ -11,6 +11,12 @@ from .classification import (
 )
 from .custom import pointwise_loss
 from .divergence import gaussian_nll_loss, kl_div, poisson_nll_loss
+from .embedding import (
+    cosine_embedding_loss,
+    triplet_margin_loss,
+    triplet_margin_with_distance_loss,
+)
+from .multiclass import cross_entropy, multi_margin_loss, multilabel_margin_loss, nll_loss
 from .ranking import (
     hinge_embedding_loss,
     hinge_loss,
@@ -34,6 +40,8 @@ __all__ = [
     "binary_cross_entropy_with_logits",
     "charbonnier_loss",
     "check_values",
+    "cosine_embedding_loss",
+    "cross_entropy",
     "gaussian_nll_loss",
     "grad",
     "hinge_embedding_loss",
@@ -44,7 +52,10 @@ __all__ = [
     "log_cosh_loss",
     "margin_ranking_loss",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
+    "nll_loss",
     "pointwise_loss",
     "poisson_nll_loss",
     "quantile_loss",
@@ -52,5 +63,7 @@ __all__ = [
     "smooth_l1_loss",
     "soft_margin_loss",
     "squared_hinge_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
     "value_and_grad",
 ]

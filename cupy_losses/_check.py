@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ._losses import Call
+from ._losses import Call, digits
 
 Array = Any
 
@@ -20,9 +20,10 @@ enabled: ContextVar[bool] = ContextVar("enabled", default=False)
 def check_values() -> Iterator[None]:
     """Check, inside a `with` block, that operands are in the range that their loss is defined for.
 
-    Probabilities in [0, 1], variances and counts not negative, classes 1 or -1, as the table of
-    losses says. It reads the operands once more and waits for the device: for finding a mistake,
-    not for training. Elements that `where` leaves out are not checked.
+    Probabilities in [0, 1], variances and counts not negative, signs 1 or -1, indices of classes
+    in range or ignored, as the table of losses says. It reads the operands once more and waits for
+    the device: for finding a mistake, not for training. Elements that `where` leaves out are not
+    checked.
 
     Raises:
         ValueError: In the call of a loss: the argument, the first wrong element and its value.
@@ -46,10 +47,10 @@ def check_values() -> Iterator[None]:
 def verify(call: Call, operands: Sequence[Array]) -> None:
     """Raise if an operand has an element outside its domain."""
     for name, operand in zip(call.names, operands, strict=True):
-        domain = call.loss.domains.get(name)
+        domain = call.loss.domain(call, name, operands)
         if domain is None:
             continue
-        wrong = ~domain.contains(operand)
+        wrong = ~domain.contains(_comparable(operand))
         if call.masked:
             wrong = wrong & operands[0]
         if not bool(wrong.any()):
@@ -58,7 +59,13 @@ def verify(call: Call, operands: Sequence[Array]) -> None:
         own = first[len(first) - operand.ndim :]
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
-        raise ValueError(f"{name} must be {domain}, but {place} is {float(operand[index]):g}")
+        raise ValueError(f"{name} must be {domain}, but {place} is {digits(operand[index].item())}")
+
+
+def _comparable(array: Array) -> Array:
+    # torch does not compare its wide unsigned integers.
+    wide = str(array.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64")
+    return array.long() if wide else array
 
 
 def _to_host(array: Array) -> Any:

@@ -9,10 +9,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from . import _cupy
+from . import _cupy, _plan_pointwise, _plan_rows
 from ._layout import Operand, result_dtype
-from ._losses import FORWARD, Call, Pass, shape_of
-from ._plan import Allocator, Array, Library, Output, Plan, Problem, make_plan
+from ._losses import FORWARD, Call, Loss, Pass
+from ._plan import Allocator, Array, Library, Output, Plan, Problem
+from ._rows import RowLoss
 
 
 class DeviceLibrary(Library, Protocol):
@@ -96,7 +97,7 @@ def _new_plan(
     call.check()
     described = tuple(library.describe(operand) for operand in operands)
     own = described[todo.extra :]
-    shape = shape_of(call, own)
+    shape = call.loss.shape_of(call, own)
     device = _common_device(library, call, operands[todo.extra :])
     problem = Problem(
         call,
@@ -104,11 +105,20 @@ def _new_plan(
         described,
         misaligned,
         shape,
-        result_dtype(own, library.autocast()),
+        result_dtype(call.loss.promoted(call, own), library.autocast()),
         device,
     )
     with library.use_device(device):
         return make_plan(library, problem)
+
+
+def make_plan(library: Library, problem: Problem) -> Plan:
+    """Decide how to compute a problem."""
+    loss = problem.call.loss
+    if isinstance(loss, RowLoss):
+        return _plan_rows.make_plan(library, problem, loss)
+    assert isinstance(loss, Loss)
+    return _plan_pointwise.make_plan(library, problem, loss)
 
 
 def _common_device(library: DeviceLibrary, call: Call, operands: Sequence[Array]) -> int:

@@ -103,6 +103,18 @@ def multiprocessors(device: int) -> int:
     return int(cupy().cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+@functools.cache
+def shared_memory(device: int) -> int:
+    """The shared memory that a block can have, in bytes."""
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
+
+
+@functools.cache
+def has_clusters(device: int) -> bool:
+    """Whether the blocks of a cluster can share what they compute."""
+    return int(cupy().cuda.Device(device).compute_capability) >= 90
+
+
 def launcher() -> Any:
     """The driver's launch function: pointer, grid, block, shared memory, stream, arguments."""
     return _driver().launchKernel

@@ -11,7 +11,7 @@ from . import _check
 from ._arrays import resolve
 from ._check import verify
 from ._layout import FLOATING
-from ._losses import Call, Loss, Pass
+from ._losses import AnyLoss, Call, Pass
 
 Array = Any
 checking = _check.enabled.get
@@ -20,11 +20,11 @@ Prepared = tuple[Call, tuple[Array, ...]]
 
 
 def prepare(
-    loss: Loss,
+    loss: AnyLoss,
     operands: tuple[Array, ...],
     reduction: str,
-    weight: Array | None,
-    where: Array | None,
+    weight: Array | None = None,
+    where: Array | None = None,
     parameters: tuple[float, ...] = (),
 ) -> Prepared:
     """A call of `loss` and its operands, for `differentiable`."""
@@ -58,6 +58,18 @@ def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments
 
     _prepare_by_loss[loss] = prepare
     return loss
+
+
+def prepared_by(
+    prepare: Callable[..., Prepared],
+) -> Callable[[Callable[Arguments, Array]], Callable[Arguments, Array]]:
+    """Let a function that is more than one call be differentiated as the call of `prepare`."""
+
+    def register(loss: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
+        _prepare_by_loss[loss] = prepare
+        return loss
+
+    return register
 
 
 def value_and_grad(
@@ -149,6 +161,8 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
         name = getattr(dtype, "name", str(dtype).removeprefix("torch."))
         if name not in FLOATING:
             raise TypeError(f"{names[k]} must be floating to differentiate by it, got {name}")
+        if call.loss.refusal(call, call.extra + k):
+            raise ValueError(f"the loss is not differentiated by {names[k]}")
         wanted.append(call.extra + k)
     if len(set(wanted)) < len(wanted):
         raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from . import _host_rows
 from ._dual import Dual, plain, slope_of
-from ._layout import (
-    Operand,
-    Shape,
-    broadcast_strides,
-    dense_strides,
-    memory_order,
-    result_dtype,
-)
+from ._host_sums import Gradient, Index, Sum, chunks, describe, dtype, empty, total
+from ._layout import Shape, broadcast_strides, memory_order, result_dtype
 from ._losses import (
     FORWARD,
     Call,
+    Loss,
     Pass,
     broadcasts_unasked,
     computed_now,
-    divides_by_shares,
     divides_by_weights,
-    shape_of,
-    value_shape,
     warn_of_broadcasting,
 )
+from ._rows import RowLoss
 
 Array = npt.NDArray[Any]
-
-CHUNK = 1 << 16  # elements in float64 at a time
 
 
 class HostBackend:
@@ -50,33 +41,32 @@ class HostBackend:
         return run(call, todo, operands)
 
 
-def describe(array: Array) -> Operand:
-    """A NumPy array without its data."""
-    size = max(array.dtype.itemsize, 1)
-    return Operand(array.dtype.name, array.shape, tuple(step // size for step in array.strides))
-
-
 def run(
     call: Call, todo: Pass, operands: Sequence[Array], autocast: bool = False
 ) -> list[Array | None]:
     """Compute one pass: the value, if asked for, then the wanted gradients."""
     call.check()
-    if call.loss.formula is None:
-        name = call.loss.struct.removeprefix("Formula_")
+    loss = call.loss
+    if isinstance(loss, RowLoss):
+        return _host_rows.run(call, loss, todo, operands, autocast)
+    assert isinstance(loss, Loss)
+    if loss.formula is None:
+        name = loss.struct.removeprefix("Formula_")
         raise TypeError(
             f"{name} has no NumPy formula: pass numpy= to pointwise_loss, or call it on CUDA arrays"
         )
     described = [describe(operand) for operand in operands]
     own = described[todo.extra :]
-    shape = shape_of(call, own)
+    shape = call.loss.shape_of(call, own)
     axes = memory_order(shape, [broadcast_strides(operand, shape) for operand in described])
     views = [np.broadcast_to(operand, shape) for operand in operands]
-    chunks = list(_chunks(shape))
-    result = dtype(result_dtype(own, autocast))
+    blocks = list(chunks(shape))
+    result = dtype(result_dtype(call.loss.promoted(call, own), autocast))
 
-    divisor = np.longdouble(call.divisor(shape, own))
-    if divides_by_shares(call):
-        divisor = _sum_of_shares(call, views[todo.extra :], chunks)
+    divisor = np.longdouble(call.loss.divisor(call, shape, own))
+    if loss.divides_by_shares(call):
+        weighs = divides_by_weights(call, loss)
+        divisor = _sum_of_shares(call, views[todo.extra :], blocks, weighs)
     # With all elements masked the gradient is 0, not 0 / 0.
     slope_divisor = np.float64(np.inf if call.masked and divisor == 0 else divisor)
     value_divisor = np.longdouble(slope_divisor) if todo.directions else divisor
@@ -84,14 +74,14 @@ def run(
     values = _Values(call, shape, axes, result) if todo.values else None
     now = computed_now(call, todo, own, shape)
     gradients = [
-        _Gradient(operands[todo.extra + k], shape, axes) if computed else None
+        Gradient(operands[todo.extra + k], shape, axes) if computed else None
         for k, computed in zip(todo.wanted, now, strict=True)
     ]
     if broadcasts_unasked(call, todo, own):
         warn_of_broadcasting(call, own)
 
     with np.errstate(all="ignore"):
-        for index in chunks:
+        for index in blocks:
             x = [view[index].astype(np.float64) for view in views]
             if values is not None:
                 values.add(index, plain(_evaluate(call, todo, x, None)))
@@ -107,49 +97,35 @@ def run(
 
 
 def _sum_of_shares(
-    call: Call, views: Sequence[Array], chunks: Sequence[tuple[slice | int, ...]]
+    call: Call,
+    views: Sequence[Array],
+    blocks: Sequence[Index],
+    weighs: bool,
 ) -> np.longdouble:
     """What a mean divides by: the sum of the weights that the mask leaves."""
-    total = _ZERO
+    divisor = np.longdouble(0)
     with np.errstate(all="ignore"):
-        for index in chunks:
-            weight = views[call.masked][index] if divides_by_weights(call) else np.ones(())
+        for index in blocks:
+            weight = views[call.masked][index] if weighs else np.ones(())
             if call.masked:
                 weight = np.where(views[0][index], weight, 0.0)
-            total += _sum(weight.astype(np.float64))
-    return total
-
-
-_ZERO = np.longdouble(0)
-
-
-def _sum(x: Array) -> np.longdouble:
-    return np.sum(x, dtype=np.longdouble)
-
-
-def dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name, bfloat16 included."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
+            divisor += total(weight.astype(np.float64))
+    return divisor
 
 
 class _Values:
     """The value of a call, filled chunk by chunk: of each element, of each row or of all."""
 
     def __init__(self, call: Call, shape: Shape, axes: Sequence[int], of: np.dtype[Any]) -> None:
-        self._shape, self._dtype = value_shape(call, shape), of
+        self._shape, self._dtype = call.loss.value_shape(call, shape), of
         self._reduced = self._shape != shape or call.reduction != "none"
         if not self._reduced:
-            self._array = _empty(shape, axes, of)
+            self._array = empty(shape, axes, of)
         else:
-            own = (*self._shape, 1) if call.sums_rows else (1,) * len(shape)
-            self._sum = _Sum(own)
+            own = (*self._shape, 1) if call.loss.sums_last_axis(call) else (1,) * len(shape)
+            self._sum = Sum(own)
 
-    def add(self, index: tuple[slice | int, ...], values: Array) -> None:
+    def add(self, index: Index, values: Array) -> None:
         """Take the values of the chunk at `index`."""
         if self._reduced:
             self._sum.add(index, values)
@@ -161,57 +137,6 @@ class _Values:
         if not self._reduced:
             return self._array
         return np.asarray(self._sum.array.reshape(self._shape) / divisor).astype(self._dtype)
-
-
-class _Sum:
-    """A sum over chunks, in the axes where `shape` is 1."""
-
-    def __init__(self, shape: Shape) -> None:
-        self.array = np.zeros(shape, np.longdouble)
-
-    def add(self, index: tuple[slice | int, ...], values: Array) -> None:
-        """Add the values of the chunk at `index`."""
-        own_index = tuple(
-            slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
-            for at, length in zip(index, self.array.shape, strict=False)
-        )
-        target = self.array[(*own_index, ...)]  # a view, also of a 0-d array
-        shape = (1,) * (target.ndim - np.ndim(values)) + np.shape(values)
-        summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
-        target += np.reshape(values, shape).sum(axis=summed, keepdims=True, dtype=np.longdouble)
-
-
-class _Gradient:
-    """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
-
-    def __init__(self, operand: Array, shape: Shape, axes: Sequence[int]) -> None:
-        self._operand = operand
-        own = (1,) * (len(shape) - operand.ndim) + operand.shape
-        self._direct = own == shape
-        if self._direct:
-            self._array = _empty(shape, axes, operand.dtype)
-        else:
-            self._sum = _Sum(own)
-
-    def add(self, index: tuple[slice | int, ...], slope: Array) -> None:
-        """Take the slopes of the chunk at `index`."""
-        if self._direct:
-            self._array[index] = slope
-        else:
-            self._sum.add(index, slope)
-
-    def finish(self) -> Array:
-        """The gradient in the dtype and shape of the operand."""
-        if self._direct:
-            return self._array.reshape(self._operand.shape)
-        array = self._sum.array.astype(self._operand.dtype)
-        return array.reshape(self._operand.shape)
-
-
-def _empty(shape: Shape, axes: Sequence[int], of: np.dtype[Any]) -> Array:
-    """A new array whose memory runs along `axes`, slowest first."""
-    strides = tuple(step * of.itemsize for step in dense_strides(axes, shape))
-    return np.ndarray(shape, of, strides=strides)
 
 
 def _evaluate(call: Call, todo: Pass, x: Sequence[Array], wanted: int | None) -> Any:
@@ -234,21 +159,3 @@ def _evaluate(call: Call, todo: Pass, x: Sequence[Array], wanted: int | None) ->
     if todo.chained:
         result = x[0] * result
     return result if mask is None else np.where(mask != 0, result, 0.0)
-
-
-def _chunks(shape: tuple[int, ...]) -> Iterator[tuple[slice | int, ...]]:
-    """Index tuples that cover an array in blocks of at most CHUNK elements (or one row)."""
-    if math.prod(shape) == 0:
-        return
-    if math.prod(shape) <= CHUNK:
-        yield ()
-        return
-    inner = math.prod(shape[1:])
-    if inner > CHUNK:
-        for first in range(shape[0]):
-            for rest in _chunks(shape[1:]):
-                yield (first, *rest)
-        return
-    rows = max(CHUNK // inner, 1)
-    for first in range(0, shape[0], rows):
-        yield (slice(first, first + rows),)

@@ -118,7 +118,8 @@ def compile_options() -> tuple[str, ...]:
         )
     # No contraction of a * b + c behind our back: the compiler would choose differently from kernel
     # to kernel, and a loss would have other bits with a gradient than without.
-    return ("-std=c++17", "-fmad=false", f"-I{folders[0]}")
+    # -default-device: generic lambdas are not taken for device code by themselves.
+    return ("-std=c++17", "-default-device", "-fmad=false", f"-I{folders[0]}")
 
 
 # ---- compiling ---------------------------------------------------------------------------------
@@ -136,10 +137,13 @@ _compile_lock = threading.Lock()
 
 
 @functools.cache
-def function(file: str, name: str, threads: int, device: int, formula: str = "") -> Function:
+def function(
+    file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
+) -> Function:
     """The kernel `name`, a template with all its arguments, compiled for the current device.
 
-    `formula` is the source of a loss that is not in cuda/.
+    `formula` is the source of a loss that is not in cuda/; `shared` the bytes of dynamic shared
+    memory that its launches may ask for.
     """
     with _compile_lock:
         try:
@@ -148,6 +152,11 @@ def function(file: str, name: str, threads: int, device: int, formula: str = "")
             if not formula:
                 raise
             raise ValueError(explained(formula, str(error))) from None
+    if shared:
+        kernel.max_dynamic_shared_size_bytes = shared
+        kernel.preferred_shared_memory_carveout = (
+            100  # percent: as many blocks as there is room for
+        )
     per_multiprocessor = _cupy.occupancy(kernel.kernel.ptr, threads)
     return Function(kernel, kernel.kernel.ptr, per_multiprocessor * _cupy.multiprocessors(device))
 
@@ -158,7 +167,8 @@ def function(file: str, name: str, threads: int, device: int, formula: str = "")
 class Launch:
     """A kernel with its grid and all its arguments but the pointers, which come last.
 
-    `arguments` are the bytes of each argument by value. One launch costs 3 µs of host time this
+    `arguments` are the bytes of each argument by value, `shared` those of dynamic shared memory.
+    One launch costs 3 µs of host time this
     way and 10 µs through RawKernel.__call__, which boxes every argument anew.
     """
 
@@ -169,6 +179,7 @@ class Launch:
         threads: int,
         arguments: Sequence[bytes],
         pointers: int,
+        shared: int = 0,
     ) -> None:
         offsets, end = [], 0
         for argument in arguments:
@@ -183,7 +194,7 @@ class Launch:
         self._addresses = self._buffer.ctypes.data + np.array(offsets, np.uint64)
         self._parameters = int(self._addresses.ctypes.data)
         self._kernel = kernel
-        self._shape = (kernel.pointer, grid[0], grid[1], 1, threads, 1, 1, 0)
+        self._shape = (kernel.pointer, grid[0], grid[1], 1, threads, 1, 1, shared)
         self._lock = threading.Lock()
         self._launch = _cupy.launcher()
 

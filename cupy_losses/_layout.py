@@ -101,6 +101,17 @@ def broadcast_strides(operand: Operand, shape: Shape) -> Shape:
     return (0,) * offset + tuple(0 if n == 1 else step for n, step, _ in own)
 
 
+def overlaps(operand: Operand) -> bool:
+    """Whether elements may share memory: unless each axis steps over all of the faster ones."""
+    reach = 0
+    for step, length in sorted(zip(map(abs, operand.strides), operand.shape, strict=True)):
+        if length > 1:
+            if step <= reach:
+                return True
+            reach += step * (length - 1)
+    return False
+
+
 def broadcast_axes(operand: Operand, shape: Shape) -> tuple[int, ...]:
     """The axes of `shape` along which `operand` is repeated."""
     offset = len(shape) - len(operand.shape)

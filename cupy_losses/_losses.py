@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,24 +53,85 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Domain:
-    """The values that an operand may have: one of `values`, or all from `minimum` to `maximum`."""
+    """The values that an operand may have: `values`, and a range where `minimum` is set."""
 
-    minimum: float = -math.inf
+    minimum: float | None = None
     maximum: float = math.inf
     values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        if self.values:
-            return " or ".join(f"{value:g}" for value in self.values)
-        if self.maximum == math.inf:
-            return f"at least {self.minimum:g}"
-        return f"in [{self.minimum:g}, {self.maximum:g}]"
+        parts = [digits(value) for value in self.values]
+        if self.minimum is not None:
+            low, high = digits(self.minimum), digits(self.maximum)
+            parts.insert(0, f"at least {low}" if high == "inf" else f"in [{low}, {high}]")
+        return " or ".join(parts)
 
     def contains(self, array: Any) -> Any:
         """Where the elements of an array, of any library, are inside."""
-        if self.values:
-            return functools.reduce(operator.or_, (array == value for value in self.values))
-        return (array >= self.minimum) & (array <= self.maximum)
+        parts = [array == value for value in self.values]
+        if self.minimum is not None:
+            parts.append((array >= self.minimum) & (array <= self.maximum))
+        return functools.reduce(operator.or_, parts)
+
+
+class AnyLoss(Protocol):
+    """What a backend asks of a loss, pointwise or of rows."""
+
+    @property
+    def struct(self) -> str:
+        """The class template of the formula, in cuda/."""
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The arguments of the template behind the arithmetic type."""
+
+    @property
+    def formula(self) -> Callable[..., Any] | None:
+        """The same in NumPy."""
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """The hyper-parameters, each with a name and a check."""
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The argument names of the operands."""
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """The reductions that it has."""
+
+    @property
+    def warns_of_broadcasting(self) -> bool:
+        """Whether torch warns where input and target broadcast."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether the gradient of the first operand takes its memory."""
+
+    def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
+        """The range of an operand, which is checked on demand, given the arrays of the call."""
+
+    def shape_of(self, call: Call, operands: Sequence[Operand]) -> Shape:
+        """The shape of all elements; raises unless the operands fit together."""
+
+    def value_shape(self, call: Call, shape: Shape) -> Shape:
+        """The shape of the value of a call."""
+
+    def promoted(self, call: Call, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """The operands whose dtypes decide on that of the value."""
+
+    def divisor(self, call: Call, shape: Shape, operands: Sequence[Operand]) -> float:
+        """What the sum is divided by, unless `divides_by_shares`."""
+
+    def divides_by_shares(self, call: Call) -> bool:
+        """Whether the mean divides by a sum over weights or over what a mask leaves."""
+
+    def sums_last_axis(self, call: Call) -> bool:
+        """Whether the value lacks the last axis of the elements, as a sum over it."""
+
+    def refusal(self, call: Call, operand: int) -> str:
+        """Why the loss cannot be differentiated by an operand; "" where it can."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +162,66 @@ class Loss:
     domains: Mapping[str, Domain] = field(default_factory=dict)
     source: str = ""
 
+    overwrites = False
+
+    def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
+        """The range of an operand, which depends on nothing."""
+        return self.domains.get(name)
+
+    def shape_of(self, call: Call, operands: Sequence[Operand]) -> Shape:
+        """The shape that the operands of a call broadcast to; raises unless they fit."""
+        names = call.names
+        check_dtypes(operands, names)
+        shape = broadcast_shape(operands, names)
+        if self.same_shape:
+            for operand, name in zip(
+                operands[call.extra : call.extra + 2], names[call.extra :], strict=False
+            ):
+                if operand.shape != shape:
+                    raise ValueError(
+                        f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
+                    )
+        if self.rows and not shape:
+            raise ValueError(f"{names[-2]} must have at least one dimension")
+        return shape
+
+    def value_shape(self, call: Call, shape: Shape) -> Shape:
+        """The shape of the value of a call."""
+        if call.reduction != "none":
+            return ()
+        return shape[:-1] if self.rows else shape
+
+    def promoted(self, call: Call, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """All operands decide on the dtype of the value."""
+        return operands
+
+    def divisor(self, call: Call, shape: Shape, operands: Sequence[Operand]) -> float:
+        """What the sum is divided by, unless `divides_by_shares`."""
+        if call.reduction == "mean":
+            return float(math.prod(shape))
+        if self.rows:
+            return float(shape[-1])
+        if call.reduction == "batchmean":
+            return float(operands[call.extra].shape[0]) if operands[call.extra].shape else 1.0
+        return 1.0
+
+    def divides_by_shares(self, call: Call) -> bool:
+        """Whether the mean divides by a sum over its weights or its mask."""
+        return call.reduction == "mean" and (call.masked or divides_by_weights(call, self))
+
+    def sums_last_axis(self, call: Call) -> bool:
+        """Whether the value is one of rows."""
+        return self.rows and call.reduction == "none"
+
+    def refusal(self, call: Call, operand: int) -> str:
+        """Why the loss cannot be differentiated by an operand; "" where it can."""
+        if call.weighted and operand == call.masked and divides_by_weights(call, self):
+            return (
+                "weight requires grad, which a mean that divides by the sum of the weights does "
+                "not support: pass weight.detach(), or reduction 'sum' or 'none'"
+            )
+        return ""
+
 
 class Call(NamedTuple):
     """A loss with all its arguments but the arrays.
@@ -109,9 +230,9 @@ class Call(NamedTuple):
     is one, then those of the loss.
     """
 
-    loss: Loss
+    loss: AnyLoss
     reduction: str
-    parameters: tuple[float, ...]
+    parameters: tuple[float | int, ...]
     weighted: bool
     masked: bool
 
@@ -126,26 +247,11 @@ class Call(NamedTuple):
         extra = ("where",) * self.masked + ("weight",) * self.weighted
         return extra + self.loss.operands
 
-    @property
-    def sums_rows(self) -> bool:
-        """Whether the result has one element a row."""
-        return self.loss.rows and self.reduction == "none"
-
     def check(self) -> None:
         """Raise unless the reduction is valid."""
         if self.reduction not in self.loss.reductions:
             allowed = ", ".join(map(repr, self.loss.reductions))
             raise ValueError(f"reduction must be one of {allowed}, got {self.reduction!r}")
-
-    def divisor(self, shape: Shape, operands: Sequence[Operand]) -> float:
-        """What the sum is divided by, unless `divides_by_shares`; `operands` are the call's own."""
-        if self.reduction == "mean":
-            return float(math.prod(shape))
-        if self.loss.rows:
-            return float(shape[-1])
-        if self.reduction == "batchmean":
-            return float(operands[self.extra].shape[0]) if operands[self.extra].shape else 1.0
-        return 1.0
 
 
 class Pass(NamedTuple):
@@ -177,39 +283,9 @@ class Pass(NamedTuple):
 FORWARD = Pass()
 
 
-def divides_by_shares(call: Call) -> bool:
-    """Whether the mean of this call divides by a sum over its weights or its mask."""
-    return call.reduction == "mean" and (call.masked or divides_by_weights(call))
-
-
-def divides_by_weights(call: Call) -> bool:
-    """Whether the mean of this call divides by the sum of its weights."""
-    return call.weighted and call.loss.weighted_mean and call.reduction == "mean"
-
-
-def shape_of(call: Call, operands: Sequence[Operand]) -> Shape:
-    """The shape that the operands of a call broadcast to; raises unless they fit."""
-    names = call.names
-    check_dtypes(operands, names)
-    shape = broadcast_shape(operands, names)
-    if call.loss.same_shape:
-        for operand, name in zip(
-            operands[call.extra : call.extra + 2], names[call.extra :], strict=False
-        ):
-            if operand.shape != shape:
-                raise ValueError(
-                    f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
-                )
-    if call.loss.rows and not shape:
-        raise ValueError(f"{names[-2]} must have at least one dimension")
-    return shape
-
-
-def value_shape(call: Call, shape: Shape) -> Shape:
-    """The shape of the value of a call."""
-    if call.reduction != "none":
-        return ()
-    return shape[:-1] if call.loss.rows else shape
+def divides_by_weights(call: Call, loss: Loss) -> bool:
+    """Whether the mean of this call of a pointwise loss divides by the sum of its weights."""
+    return call.weighted and loss.weighted_mean and call.reduction == "mean"
 
 
 def computed_now(call: Call, todo: Pass, operands: Sequence[Operand], shape: Shape) -> list[bool]:
@@ -253,6 +329,11 @@ def broadcasts_unasked(call: Call, todo: Pass, operands: Sequence[Operand]) -> b
     """Whether a call is to be warned of."""
     first = not todo.chained and not todo.directions
     return first and call.loss.warns_of_broadcasting and operands[-2].shape != operands[-1].shape
+
+
+def digits(value: float) -> str:
+    """A number in a message: an integer in full."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _name(value: object) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
-from . import _cuda, _cupy, _host
+from . import _cuda, _cupy, _host, _host_sums
 from ._kernels import Launch
 from ._layout import Operand
-from ._losses import FORWARD, Call, Pass, divides_by_weights
-from ._plan import Allocator, Output, scale_launch
+from ._losses import FORWARD, Call, Pass
+from ._plan import Allocator, Output
+from ._plan_pointwise import scale_launch
 
 Tensor = torch.Tensor
 
@@ -117,6 +118,8 @@ class _TorchBackend:
 
     def run(self, call: Call, todo: Pass, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """One pass over the operands."""
+        if call.loss.overwrites and call.extra in todo.wanted:
+            torch.autograd.graph.increment_version(operands[todo.extra + call.extra])
         return self.run_resolved(call, todo, [operand.resolve_neg() for operand in operands])
 
     def evaluate(self, call: Call, operands: Sequence[Tensor]) -> Tensor:
@@ -136,6 +139,8 @@ class _TorchBackend:
                 "backward(), or cupy_losses.value_and_grad"
             )
         if differentiate:
+            if call.loss.overwrites and operands[call.extra].requires_grad:
+                return _overwrite(self, call, operands)
             return _apply_loss(self, call, *operands)
         return self.run_resolved(call, FORWARD, operands)[0]  # type: ignore[return-value]
 
@@ -185,7 +190,12 @@ def _run_on_host(call: Call, todo: Pass, operands: Sequence[Tensor]) -> list[Ten
     names = ("",) * todo.extra + call.names
     arrays = [_to_numpy(*named) for named in zip(operands, names, strict=True)]
     results = _host.run(call, todo, arrays, torch.is_autocast_enabled("cpu"))
-    return [None if array is None else _from_numpy(array) for array in results]
+    outputs: list[Tensor | None] = []
+    for result in results:
+        # A gradient that overwrites an operand is that operand.
+        same = [t for t, array in zip(operands, arrays, strict=True) if array is result]
+        outputs.append(same[0] if same else None if result is None else _from_numpy(result))
+    return outputs
 
 
 def _to_numpy(tensor: Tensor, name: str) -> Any:
@@ -197,7 +207,7 @@ def _to_numpy(tensor: Tensor, name: str) -> Any:
     tensor = tensor.detach()
     try:
         if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(_host.dtype("bfloat16"))
+            return tensor.view(torch.int16).numpy().view(_host_sums.dtype("bfloat16"))
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
         raise TypeError(
@@ -230,7 +240,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         backend, call, wanted, ready = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
-        if call.sums_rows:
+        if call.loss.sums_last_axis(call):
             grad_output = grad_output.unsqueeze(-1)
         gradients: list[Tensor | None]
         if torch.is_grad_enabled():  # create_graph=True
@@ -276,12 +286,70 @@ _apply_loss: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
 def _early_pass(call: Call, needs_input_grad: tuple[bool, ...]) -> Pass:
     """The forward pass for the operands that need a gradient."""
     needed = needs_input_grad[-len(call.names) :]
-    if call.weighted and needed[call.masked] and divides_by_weights(call):
+    wanted = tuple(k for k, needs in enumerate(needed) if needs)
+    for k in wanted:
+        if refusal := call.loss.refusal(call, k):
+            raise ValueError(refusal)
+    return Pass(wanted=wanted, early=True)
+
+
+def _overwrite(backend: _TorchBackend, call: Call, operands: Sequence[Tensor]) -> Tensor:
+    """The loss, with the gradient by its first operand in the memory of that operand."""
+    name, input = call.names[call.extra], operands[call.extra]
+    if call.reduction == "none":
+        raise ValueError(f"reduction must be 'mean' or 'sum' to overwrite {name}, got 'none'")
+    if any(t.requires_grad and t.dtype == torch.float16 for t in operands):
         raise ValueError(
-            "weight requires grad, which a mean that divides by the sum of the weights does not "
-            "support: pass weight.detach(), or reduction 'sum' or 'none'"
+            f"{name} can not be overwritten by a gradient of float16, which may underflow before "
+            "that of the loss is known"
         )
-    return Pass(wanted=tuple(k for k, needs in enumerate(needed) if needs), early=True)
+    if any(t is not None and t.is_leaf and t.requires_grad for t in (input, input._base)):
+        raise ValueError(
+            f"{name} must not be a leaf that requires grad, nor a view of one, to be overwritten"
+        )
+    return _apply_overwriting_loss(backend, call, *operands)
+
+
+class _OverwritingLoss(torch.autograd.Function):
+    """A loss whose forward pass writes the gradient by its first operand over that operand."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: _TorchBackend, call: Call, *operands: Tensor) -> Any:
+        todo = _early_pass(call, ctx.needs_input_grad)
+        value, *gradients = backend.run_resolved(call, todo, operands)
+        input = operands[call.extra]
+        torch.autograd.graph.increment_version(input)
+        ctx.save_for_backward(input)  # as it is now: autograd notices any later change
+        pairs = zip(todo.wanted, gradients, strict=True)
+        gradients = [None if k == call.extra else g for k, g in pairs]
+        ctx.state = backend, call, todo.wanted, gradients
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the loss overwrote its input, so that it has no second derivatives: call it "
+                "without overwrite_input for create_graph=True"
+            )
+        if ctx.state is None:
+            raise RuntimeError(
+                "the loss overwrote its input, so that its graph has one backward pass only: call "
+                "it without overwrite_input for retain_graph=True"
+            )
+        (input,) = ctx.saved_tensors  # raises if it was modified since
+        (backend, call, wanted, gradients), ctx.state = ctx.state, None
+        results: list[Tensor | None] = [None] * (2 + len(call.names))
+        for k, gradient in zip(wanted, gradients, strict=True):
+            found = input.detach() if gradient is None else gradient
+            backend.scale(found, grad_output)
+            results[2 + k] = found
+        return tuple(results)
+
+
+_apply_overwriting_loss: Callable[..., Tensor] = super(
+    torch.autograd.Function, _OverwritingLoss
+).apply
 
 
 class _Gradient(torch.autograd.Function):

@@ -16,14 +16,14 @@ _SIGN = Domain(values=(-1.0, 1.0))
 _MARGIN = Parameter("margin", -(2.0**120))
 
 
-def _clamped(x: Any) -> Any:
+def clamped(x: Any) -> Any:
     """max(x, 0) with torch's derivative at 0, which is 1."""
     return np.where(x >= 0, x, np.where(plain(x) < 0, 0.0, plain(x)))
 
 
 _HINGE = Loss(
     "Hinge",
-    lambda input, target: _clamped(1.0 - input * target),
+    lambda input, target: clamped(1.0 - input * target),
     domains={"target": _SIGN},
 )
 
@@ -64,7 +64,7 @@ def hinge_loss(
 
 
 def _squared_hinge(input: Any, target: Any) -> Any:
-    violation = _clamped(1.0 - input * target)
+    violation = clamped(1.0 - input * target)
     return violation * violation
 
 
@@ -107,7 +107,7 @@ def squared_hinge_loss(
 
 def _hinge_embedding(input: Any, target: Any, margin: float) -> Any:
     near = np.where(target == -1, 0.0, input)
-    return near + np.where(target == 1, 0.0, _clamped(margin - input))
+    return near + np.where(target == 1, 0.0, clamped(margin - input))
 
 
 _HINGE_EMBEDDING = Loss(
@@ -154,7 +154,7 @@ def hinge_embedding_loss(
 
 _MARGIN_RANKING = Loss(
     "MarginRanking",
-    lambda input1, input2, target, margin: _clamped(-target * (input1 - input2) + margin),
+    lambda input1, input2, target, margin: clamped(-target * (input1 - input2) + margin),
     operands=("input1", "input2", "target"),
     parameters=(_MARGIN,),
     domains={"target": _SIGN},

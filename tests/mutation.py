@@ -30,7 +30,7 @@ import pytest
 
 from cupy_losses import (
     _kernels,
-    _plan,
+    _plan_pointwise,
     grad,
     huber_loss,
     l1_loss,
@@ -259,7 +259,7 @@ def _scale(device: Device) -> None:
     for factor in (1.0, 2.5):
         gradient = device.asarray(host, writable=True)
         scalar = device.asarray(np.asarray(factor, np.float32))
-        launch = _plan.scale_launch("float32", "float32", host.size, 0)
+        launch = _plan_pointwise.scale_launch("float32", "float32", host.size, 0)
         launch(0, gradient.data.ptr, scalar.data.ptr)
         close(gradient, factor * host)
 

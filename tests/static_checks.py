@@ -21,9 +21,11 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from cupy_losses import _kernels, classification, divergence, ranking, regression
+from cupy_losses._cuda import make_plan
 from cupy_losses._layout import Operand, broadcast_shape, dense_strides, result_dtype
 from cupy_losses._losses import FORWARD, Call, Loss, Pass
-from cupy_losses._plan import Allocator, Output, Problem, make_plan, scale_launch
+from cupy_losses._plan import Allocator, Output, Problem
+from cupy_losses._plan_pointwise import scale_launch
 
 ARCHITECTURES = (80, 90, 100, 120)
 RECORD = Path(__file__).with_name("registers.json")

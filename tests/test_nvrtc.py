@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from unittest import mock
 
 import pytest
 
-from cupy_losses import _kernels
-from cupy_losses._plan import template
+from cupy_losses import _cupy, _kernels, embedding, multiclass
+from cupy_losses._cuda import make_plan
+from cupy_losses._layout import Operand
+from cupy_losses._losses import FORWARD, Call, Pass
+from cupy_losses._plan import Problem, template
+from cupy_losses._rows import ELEMENTS, INDEX, LABELS, RowLoss
 
 from . import static_checks
 
@@ -18,9 +23,9 @@ SHORT = ("float", "__nv_bfloat16")
 LOSSES = (*static_checks.LOSSES, *static_checks.FORMULAS)
 
 
-def compile_for(architecture: int, names: list[str]) -> None:
+def compile_for(architecture: int, names: list[str], file: str = "pointwise.cu") -> None:
     """Compile the kernels `names`; raises with the compiler's log."""
-    program = nvrtc.createProgram(_kernels.source("pointwise.cu"), "pointwise.cu", (), ())
+    program = nvrtc.createProgram(_kernels.source(file), file, (), ())
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
@@ -75,3 +80,71 @@ def specialisations() -> list[str]:
 def test_all_kernels_compile(architecture: int) -> None:
     names = specialisations()
     compile_for(architecture, names if architecture == 90 else names[architecture % 5 :: 5])
+
+
+# Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a pack; two launches.
+ROW_SHAPES = [(4096, 12), (1024, 4096), (300, 100_001), (3, 1_000_000)]
+ROW_LOSSES = (
+    *(loss for options, loss in multiclass._CROSS_ENTROPY.items() if not options[-1]),
+    *(loss for options, loss in multiclass._OF_PROBABILITIES.items() if not options[-1]),
+    multiclass._NLL,
+    *multiclass._MULTI_MARGIN.values(),
+    multiclass._MULTILABEL_MARGIN,
+    embedding._COSINE_EMBEDDING,
+    *embedding._TRIPLET_MARGIN.values(),
+)
+
+
+def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) -> Operand:
+    """An operand of a loss over rows of that shape."""
+    role = loss.role(name)
+    if role == "weight":
+        return static_checks.dense(dtype, shape[1])
+    if role in (ELEMENTS, LABELS):
+        return static_checks.dense(dtype if role == ELEMENTS else "int64", *shape)
+    return static_checks.dense("int32" if role == INDEX else dtype, shape[0])
+
+
+def row_specialisations() -> list[str]:
+    """What the planner asks for: every loss over rows, every way to divide a row."""
+    names: dict[str, None] = {}
+
+    def function(
+        file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
+    ) -> _kernels.Function:
+        if file == "row.cu":
+            names[name] = None
+        return _kernels.Function(None, 0, 1)
+
+    with (
+        mock.patch.object(_kernels, "function", function),
+        mock.patch.object(_cupy, "shared_memory", return_value=227 << 10),
+        mock.patch.object(_cupy, "has_clusters", return_value=True),
+    ):
+        for number, loss in enumerate(ROW_LOSSES):
+            dtype = ("float32", "bfloat16", "float64")[number % 3]
+            shape = ROW_SHAPES[number % len(ROW_SHAPES)]
+            call = Call(loss, "mean", (1.0,) * len(loss.parameters), loss.weights, False)
+            own = tuple(row_operand(loss, name, shape, dtype) for name in call.names)
+            elements = [k for k, n in enumerate(call.names) if loss.role(n) == ELEMENTS]
+            wanted = tuple(elements)
+            vectors = [own[k] for k in elements]
+            grad_output = static_checks.dense(dtype)
+            second = Pass(values=False, wanted=wanted, chained=True, directions=wanted)
+            for todo, leading in (
+                (FORWARD, ()),
+                (Pass(wanted=wanted), ()),
+                (second, (grad_output, *vectors)),
+            ):
+                operands = (*leading, *own)
+                misaligned = (0,) * len(operands)
+                problem = Problem(call, todo, operands, misaligned, shape, dtype, device=0)
+                make_plan(static_checks._NoLibrary(), problem)
+    return list(names)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_row_kernels_compile(architecture: int) -> None:
+    names = row_specialisations()
+    some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
+    compile_for(architecture, some, "row.cu")

@@ -20,6 +20,7 @@ from cupy_losses import _kernels
 from cupy_losses.__main__ import main
 
 from .losses import LOSSES
+from .rows import ROWS
 
 PACKAGE = Path(cupy_losses.__file__).parent
 
@@ -54,7 +55,17 @@ def test_includes_are_inlined_once_with_line_numbers() -> None:
     assert start - 1 >= own - 5
 
 
-MODULES = ["_check", "_evaluate", "classification", "custom", "divergence", "ranking", "regression"]
+MODULES = [
+    "_check",
+    "_evaluate",
+    "classification",
+    "custom",
+    "divergence",
+    "embedding",
+    "multiclass",
+    "ranking",
+    "regression",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -80,7 +91,9 @@ def test_table_of_losses_is_current() -> None:
     generator = load(path)
     assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
     names = {name for name in cupy_losses.__all__ if name not in generator.NO_LOSSES}
-    assert names == {case.name for case in LOSSES if case.function is None}
+    tested = {case.name for case in LOSSES if case.function is None}
+    tested |= {case.name for case in ROWS} | {"triplet_margin_with_distance_loss"}
+    assert names == tested
 
 
 # ---- commands ------------------------------------------------------------------------------------

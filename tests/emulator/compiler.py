@@ -25,7 +25,7 @@ _RUNTIME = ("scheduler.cpp", "checkers.cpp")
 
 _OLDEST_GXX = 12
 _LARGEST_BATCH = 16  # kernels
-_DYNAMIC_SHARED_BYTES = 32 << 10  # the most that an `extern __shared__` array can have
+DYNAMIC_SHARED_BYTES = 32 << 10  # the most that an `extern __shared__` array can have
 
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Werror=return-type")
 # Thread-local variables are set up by the scheduler, not by functions that g++ would call.
@@ -117,12 +117,12 @@ class Module:
     ) -> None:
         self._check = check
         dynamic = re.search(r"extern\s+__shared__[^;]*?(\w+)\s*\[\s*\]", code)
-        self._dynamic_room = _DYNAMIC_SHARED_BYTES if dynamic else 0
+        self._dynamic_room = DYNAMIC_SHARED_BYTES if dynamic else 0
         lines = [code, '#line 1 "exports"']
         lines += [f"EMU_EXPORT({_symbol(name)}, ({name}))" for name in name_expressions]
         lines.append("EMU_LIBRARY")
         if dynamic:
-            lines.append(f"EMU_DYNAMIC_SHARED({dynamic[1]}, {_DYNAMIC_SHARED_BYTES})")
+            lines.append(f"EMU_DYNAMIC_SHARED({dynamic[1]}, {DYNAMIC_SHARED_BYTES})")
         self._source = "\n".join(lines) + "\n"
         self._flags = [*_kernel_flags(check), *_LINK]
         self._flags += [option for option in options if option[:2] in ("-D", "-I")]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from . import memory
 from .arguments import check_arguments
-from .compiler import CompileError, Job, compiled, cuda_headers, gxx
+from .compiler import DYNAMIC_SHARED_BYTES, CompileError, Job, compiled, cuda_headers, gxx
 from .launcher import EmulatorError, Schedule, Triple, failure
 from .memory import Allocation, MemoryPointer, current, ndarray
 
@@ -205,6 +205,7 @@ class _RawKernel:
         self._device = device
         self._job = job
         self._pointers: dict[int, _Pointer] = {}
+        self.max_dynamic_shared_size_bytes = 0
 
     @property
     def kernel(self) -> _Pointer:
@@ -328,7 +329,11 @@ def _device_class(device: Device) -> type:
 
         def __init__(self, number: int | None = None) -> None:
             self.id = current.device if number is None else number
-            self.attributes = {"MultiProcessorCount": device.multiprocessors}
+            self.attributes = {
+                "MultiProcessorCount": device.multiprocessors,
+                "MaxSharedMemoryPerBlockOptin": DYNAMIC_SHARED_BYTES,
+            }
+            self.compute_capability = "80"
             self._previous: list[int] = []
 
         def __enter__(self) -> CudaDevice:

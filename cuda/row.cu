@@ -1,0 +1,837 @@
+// All passes of all losses of rows: the loss of each row, its sum or mean, the gradients of the
+// elements, or loss and gradients together.
+//
+// A row is read once. Its elements come to shared memory while the row before is worked on; from
+// there the row accumulates what its loss needs, and, where gradients are wanted, these are
+// computed once that is complete. Bytes of device memory an element, with operands and gradients of
+// s bytes: the loss of one operand s, with its gradient 2s; from a row too long for shared memory
+// 3s.
+//
+// Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; a
+// cluster of blocks, each with a share of the row (its rank) in its shared memory; or, for few rows
+// of many elements, blocks all over the device, in two launches: PARTIAL leaves what each share
+// accumulates in device memory, FINISH combines that.
+//
+// Order of summation: batches of a thread in order, then threads in pairs, then ranks in order.
+// Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
+// and whoever computes a rank, so that the bits are always the same.
+#include "combinators.cuh"
+#include "layout.cuh"
+#include "row_losses.cuh"
+#include "values.cuh"
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// Clusters need PTX. Without them each block computes all ranks of a row itself, with the same
+// bits.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+#else
+#define CLUSTERS 0
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define ASYNCHRONOUS_COPIES 1
+#else
+#define ASYNCHRONOUS_COPIES 0
+#endif
+
+enum Phase { WHOLE, PARTIAL, FINISH };
+
+// LANES threads, of a block of THREADS, work on a row, each on SLOTS packs of WIDTH elements of a
+// share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
+// neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
+// of neighbouring rows are not. SHIFTED: rows may begin inside a pack. RANKS: the shares of a row
+// in phase WHOLE, one for each block of a CLUSTER, else all of one block. RESIDENT: how many blocks
+// a multiprocessor is to hold.
+template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
+          bool CLUSTER_, bool ACROSS_, bool SHIFTED_, bool EXACT_>
+struct Team {
+  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
+  static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
+  static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
+  static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
+  static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_;
+  static constexpr bool SHIFTED = SHIFTED_, EXACT = EXACT_;
+
+  static __device__ __forceinline__ int lane() {
+    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
+  }
+  static __device__ __forceinline__ int row() {
+    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
+  }
+};
+
+// Where rows lie: a walk over them, and the step of each array along its row. Bit k of VECTORS:
+// that step is 1 and the packs of a row are aligned, so that a pack is one access.
+template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index, class Column_>
+struct RowLayout {
+  using Column = Column_;
+  static constexpr unsigned VECTORS = VECTORS_;
+  Layout<DIMS, ARRAYS, 0u, Index> rows;
+  long long steps[ARRAYS];
+
+  template <int K>
+  __device__ __forceinline__ long long step() const {
+    return (VECTORS >> K & 1u) ? 1 : steps[K];
+  }
+};
+
+// One row. Arrays: grad_output where CHAINED, a tangent for each of DIRECTIONS, the operands of the
+// loss, the weights of the classes where WEIGHTED, then the gradients.
+template <class T, class Loss, class Layout, unsigned DIRECTIONS, bool CHAINED, class Pointers>
+struct RowOf {
+  using Scalar = T;
+  using Rows = Layout;
+  using Column = typename Layout::Column;
+  using N = Select<(DIRECTIONS != 0), Dual<Real<T>>, Real<T>>;
+
+  static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 32);
+  static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
+  template <int I>
+  static constexpr int TANGENT = int(CHAINED) + ones_below(DIRECTIONS, I);
+  template <int I>
+  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+    return *pointer;
+  }
+  template <int I>
+  using Element = decltype(element_type<I>(At<I, Pointers>()));
+
+  const Layout& layout;
+  const Pointers& pointers;
+  typename decltype(Layout::rows)::Location at;
+  Column columns;
+
+  template <int K>
+  __device__ __forceinline__ auto* address(Column column) const {
+    return get<K>(pointers) + (at.offset[K] + (long long)(column)*layout.template step<K>());
+  }
+  template <int I>
+  __device__ __forceinline__ N number(Column column) const {
+    const T value = convert<T>(*address<FIRST + I>(column));
+    if constexpr (bool(DIRECTIONS >> I & 1u)) {
+      return N(Real<T>(value), Real<T>(convert<T>(*address<TANGENT<I>>(column))));
+    } else {
+      return N(Real<T>(value));
+    }
+  }
+  template <int I>
+  __device__ __forceinline__ long long index(Column column = 0) const {
+    return (long long)(*address<FIRST + I>(column));
+  }
+  __device__ __forceinline__ T weight(Column column) const {
+    return convert<T>(*address<FIRST + Loss::OPERANDS>(column));
+  }
+  __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
+  // By how many elements the row begins behind a multiple of a pack.
+  template <int WIDTH>
+  __device__ __forceinline__ Column shift() const {
+    const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));
+    return Column(start / sizeof(Element<FIRST>) % WIDTH);
+  }
+};
+
+// ---- copies to shared memory that a thread does not wait for
+// -------------------------------------
+
+#if ASYNCHRONOUS_COPIES
+// BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
+template <int BYTES, int TO, int FROM>
+__device__ __forceinline__ void copy_later(unsigned to, const void* from) {
+  if constexpr (BYTES > 16) {
+    copy_later<16, TO, FROM>(to, from);
+    copy_later<BYTES - 16, TO + 16, FROM + 16>(to, from);
+  } else if constexpr (BYTES == 16) {
+    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0 + %2], [%1 + %3], %4;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM), "n"(BYTES)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void end_group_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until no more than the last PENDING groups are on their way.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+#else
+__device__ __forceinline__ void end_group_of_copies() {}
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {}
+#endif
+
+// Packs of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
+// the columns from 0 up to `end` are there.
+template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool GUARDED,
+          class K = Range<Row::INPUTS>>
+struct Batch;
+
+template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool GUARDED, int... K>
+struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
+  using T = typename Row::Scalar;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using Packs = Tuple<Pack<typename Row::template Element<K>, WIDTH>...>;
+  static constexpr int FIRST = Row::FIRST;
+
+  // Whether array S is read element by element: an operand that the loss reads, or its tangent.
+  template <int S, int I = 0>
+  static __device__ constexpr bool is_read() {
+    if constexpr (I > Loss::OPERANDS) {
+      return false;
+    } else {
+      const bool own = S == FIRST + I;
+      const bool tangent = bool(DIRECTIONS >> I & 1u) && S == Row::template TANGENT<I>;
+      return (bool(Loss::READS >> I & 1u) && (own || tangent)) || is_read<S, I + 1>();
+    }
+  }
+
+  Column first, stride, end;
+  Packs packs[BATCH];
+
+  __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
+  __device__ __forceinline__ bool holds(Column column) const {
+    return !GUARDED || (column >= 0 && column < end);
+  }
+  __device__ __forceinline__ bool is_full(Column column) const {
+    return !GUARDED || (column >= 0 && column + WIDTH <= end);
+  }
+
+  __device__ __forceinline__ void load(const Row& row) {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) (load_array<K>(row, p), ...);
+  }
+
+  // To shared memory, without waiting, and from it. `slot` is that of the first pack; each array
+  // has a place for each slot and thread.
+  template <class Team>
+  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
+    (prefetch_array<K, Team>(row, shared, slot), ...);
+  }
+  template <class Team>
+  __device__ __forceinline__ void fetch(unsigned char* shared, int slot) {
+    (fetch_array<K, Team>(shared, slot), ...);
+  }
+
+  // Makes the element in a column -inf, in the first operand.
+  __device__ __forceinline__ void hide(Column hidden) {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+      const Column place = hidden - column(p);
+      if (place < 0 || place >= WIDTH) continue;
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        auto& element = get<FIRST>(packs[p]).at[j];
+        if (j == place) element = convert<typename Row::template Element<FIRST>>(T(-INFINITY));
+      }
+    }
+  }
+
+  // f(column, x) for each element, get<k>(x) being its number in operand k.
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+      each_of(p, [&](int, Column column, const auto& x) { f(column, x); });
+    }
+  }
+  // f(j, column, x) for the elements of a pack, j being the place in it.
+  template <class F>
+  __device__ __forceinline__ void each_of(int p, F f) const {
+    const Tuple<Pack<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
+    const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
+    const Column first = column(p);
+    if (is_full(first)) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) f(j, first + j, numbers(all, wide, j));
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (holds(first + j)) f(j, first + j, numbers(all, wide, j));
+      }
+    }
+  }
+
+ private:
+  template <int S>
+  __device__ __forceinline__ void load_array(const Row& row, int p) {
+    if constexpr (is_read<S>()) load_pack_of<S>(row, column(p), get<S>(packs[p]));
+  }
+  template <int S>
+  __device__ __forceinline__ void load_pack_of(
+      const Row& row, Column at, Pack<typename Row::template Element<S>, WIDTH>& pack) const {
+    using E = typename Row::template Element<S>;
+    constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u);
+    if (VECTOR && is_full(at)) {
+      pack = load_pack<WIDTH>(static_cast<const E*>(row.template address<S>(at)));
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (holds(at + j)) {
+          pack.at[j] = *row.template address<S>(at + j);
+        } else {
+          pack.at[j] = convert<E>(T(0));
+        }
+      }
+    }
+  }
+
+  template <int S>
+  using Stored = Pack<typename Row::template Element<S>, WIDTH>;
+  template <int S, class Team>
+  static __device__ __forceinline__ Stored<S>* take_places(unsigned char*& shared, int slot) {
+    Stored<S>* const places = reinterpret_cast<Stored<S>*>(shared);
+    shared += sizeof(Stored<S>) * Team::SLOTS * Team::THREADS;
+    return places + slot * Team::THREADS + threadIdx.x;
+  }
+  template <int S, class Team>
+  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
+                                                 int slot) const {
+    if constexpr (is_read<S>()) {
+      Stored<S>* const places = take_places<S, Team>(shared, slot);
+#if ASYNCHRONOUS_COPIES
+      constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u) && sizeof(Stored<S>) >= 4;
+      if constexpr (VECTOR && !GUARDED) {
+        copy_packs<S, Team>(Range<BATCH>(), unsigned(__cvta_generic_to_shared(places)),
+                            row.template address<S>(first));
+        return;
+      }
+#endif
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        if (GUARDED && !(column(p) < end)) break;
+#if ASYNCHRONOUS_COPIES
+        // One number of four or eight bytes is aligned in any case.
+        if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
+          copy_later<sizeof(Stored<S>), 0, 0>(
+              unsigned(__cvta_generic_to_shared(places + p * Team::THREADS)),
+              row.template address<S>(column(p)));
+          continue;
+        }
+#endif
+        Stored<S> pack;
+        load_pack_of<S>(row, column(p), pack);
+        places[p * Team::THREADS] = pack;
+      }
+    }
+  }
+#if ASYNCHRONOUS_COPIES
+  template <int S, class Team, int... P>
+  static __device__ __forceinline__ void copy_packs(Indices<P...>, unsigned to, const void* from) {
+    constexpr int BYTES = sizeof(Stored<S>);
+    (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES>(to, from), ...);
+  }
+#endif
+  template <int S, class Team>
+  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot) {
+    if constexpr (is_read<S>()) {
+      const Stored<S>* const places = take_places<S, Team>(shared, slot);
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        if (GUARDED && !(column(p) < end)) break;
+        get<S>(packs[p]) = places[p * Team::THREADS];
+      }
+    }
+  }
+
+  template <int S>
+  __device__ __forceinline__ Pack<T, WIDTH> widened(int p) const {
+    if constexpr (is_read<S>()) {
+      return widen<T>(get<S>(packs[p]));
+    } else {
+      return {};
+    }
+  }
+  template <int I, class Wide>
+  static __device__ __forceinline__ N number(const Wide& wide, int j) {
+    const Real<T> value(get<FIRST + I>(wide).at[j]);
+    if constexpr (bool(DIRECTIONS >> I & 1u)) {
+      return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
+    } else {
+      return N(value);
+    }
+  }
+  template <int... I, class Wide>
+  static __device__ __forceinline__ auto numbers(Indices<I...>, const Wide& wide, int j) {
+    return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
+  }
+};
+
+// ---- combining what threads and blocks have accumulated
+// ------------------------------------------
+
+template <class State>
+__device__ __forceinline__ State shuffled(const State& state, int distance) {
+  constexpr int WORDS = (sizeof(State) + 3) / 4;
+  union {
+    State state;
+    unsigned word[WORDS];
+  } bits{state};
+#pragma unroll
+  for (int w = 0; w < WORDS; ++w) {
+    bits.word[w] = __shfl_xor_sync(0xffffffffu, bits.word[w], distance);
+  }
+  return bits.state;
+}
+
+// The states of WIDTH neighbouring lanes together, in each of them.
+template <int WIDTH, class State>
+__device__ __forceinline__ State combined_in_warp(State state) {
+  align(state, [](auto top) {
+#pragma unroll
+    for (int distance = 1; distance < WIDTH; distance *= 2) {
+      top = larger(top, __shfl_xor_sync(0xffffffffu, top, distance));
+    }
+    return top;
+  });
+#pragma unroll
+  for (int distance = 1; distance < WIDTH; distance *= 2) {
+    state = join(state, shuffled(state, distance));
+  }
+  return state;
+}
+
+// The states of all threads of a row together, in each of them.
+template <class Team, class State>
+__device__ __forceinline__ State combined(State state) {
+  if constexpr (Team::ACROSS) {
+    if constexpr (Team::LANES > 1) {
+      __shared__ State parts[Team::THREADS];
+      __syncthreads();  // the previous row may still be read
+      parts[threadIdx.x] = state;
+      __syncthreads();
+      state = parts[Team::row()];
+      for (int lane = 1; lane < Team::LANES; ++lane) {
+        state = combine(state, parts[lane * Team::ROWS + Team::row()]);
+      }
+    }
+  } else {
+    state = combined_in_warp<(Team::LANES < 32 ? Team::LANES : 32)>(state);
+    // A gradient may take the memory of the elements that other threads have looked at.
+    if constexpr (Team::LANES > 1) __syncwarp();
+    if constexpr (Team::LANES > 32) {
+      constexpr int WARPS = Team::THREADS / 32;
+      __shared__ State parts[WARPS];
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = state;
+      __syncthreads();
+      state = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
+    }
+  }
+  return state;
+}
+
+#if CLUSTERS
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;\n" ::
+          : "memory");
+}
+
+// The states of the blocks of a cluster together. Each block writes its own to all: `turn` says to
+// which of two places, so that one barrier a row is enough. Before the first turn, and only then,
+// there must have been a barrier: all blocks must be there.
+template <class Team, class State>
+__device__ __forceinline__ State cluster_combined(const State& state, unsigned turn) {
+  constexpr int WORDS = (sizeof(State) + 3) / 4;
+  union Bits {
+    State state;
+    unsigned word[WORDS];
+  };
+  __shared__ unsigned parts[2][Team::RANKS][WORDS];
+  const unsigned rank = blockIdx.x % Team::RANKS;
+  Bits bits{state};
+  if (threadIdx.x < Team::RANKS) {
+    unsigned place = unsigned(__cvta_generic_to_shared(parts[turn % 2][rank]));
+    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(place) : "r"(threadIdx.x));
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) {
+      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place + 4 * w), "r"(bits.word[w])
+                   : "memory");
+    }
+  }
+  cluster_barrier();
+  State all;
+  for (int r = 0; r < Team::RANKS; ++r) {
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) bits.word[w] = parts[turn % 2][r][w];
+    all = r == 0 ? bits.state : combine(all, bits.state);
+  }
+  return all;
+}
+#endif
+
+// ---- the kernel
+// ----------------------------------------------------------------------------------
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned DIRECTIONS,
+          bool CHAINED, class Pointers>
+struct RowWorker {
+  using Row = RowOf<T, Loss, Layout, DIRECTIONS, CHAINED, Pointers>;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using State = typename Loss::template State<N>;
+  using Finished = typename Loss::template Finished<N>;
+  template <bool GUARDED>
+  using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, GUARDED>;
+  static constexpr int WIDTH = Team::WIDTH;
+  static constexpr Column STRIDE = Team::LANES * WIDTH;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const long long n, columns;
+  unsigned char* const shared;
+
+  // The share of a rank in a row: the columns from begin (or 0) up to end. Without a row it is
+  // empty.
+  struct Share {
+    Row row;
+    Column begin, end;
+  };
+  __device__ __forceinline__ Row row_at(long long index) const {
+    return {layout, pointers, layout.rows.locate(index < n ? index : 0), Column(columns)};
+  }
+  __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
+                                            long long slots) const {
+    const long long size = slots * STRIDE;
+    if constexpr (Team::EXACT) {
+      const Column begin = Column(rank) * Column(size);
+      return {row, begin, present ? begin + Column(size) : begin};
+    }
+    long long begin = rank * size;
+    if constexpr (Team::SHIFTED) begin -= row.template shift<WIDTH>();
+    const long long end = present ? min(columns, begin + size) : begin;
+    return {row, Column(begin), Column(end)};
+  }
+
+  // f(elements) for a batch of packs of this thread, if there is one.
+  template <class F>
+  __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
+    if constexpr (Team::EXACT) {
+      const Column first = share.begin + (Column(slot) * Team::LANES + Team::lane()) * WIDTH;
+      if (share.begin < share.end) f(Elements<false>{first, STRIDE, share.end});
+      return;
+    }
+    const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all threads of a row
+    if (begin >= share.end) return;
+    const Column first = begin + Column(Team::lane()) * WIDTH;
+    if (begin >= 0 && share.end - begin >= STRIDE * Team::BATCH) {
+      f(Elements<false>{first, STRIDE, share.end});
+    } else {
+      f(Elements<true>{first, STRIDE, share.end});
+    }
+  }
+
+  // What a share accumulates, from device memory.
+  template <class Context>
+  __device__ __forceinline__ State accumulate(const Share& share, long long slots,
+                                              const Context& context) const {
+    State state = State::empty();
+    if constexpr (Loss::READS != 0) {
+      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+        batch(share, slot, [&](auto elements) {
+          elements.load(share.row);
+          if (context.status == ACTIVE) loss.add(state, share.row, context, elements);
+        });
+      }
+    }
+    return state;
+  }
+
+  // The same from shared memory, where all of the share is on its way, in GROUPS groups of copies.
+  // What is no longer needed there makes room for the next share, if that is to come now.
+  template <bool REPLACE, class Context>
+  __device__ __forceinline__ State accumulate(const Share& share, const Share& next,
+                                              const Context& context) const {
+    State state = State::empty();
+    if constexpr (Loss::READS != 0) {
+      if constexpr (!REPLACE) wait_for_copies<0>();
+#pragma unroll 1
+      for (int group = 0; group < Team::GROUPS; ++group) {
+        if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
+        batch(share, group * Team::BATCH, [&](auto elements) {
+          elements.template fetch<Team>(shared, group * Team::BATCH);
+          if (context.status == ACTIVE) loss.add(state, share.row, context, elements);
+        });
+        if constexpr (REPLACE) prefetch(next, group);
+      }
+    }
+    return state;
+  }
+  __device__ __forceinline__ void prefetch(const Share& share, int group) const {
+    if constexpr (Loss::READS != 0) {
+      batch(share, group * Team::BATCH, [&](auto elements) {
+        elements.template prefetch<Team>(share.row, shared, group * Team::BATCH);
+      });
+      end_group_of_copies();
+    }
+  }
+  __device__ __forceinline__ void prefetch(const Share& share) const {
+    for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
+  }
+
+  // Writes the gradients of a batch; its elements are in shared memory where SHARED.
+  template <bool SHARED, class Context>
+  __device__ __forceinline__ void differentiate(const Share& share, long long slot,
+                                                const Context& context, const Finished& done,
+                                                T factor, const Reciprocal<T>& scale) const {
+    batch(share, slot, [&](auto elements) {
+      if (context.status != ACTIVE) {
+        const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+        write(
+            Range<Loss::OPERANDS>(), share.row, elements,
+            [&](auto, Column, const auto&) { return number; }, Column(-1), T(0),
+            Reciprocal<T>(1.0));
+        return;
+      }
+      if constexpr (Loss::READS != 0) {
+        if constexpr (SHARED) {
+          elements.template fetch<Team>(shared, int(slot));
+        } else {
+          elements.load(share.row);
+        }
+      }
+      Column single = -1;
+      T of_single = T(0);
+      if constexpr (Loss::SINGLE) {
+        single = context.column;
+        of_single = factor * derivative(loss.gradient_of_target(context, done));
+      }
+      write(
+          Range<Loss::OPERANDS>(), share.row, elements,
+          [&](auto which, Column column, const auto& x) {
+            const N slope = loss.template gradient<decltype(which)::value, N>(share.row, context,
+                                                                              done, column, x);
+            return factor * derivative(slope);
+          },
+          single, of_single, scale);
+    });
+  }
+
+  // What a pass asks for of a number: along a direction, its derivative.
+  static __device__ __forceinline__ T derivative(N number) {
+    if constexpr (DIRECTIONS != 0) {
+      return plain(number.slope);
+    } else {
+      return plain(number);
+    }
+  }
+
+ private:
+  template <int I>
+  struct Which {
+    static constexpr int value = I;
+  };
+  // Gradients f(operand, column, x), but `of_single` in one column.
+  template <int... I, class E, class F>
+  __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements, F f,
+                                        Column single, T of_single,
+                                        const Reciprocal<T>& scale) const {
+#pragma unroll
+    for (int p = 0; p < Team::BATCH; ++p) {
+      (write_operand<I>(row, elements, p, f, single, of_single, scale), ...);
+    }
+  }
+  template <int I, class E, class F>
+  __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p, F f,
+                                                Column single, T of_single,
+                                                const Reciprocal<T>& scale) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+      using Stored = typename Row::template Element<G>;
+      const Column column = elements.column(p);
+      Stored* const address = row.template address<G>(column);
+      const Column special = single - column;
+      if (bool(Layout::VECTORS >> G & 1u) && elements.is_full(column)) {
+        Pack<Stored, WIDTH> pack;
+        elements.each_of(p, [&](int j, Column at, const auto& x) {
+          pack.at[j] = scale.template times<Stored>(f(Which<I>(), at, x));
+        });
+        store_pack<WIDTH>(address, pack);
+      } else {
+        elements.each_of(p, [&](int j, Column at, const auto& x) {
+          address[j * layout.template step<G>()] =
+              scale.template times<Stored>(f(Which<I>(), at, x));
+        });
+      }
+      if (special >= 0 && special < WIDTH && elements.holds(single)) {
+        address[special * layout.template step<G>()] = scale.template times<Stored>(of_single);
+      }
+    }
+  }
+};
+
+// What PARTIAL leaves for FINISH: the context of each row, and the state of each of its ranks.
+constexpr int LEFT_BYTES = 256;
+
+template <class Left>
+__device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
+  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
+  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
+}
+
+// Values and divisors as in pointwise.cu, with rows for elements. A segment is the work of one
+// block, of the blocks of a cluster, or of one for each rank. `ranks` are those of PARTIAL and
+// FINISH; `slots` the packs of one thread in a rank; `memory` what PARTIAL leaves. In phase WHOLE
+// the dynamic shared memory holds a share of a row for each row of the block.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+          unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
+__global__ void
+#if CLUSTERS
+__cluster_dims__(Team::BLOCKS, 1, 1)
+#endif
+    __launch_bounds__(Team::THREADS, Team::RESIDENT)
+        rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
+             long long slots, long long segments, double divisor, const double* total,
+             Result* value, unsigned* counter, double* partials, unsigned char* memory,
+             P... pointer) {
+  extern __shared__ unsigned char shared[];
+  using Pointers = Tuple<P...>;
+  using Work = RowWorker<T, Loss, Layout, Team, WANTED, DIRECTIONS, CHAINED, Pointers>;
+  using Row = typename Work::Row;
+  using N = typename Work::N;
+  using State = typename Work::State;
+  using Share = typename Work::Share;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
+  constexpr bool GRADIENTS = WANTED != 0;
+  // Whether a share stays in shared memory until its gradients are written: it must be the only one
+  // of this block in a row.
+  constexpr bool STAYS = PHASE == WHOLE && GRADIENTS && (Team::CLUSTER || Team::RANKS == 1);
+
+  const Pointers pointers{{pointer}...};
+  // With all rows ignored what is derived is 0, not 0 / 0.
+  if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
+  const Reciprocal<T> scale(divisor);
+  const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
+                                                                  segments, divisor};
+  const Work work{loss, layout, pointers, n, columns, shared};
+  const int blocks = PHASE == WHOLE ? Team::BLOCKS : PHASE == PARTIAL || GRADIENTS ? ranks : 1;
+  const int rank = int(blockIdx.x % blocks);
+  const long long segment = blockIdx.x / blocks, groups = (n + Team::ROWS - 1) / Team::ROWS;
+#if CLUSTERS
+  [[maybe_unused]] unsigned turn = 0;
+  if constexpr (Team::CLUSTER) cluster_barrier();
+#endif
+
+  Row row = work.row_at(segment * Team::ROWS + Team::row());
+  auto ahead = loss.ahead(row);
+  if constexpr (PHASE == WHOLE) {
+    const bool present = segment * Team::ROWS + Team::row() < n;
+    work.prefetch(work.share_of(row, present, rank, Team::SLOTS));
+  }
+  Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
+  for (long long group = segment; group < groups; group += segments) {
+    const long long index = group * Team::ROWS + Team::row();
+    const long long next_index = index + segments * Team::ROWS;
+    const bool present = index < n;
+    const Row next_row = work.row_at(next_index);
+    const auto next_ahead = loss.ahead(next_row);
+    using Context = decltype(loss.begin(row, ahead));
+    Context context;
+    if constexpr (PHASE == FINISH) {
+      context = left<Context>(memory, index);  // the elements may be overwritten already
+    } else {
+      context.status = IGNORED;
+      if (present) context = loss.begin(row, ahead);
+    }
+
+    State state = State::empty();
+    if constexpr (PHASE == FINISH) {
+      for (long long r = threadIdx.x; r < ranks; r += Team::THREADS) {
+        state = combine(state, left<State>(memory, n + index * ranks + r));
+      }
+      state = combined<Team>(state);
+    } else if constexpr (PHASE == PARTIAL) {
+      state = work.accumulate(work.share_of(row, present, rank, slots), slots, context);
+      state = combined<Team>(state);
+      if (threadIdx.x == 0) {
+        left<State>(memory, n + index * ranks + rank) = state;
+        if (rank == 0) left<Context>(memory, index) = context;
+      }
+    } else if constexpr (Team::CLUSTER && CLUSTERS) {
+#if CLUSTERS
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      state = work.template accumulate<false>(share, share, context);
+      state = cluster_combined<Team>(combined<Team>(state), turn++);
+#endif
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < Team::RANKS; ++r) {
+        const Share share = work.share_of(row, present, r, Team::SLOTS);
+        State part;
+        if constexpr (STAYS) {
+          part = r == rank ? work.template accumulate<false>(share, share, context)
+                           : work.accumulate(share, Team::SLOTS, context);
+        } else {
+          const bool last = r == Team::RANKS - 1;
+          const Share next = last ? work.share_of(next_row, next_index < n, 0, Team::SLOTS)
+                                  : work.share_of(row, present, r + 1, Team::SLOTS);
+          part = work.template accumulate<true>(share, next, context);
+        }
+        part = combined<Team>(part);
+        state = r == 0 ? part : combine(state, part);
+      }
+    }
+
+    typename Work::Finished done;
+    // Without gradients one warp is enough.
+    const bool finishes = GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32;
+    if (PHASE != PARTIAL && finishes && context.status == ACTIVE) {
+      done = loss.template finish<N>(row, context, state);
+    }
+    if constexpr (VALUES != NO_VALUES) {
+      if (present && rank == 0 && Team::lane() == 0) {
+        T own = T(0), share = T(0);
+        if (context.status == ACTIVE) {
+          own = Work::derivative(done.value);
+          share = done.share;
+        } else if (context.status == INVALID) {
+          own = VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
+          share = T(1);
+        }
+        if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
+        if constexpr (REDUCED) values += own;
+        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += share;
+      }
+    }
+    if constexpr (GRADIENTS) {
+      T factor = T(1);
+      if constexpr (CHAINED) factor = row.grad_output();
+      if constexpr (STAYS) {
+        const Share share = work.share_of(row, present, rank, Team::SLOTS);
+        const Share next = work.share_of(next_row, next_index < n, rank, Team::SLOTS);
+#pragma unroll 1
+        for (int part = 0; part < Team::GROUPS; ++part) {
+          work.template differentiate<true>(share, part * Team::BATCH, context, done, factor,
+                                            scale);
+          work.prefetch(next, part);
+        }
+      } else {
+        constexpr int SHARES = PHASE == WHOLE ? Team::RANKS : 1;
+        for (int r = rank; r < rank + SHARES; ++r) {
+          const Share share = work.share_of(row, present, r, slots);
+          for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+            work.template differentiate<false>(share, slot, context, done, factor, scale);
+          }
+        }
+      }
+    }
+    row.at = next_row.at;
+    ahead = next_ahead;
+  }
+  if constexpr (REDUCED && PHASE != PARTIAL) {
+    if (rank == 0) {
+      reduction.template add<Team::ROWS == 1>(segment, values, shares);
+      reduction.finish_in_teams(segment);
+    }
+  }
+}

@@ -1,0 +1,415 @@
+"""Plans of losses of rows; cuda/row.cu says what the kernels do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from . import _cupy
+from . import _kernels as kernels
+from ._layout import Operand, Shape, Walk, collapse, dense_strides, memory_order
+from ._plan import Library, Output, Plan, Problem, Slot, bits, empty_plan, template, value_output
+from ._plan_pointwise import PACK_BYTES, Launches, identity
+from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
+
+# The packs of a share of a row that one thread is to work on.
+PACKS_OF_LANE = 8  # 16 where a row has several shares
+BATCH_ELEMENTS = 32  # of a thread, of all operands, in registers at a time
+SMALL_BLOCK = 256  # the threads of a block with more than one row
+LARGE_BLOCK = 512
+
+# A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
+# most MAX_RANKS; one that takes more than CACHE_LIMIT of each of them is read twice.
+CACHE_BYTES = 32 << 10
+CACHE_LIMIT = 128 << 10
+MAX_RANKS = 8
+STATIC_BYTES = 8 << 10  # what the kernels need besides
+
+# The rows are divided among blocks of SEGMENT_THREADS threads in all, a few times what a device
+# runs at once, so that all end together. Their sums are added by TEAMs.
+SEGMENT_THREADS = 1 << 19
+TEAM = 64  # in cuda/values.cuh
+
+# Fewer rows than FEW, each of more packs than LONG, are shared by blocks all over the device.
+FEW_ROWS = 256
+LONG_ROW = 4096
+PARTS = 1024
+LEFT_BYTES = 256  # in cuda/row.cu
+
+THREADS_OF_MULTIPROCESSOR = 1024  # resident at once; 64 registers each
+
+
+def make_plan(library: Library, problem: Problem, loss: RowLoss) -> Plan:
+    """Decide how to compute a pass of a loss of rows."""
+    if math.prod(loss.rows_of(problem.shape)) == 0:
+        return empty_plan(library, problem)
+    return _Planner(library, problem, loss).plan()
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array that the kernels read or write, as it lies over the elements."""
+
+    dtype: str
+    strides: Shape
+    misaligned: int
+    slot: Slot
+    streamed: bool  # element by element
+
+
+@dataclass(frozen=True)
+class _Team:
+    """Who works on a row, see cuda/row.cu."""
+
+    threads: int
+    lanes: int
+    width: int
+    batch: int = 1
+    ranks: int = 1
+    parts: int = 0  # ranks in two launches
+    slots: int = 0  # packs of a thread in a rank
+    cluster: bool = False
+    across: bool = False
+    shifted: bool = False
+    exact: bool = False  # all batches are full
+
+    @property
+    def rows(self) -> int:
+        """The rows of a block."""
+        return self.threads // self.lanes
+
+    def c_type(self, phase: str, resident: int) -> str:
+        """The C++ type."""
+        return template(
+            "Team",
+            *map(str, (self.threads, self.lanes, self.width, self.batch)),
+            *map(str, (self.slots if phase == "WHOLE" else 1, self.ranks, resident)),
+            self.cluster,
+            self.across,
+            self.shifted,
+            self.exact,
+        )
+
+
+class _Planner(Launches):
+    """The launches of one problem."""
+
+    def __init__(self, library: Library, problem: Problem, loss: RowLoss) -> None:
+        super().__init__(library, problem)
+        self._loss = loss
+        extra = problem.todo.extra
+        walk = walk_rows(problem.call, loss, problem.operands[:extra], problem.own)
+        self._walk: Rows = walk
+        self._axes = memory_order(walk.shape, walk.strides)
+        self._row_axes = [axis for axis in self._axes if axis != walk.axis]
+        self._rows = math.prod(loss.rows_of(walk.shape))
+        self._columns = walk.shape[walk.axis]
+        # In the order of the kernels, the weights last.
+        order = list(range(len(problem.operands)))
+        if problem.call.weighted:
+            order.append(order.pop(extra))
+        names = ("",) * extra + problem.call.names
+        self._inputs = [
+            _Array(
+                problem.operands[k].dtype,
+                walk.strides[k],
+                problem.misaligned[k],
+                self._operand_slots[k],
+                not loss.gathers and self._is_streamed(names[k], problem.operands[k]),
+            )
+            for k in order
+        ]
+
+    def _is_streamed(self, name: str, operand: Operand) -> bool:
+        if name == "":  # grad_output, or a tangent of elements
+            return len(operand.shape) == len(self._walk.shape)
+        return self._loss.role(name) in (ELEMENTS, "weight")
+
+    def plan(self) -> Plan:
+        problem, todo = self._problem, self._problem.todo
+        value: Slot = 0
+        values = "NO_VALUES"
+        if todo.values:
+            value = self._add_output(self._value_output())
+            values = self._values()
+        outputs: list[_Array] = []
+        wanted: list[int] = []
+        summed: list[tuple[int, _Array, Slot]] = []
+        for k, computed in zip(todo.wanted, problem.computed_now, strict=True):
+            if not computed:
+                self._outputs.append(None)
+                continue
+            array, slot = self._gradient(k)
+            outputs.append(array)
+            wanted.append(k - problem.call.weighted)
+            if slot != array.slot:
+                summed.append((k, array, slot))
+        total: Slot = 0
+        if self._loss.divides_by_shares(problem.call) and (wanted or todo.directions):
+            total = self._sum_shares()
+        team = self._team()
+        if team.parts:
+            self._in_two_launches(team, values, value, total, wanted, outputs)
+        else:
+            self._launch(team, "WHOLE", values, value, total, wanted, outputs)
+        for k, array, slot in summed:
+            self._sum_gradient(k, array, slot)
+        return self._finish()
+
+    # ---- arrays ----------------------------------------------------------------------------------
+
+    def _value_output(self) -> Output:
+        """One number a row in the order in which the kernels walk over the rows."""
+        problem, axis = self._problem, self._walk.axis
+        return value_output(problem, [a - (a > axis) for a in self._row_axes])
+
+    def _values(self) -> str:
+        problem = self._problem
+        if problem.call.reduction == "none":
+            return "EACH_VALUE"
+        if self._loss.divides_by_shares(problem.call) and not problem.todo.directions:
+            return "WEIGHTED_MEAN_OF_VALUES"
+        return "SUM_OF_VALUES"
+
+    def _gradient(self, k: int) -> tuple[_Array, Slot]:
+        """The array that the kernels write for operand k, and the slot of its gradient."""
+        problem = self._problem
+        index = problem.todo.extra + k
+        operand = problem.operands[index]
+        if self._loss.overwrites and k == problem.call.weighted:
+            self._outputs.append(lambda operands: operands[index])
+            slot: Slot = self._operand_slots[index]
+            strides, dtype = self._walk.strides[index], operand.dtype
+            return _Array(dtype, strides, problem.misaligned[index], slot, True), slot
+        own = self._add_gradient(k, self._axes)
+        if operand.shape == self._walk.shape:
+            strides = dense_strides([a for a in self._axes if operand.shape[a] > 1], operand.shape)
+            return _Array(operand.dtype, strides, 0, own, True), own
+        full = self._add_scratch(kernels.item_size(problem.real) * problem.size)
+        strides = dense_strides(self._axes, self._walk.shape)
+        return _Array(problem.real, strides, 0, full, True), own
+
+    def _sum_gradient(self, k: int, array: _Array, slot: Slot) -> None:
+        """The gradient of an operand that is broadcast, from that of all elements."""
+        operand, shape = self._problem.operands[self._problem.todo.extra + k], self._walk.shape
+        repeated = [a for a in self._axes if operand.shape[a] == 1]
+        function = identity(Operand(array.dtype, shape, array.strides), array.slot)
+        self._add_sums(function, shape, self._axes, repeated, -1, operand.dtype, 1.0, (0, slot))
+
+    # ---- who works on a row ----------------------------------------------------------------------
+
+    def _team(self) -> _Team:
+        main = self._inputs[self._problem.todo.extra]
+        step = main.strides[self._walk.axis]
+        streams = [a for a in self._inputs if a.streamed]
+        element_bytes = sum(kernels.item_size(a.dtype) for a in streams)
+        limit = min(CACHE_LIMIT, _cupy.shared_memory(self._problem.device) - STATIC_BYTES)
+        width, shifted = 1, False
+        if step == 1 or self._columns <= 1:
+            width, shifted = self._width(main)
+        elif self._row_axes and abs(main.strides[self._row_axes[-1]]) < abs(step):
+            for rows in (32, 8):
+                if rows * self._columns * element_bytes <= limit:
+                    team = _Team(SMALL_BLOCK, SMALL_BLOCK // rows, 1, across=True)
+                    return self._filled(team, self._columns, streams)
+        packs = -(-self._columns // width) + shifted
+        row_bytes = packs * width * element_bytes
+        few = self._rows < FEW_ROWS and packs > LONG_ROW
+        # Without clusters each block reads the whole row, which others may overwrite meanwhile.
+        whole = MAX_RANKS * limit
+        if self._loss.overwrites and not _cupy.has_clusters(self._problem.device):
+            whole = min(CACHE_BYTES, limit)
+        if streams and (few or row_bytes > whole):
+            parts = max(min(PARTS, packs // (LARGE_BLOCK * 8)), 2)
+            team = _Team(LARGE_BLOCK, LARGE_BLOCK, width, parts=parts, shifted=shifted)
+            return self._filled(team, packs, streams)
+        ranks = 1
+        while ranks < MAX_RANKS and row_bytes > ranks * min(CACHE_BYTES, limit):
+            ranks *= 2
+        packs_of_lane = PACKS_OF_LANE if ranks == 1 else 2 * PACKS_OF_LANE
+        lanes = _power_of_two_from(-(-packs // (ranks * packs_of_lane)))
+        if lanes <= 32 and ranks == 1:
+            threads = SMALL_BLOCK
+            while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
+                threads //= 2
+        else:
+            lanes = threads = max(64, min(lanes, LARGE_BLOCK))
+        team = _Team(threads, lanes, width, ranks=ranks, shifted=shifted)
+        return self._filled(team, packs, streams)
+
+    def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
+        slots = -(-packs // ((team.parts or team.ranks) * team.lanes))
+        batch = max(1, min(slots, BATCH_ELEMENTS // (team.width * max(len(streams), 1))))
+        elements = (team.parts or team.ranks) * team.lanes * slots * team.width
+        exact = elements == self._columns and slots % batch == 0 and not team.shifted
+        return replace(team, slots=slots, batch=batch, exact=exact)
+
+    def _width(self, main: _Array) -> tuple[int, bool]:
+        """The elements of a pack, and whether rows may begin inside one."""
+        size = kernels.item_size(main.dtype)
+        sizes = [kernels.item_size(a.dtype) for a in self._inputs if a.streamed]
+        width = PACK_BYTES // min(sizes, default=size)
+        starts = [main.strides[a] for a in self._row_axes] + [main.misaligned // size]
+        aligned = width
+        while any(start % aligned for start in starts):
+            aligned //= 2
+        if aligned == width or self._columns >= 4 * width:
+            return width, aligned != width
+        while aligned > 1 and self._columns % aligned:
+            aligned //= 2
+        return aligned, False
+
+    def _is_vector(self, team: _Team, array: _Array, main: _Array) -> bool:
+        """Whether the packs of an array are aligned where those of `main` are."""
+        if not array.streamed or team.width == 1 or array.strides[self._walk.axis] != 1:
+            return False
+        size = kernels.item_size(array.dtype)
+        unit = min(team.width, PACK_BYTES // size)
+        start = array.misaligned // size
+        if team.shifted:
+            start -= main.misaligned // kernels.item_size(main.dtype)
+        steps = [array.strides[a] - main.strides[a] * team.shifted for a in self._row_axes]
+        return not any(n % unit for n in (start, *steps))
+
+    # ---- launches --------------------------------------------------------------------------------
+
+    def _in_two_launches(
+        self,
+        team: _Team,
+        values: str,
+        value: Slot,
+        total: Slot,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+    ) -> None:
+        memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
+        self._launch(team, "PARTIAL", "NO_VALUES", 0, 0, (), (), memory)
+        self._launch(team, "FINISH", values, value, total, wanted, outputs, memory)
+
+    def _sum_shares(self) -> Slot:
+        """What a mean divides its gradients by: the sum of the weights of the rows."""
+        total = self._add_scratch(8)
+        team = _Team(SMALL_BLOCK, 1, 1, slots=1)
+        self._launch(team, "WHOLE", "GRADIENT_DIVISOR", total, 0, (), (), share=True)
+        return total
+
+    def _launch(
+        self,
+        team: _Team,
+        phase: str,
+        values: str,
+        value: Slot,
+        total: Slot,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+        memory: Slot = 0,
+        share: bool = False,
+    ) -> None:
+        problem, todo, call = self._problem, self._problem.todo, self._problem.call
+        inputs = self._inputs[todo.extra :] if share else self._inputs
+        streams = [a for a in inputs if a.streamed]
+        chained = todo.chained and not share
+        directions = [k - call.weighted for k in todo.directions if not share]
+        shared = 0
+        if phase == "WHOLE":
+            pack_bytes = sum(team.width * kernels.item_size(a.dtype) for a in streams)
+            shared = team.slots * team.threads * pack_bytes
+        team = replace(team, cluster=bool(wanted) and phase == "WHOLE" and team.ranks > 1)
+        blocks = team.ranks if team.cluster else 1
+        if phase == "PARTIAL" or (phase == "FINISH" and wanted):
+            blocks = team.parts
+        reduced = values not in ("NO_VALUES", "EACH_VALUE")
+        groups = -(-self._rows // team.rows)
+        segments = min(groups, SEGMENT_THREADS // team.threads if reduced else 1 << 20)
+        layout, layout_bytes = self._layout(team, inputs, outputs)
+        real = kernels.c_type(problem.real)
+        expression = self._expression()
+        if share:
+            expression = template("ShareOf", expression)
+        wide = 2 if directions or problem.real == "float64" else 1
+        resident = max(1, THREADS_OF_MULTIPROCESSOR // wide // team.threads)
+        result = "double" if share else kernels.c_type(problem.result)
+        pointers = [f"const {kernels.c_type(a.dtype)}*" for a in inputs]
+        pointers += [f"{kernels.c_type(a.dtype)}*" for a in outputs]
+        name = template(
+            "rows",
+            real,
+            expression,
+            layout,
+            team.c_type(phase, resident),
+            phase,
+            values,
+            bits(tuple(wanted)),
+            bits(tuple(directions)),
+            chained,
+            result,
+            *pointers,
+        )
+        kernel = kernels.function("row.cu", name, team.threads, problem.device, shared=shared)
+        counter: Slot = 0
+        partials: Slot = 0
+        if segments > 1 and reduced:
+            teams = -(-segments // TEAM)
+            counter = self._add_counter(1 + teams)
+            sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
+            partials = self._add_scratch(16 * sums * (segments + teams))
+        launch = kernels.Launch(
+            kernel,
+            (segments * blocks, 1),
+            team.threads,
+            [
+                self._arguments(),
+                layout_bytes,
+                kernels.int64(self._rows),
+                kernels.int64(self._columns),
+                kernels.int64(team.parts),
+                kernels.int64(team.slots),
+                kernels.int64(segments),
+                kernels.float64(problem.divisor if not share else 1.0),
+            ],
+            pointers=5 + len(pointers),
+            shared=shared,
+        )
+        slots = [a.slot for a in (*inputs, *outputs)]
+        self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
+
+    def _layout(
+        self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]
+    ) -> tuple[str, bytes]:
+        """The C++ type of the layout, and its fields."""
+        arrays = [*inputs, *outputs]
+        main = self._inputs[self._problem.todo.extra]
+        walk = collapse(self._row_axes, self._walk.shape, [a.strides for a in arrays])
+        if not walk.shape:
+            walk = Walk((1,), ((0,),) * len(arrays))
+        vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
+        index = "unsigned" if self._rows < 2**31 else "unsigned long long"
+        column = "int" if self._columns < 2**30 else "long long"
+        name = template(
+            "RowLayout", str(len(walk.shape)), str(len(arrays)), bits(vectors), index, column
+        )
+        steps = [a.strides[self._walk.axis] for a in arrays]
+        strides = (length for step in walk.strides for length in step)
+        return name, kernels.int64(*walk.shape, *strides, *steps)
+
+    def _expression(self) -> str:
+        loss, call = self._loss, self._problem.call
+        options = [x if isinstance(x, bool) else str(x) for x in loss.options]
+        weighted = (call.weighted,) if loss.weights else ()
+        return template(loss.struct, kernels.c_type(self._problem.real), *options, *weighted)
+
+    def _arguments(self) -> bytes:
+        """The fields of the loss."""
+        values = self._problem.call.parameters
+        integers = [v for v in values if isinstance(v, int)]
+        numbers = [v for v in values if not isinstance(v, int)]
+        fields = kernels.int64(*integers)
+        if numbers or not integers:
+            fields += kernels.parameters(numbers, self._problem.real)
+        return fields
+
+
+def _power_of_two_from(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,312 @@
+"""Losses of vectors, which lie along the last axis: angles and distances between them.
+
+Vectors broadcast against each other; arrays of them have the same number of dimensions.
+`reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
+the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
+float32. No rows have mean NaN and sum 0.
+
+All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
+that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ._dual import plain
+from ._evaluate import Prepared, differentiable, prepare, prepare_of, prepared_by
+from ._host_rows import Evaluated, Rows, sum_of
+from ._losses import Domain, Parameter
+from ._rows import ELEMENTS, NUMBER, RowLoss
+from .ranking import clamped, margin_ranking_loss
+
+Array = Any
+
+_TINY = 1e-12  # torch's, so that no square is 0
+
+
+def _cosine_embedding(rows: Rows) -> Evaluated:
+    x = rows.input1, rows.input2
+    squares = [sum_of(one * one) + _TINY for one in x]
+    reciprocal = 1.0 / np.sqrt(squares[0] * squares[1])
+    cosine = sum_of(x[0] * x[1]) * reciprocal
+    excess = cosine - rows.margin
+    alike, unlike = rows.target == 1, rows.target == -1
+    value = np.where(alike, 1.0 - cosine, np.where(unlike, clamped(excess), 0.0))
+    sign = np.where(alike, -1.0, np.where(unlike & (excess >= 0), 1.0, 0.0))
+
+    def by(k: int) -> Callable[[], Any]:
+        return lambda: sign * (x[1 - k] * reciprocal - cosine / squares[k] * x[k])
+
+    return value, {"input1": by(0), "input2": by(1)}
+
+
+_COSINE_EMBEDDING = RowLoss(
+    "CosineEmbedding",
+    _cosine_embedding,
+    operands=("input1", "input2", "target"),
+    roles={"input1": ELEMENTS, "input2": ELEMENTS, "target": NUMBER},
+    parameters=(Parameter("margin", -(2.0**120)),),
+    broadcasts=True,
+    domains={"target": Domain(values=(-1.0, 1.0))},
+)
+
+
+@differentiable
+def cosine_embedding_loss(
+    input1: Array,
+    input2: Array,
+    target: Array,
+    *,
+    margin: float = 0.0,
+    reduction: str = "mean",
+) -> Prepared:
+    """Compute how far the angle between two vectors is from what it should be.
+
+    Formula: 1 - cos(input1, input2) where target is 1, max(cos(input1, input2) - margin, 0) where
+    it is -1
+
+    The cosine is that of torch, sum(input1 input2) / sqrt((sum(input1^2) + 1e-12) (sum(input2^2) +
+    1e-12)). Other targets give 0. At the margin the derivative is that of the right side.
+
+    Args:
+        input1: The vectors, of shape (…, D).
+        input2: Others, a shape of as many dimensions that broadcasts with `input1`.
+        target: 1 for vectors that should be alike, -1 for those that should not, of shape (…).
+        margin: The cosine up to which vectors are not alike.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
+
+    Source: `torch.nn.functional.cosine_embedding_loss`.
+
+    >>> x, y = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[0.0, 2.0], [2.0, 2.0]])
+    >>> cosine_embedding_loss(x, y, np.array([1, -1]), reduction="none").round(4).tolist()
+    [1.0, 1.0]
+
+    """
+    operands = input1, input2, target
+    return prepare(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,))
+
+
+# The norms that the kernels tell apart: 0, 1, 2, any other and infinity.
+_OTHER, _INFINITE = 3, 4
+
+
+class _Distance:
+    """The p-norm of the differences of vectors, and its gradient."""
+
+    def __init__(self, difference: Any, norm: int, p: float) -> None:
+        self._difference, self._norm, self._p = difference, norm, p
+        size = abs(difference)
+        if norm == 0:
+            self.value = sum_of(np.where(size == 0, 0.0, 1.0))
+        elif norm == 1:
+            self.value = sum_of(size)
+        elif norm == _INFINITE:
+            largest = np.max(plain(size), axis=-1, keepdims=True, initial=0.0)
+            ties = plain(size) == largest
+            # Where several are the largest, each has its part of the derivative.
+            self._part = ties / np.sum(ties, axis=-1, keepdims=True)
+            self.value = largest + sum_of(np.where(ties, self._part * (size - largest), 0.0))
+        else:
+            # Zeros stay out, as the derivatives of their powers may be infinite.
+            self._some = size != 0
+            self._size = np.where(self._some, size, 1.0)
+            powers = sum_of(np.where(self._some, self._size**p, 0.0))
+            root = np.where(powers == 0, 1.0, powers) ** (1.0 / p)
+            self.value = np.where(powers == 0, 0.0, root)
+            self._scale = root ** (1.0 - p)
+
+    def gradient(self) -> Any:
+        """The derivative by each difference, 0 where the distance is 0."""
+        sign = np.sign(plain(self._difference))
+        if self._norm == 0:
+            return np.zeros_like(sign)
+        if self._norm == 1:
+            return sign
+        if self._norm == _INFINITE:
+            return sign * self._part
+        return self._scale * np.where(self._some, sign * self._size ** (self._p - 1.0), 0.0)
+
+
+def _triplet_margin(norm: int, swap: bool) -> Any:
+    def formula(rows: Rows) -> Evaluated:
+        def distance(x: Any, y: Any) -> _Distance:
+            return _Distance(x - y + rows.eps, norm, rows.p)
+
+        near, far = distance(rows.anchor, rows.positive), distance(rows.anchor, rows.negative)
+        distances, least = [near, far], far.value
+        slopes: list[Any] = [1.0, -1.0]
+        if swap:
+            swapped = distance(rows.positive, rows.negative)
+            less, tied = swapped.value < far.value, swapped.value == far.value
+            part = np.where(less, 1.0, np.where(tied, 0.5, 0.0))
+            distances, slopes = [near, far, swapped], [1.0, part - 1.0, -part]
+            least = np.minimum(far.value, swapped.value)
+        excess = rows.margin + near.value - least
+        active = np.where(excess >= 0, 1.0, 0.0)
+
+        def by(*signs: float) -> Callable[[], Any]:
+            def gradient() -> Any:
+                parts = zip(signs, slopes, distances, strict=False)
+                return active * sum(s * slope * d.gradient() for s, slope, d in parts if s)
+
+            return gradient
+
+        return clamped(excess), {
+            "anchor": by(1.0, 1.0, 0.0),
+            "positive": by(-1.0, 0.0, 1.0),
+            "negative": by(0.0, -1.0, -1.0),
+        }
+
+    return formula
+
+
+_MARGIN = Parameter("margin", 0.0, open=True)
+_P = Parameter("p", 0.0)
+_TRIPLET_MARGIN = {
+    (norm, swap): RowLoss(
+        "TripletMargin",
+        _triplet_margin(norm, swap),
+        operands=("anchor", "positive", "negative"),
+        roles=dict.fromkeys(("anchor", "positive", "negative"), ELEMENTS),
+        parameters=(_MARGIN, _P, Parameter("eps", -(2.0**120))),
+        options=(norm, swap),
+        broadcasts=True,
+    )
+    for norm in (0, 1, 2, _OTHER, _INFINITE)
+    for swap in (False, True)
+}
+
+
+@differentiable
+def triplet_margin_loss(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Prepared:
+    """Compute how far a vector is from being nearer to one vector than to another by a margin.
+
+    Formula: max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d(x, y) = norm_p(x - y
+    + eps)
+
+    With swap, d(positive, negative) takes the place of d(anchor, negative) where it is smaller, and
+    where both are equal each has half of the derivative. The derivative of a distance of 0 is 0. At
+    the margin the derivative is that of the right side.
+
+    Args:
+        anchor: The vectors, of shape (…, D).
+        positive: Those that they should be near to, a shape of as many dimensions that broadcasts.
+        negative: Those that they should be far from, a shape of as many dimensions that broadcasts.
+        margin: How much nearer, above 0.
+        p: The norm, from 0, the number of components that differ, to infinity.
+        eps: What is added to the differences.
+        swap: Whether positive and negative should be far from each other too.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
+
+    Source: `torch.nn.functional.triplet_margin_loss`; Balntas et al., Learning local feature
+    descriptors with triplets and shallow convolutional neural networks, 2016.
+
+    >>> anchor, positive, negative = np.zeros((1, 2)), np.ones((1, 2)), np.array([[3.0, 4.0]])
+    >>> float(triplet_margin_loss(anchor, positive, negative, margin=5.0, eps=0.0).round(4))
+    1.4142
+
+    """
+    number = math.inf if p == math.inf else _P.checked(p)
+    norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(number, _OTHER)
+    parameters = margin, 1.0 if norm == _INFINITE else number, eps
+    loss = _TRIPLET_MARGIN[norm, bool(swap)]
+    return prepare(loss, (anchor, positive, negative), reduction, parameters=parameters)
+
+
+def _prepare_with_distance(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    *,
+    distance_function: Callable[[Array, Array], Array] | None = None,
+    **options: Any,
+) -> Prepared:
+    if distance_function is not None:
+        raise TypeError(
+            "distance_function must be None to take a gradient, which is known of the built-in "
+            f"distance alone, got {distance_function!r}"
+        )
+    return prepare_of(triplet_margin_loss)(anchor, positive, negative, **options)
+
+
+@prepared_by(_prepare_with_distance)
+def triplet_margin_with_distance_loss(
+    anchor: Array,
+    positive: Array,
+    negative: Array,
+    *,
+    distance_function: Callable[[Array, Array], Array] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Array:
+    """Compute `triplet_margin_loss` with a distance of one's own.
+
+    Formula: max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d = distance_function
+
+    The distances are computed by `distance_function`, the rest is fused. torch's autograd
+    differentiates by what the distances were computed from; `value_and_grad` takes the built-in
+    distance only.
+
+    Args:
+        anchor: What `distance_function` takes.
+        positive: What it should be near to.
+        negative: What it should be far from.
+        distance_function: A function of two arrays that returns one of distances, or None for that
+            of `triplet_margin_loss` with its defaults.
+        margin: How much nearer, above 0.
+        swap: Whether positive and negative should be far from each other too.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
+
+    Source: `torch.nn.functional.triplet_margin_with_distance_loss`.
+
+    >>> anchor, positive, negative = np.zeros((1, 2)), np.ones((1, 2)), np.array([[3.0, 4.0]])
+    >>> def city_block(x, y):
+    ...     return abs(x - y).sum(axis=-1)
+    >>> arrays = anchor, positive, negative
+    >>> float(triplet_margin_with_distance_loss(*arrays, distance_function=city_block, margin=6.0))
+    1.0
+
+    """
+    if distance_function is None:
+        return triplet_margin_loss(
+            anchor, positive, negative, margin=margin, swap=swap, reduction=reduction
+        )
+    if not callable(distance_function):
+        raise TypeError(
+            "distance_function must be a function of two arrays, "
+            f"got {type(distance_function).__name__}"
+        )
+    margin = _MARGIN.checked(margin)
+    near, far = distance_function(anchor, positive), distance_function(anchor, negative)
+    # torch's tensors have methods; of other arrays NumPy's functions call their own.
+    of_torch = hasattr(far, "new_full")
+    if swap:
+        swapped = distance_function(positive, negative)
+        far = far.minimum(swapped) if of_torch else np.minimum(far, swapped)
+    sign = far.new_full((), -1.0) if of_torch else np.full_like(far, -1.0, shape=())
+    return margin_ranking_loss(near, far, sign, margin=margin, reduction=reduction)

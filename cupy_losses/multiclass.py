@@ -1,0 +1,362 @@
+"""Losses of one class in many, or of several labels, from the scores of all classes.
+
+The scores of a row lie along axis 1 of `input`, (N, C) or (N, C, d1, …), or along the only one,
+(C,), in `cross_entropy` and `nll_loss`, and along the last axis in the others. Targets that are
+classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
+gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read.
+
+`reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
+the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
+bfloat16 are computed in float32. No rows have mean NaN and sum 0.
+
+All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
+that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._dual import plain
+from ._evaluate import Prepared, differentiable, prepare
+from ._host_rows import Evaluated, Rows, sum_of
+from ._layout import FLOATING
+from ._losses import Domain, Parameter
+from ._rows import ELEMENTS, INDEX, LABELS, Integer, RowLoss
+
+Array = Any
+
+
+def _softmax(x: Any) -> tuple[Any, Any, Any]:
+    """The largest of each row, how far below it the elements are, and the powers of that."""
+    top = np.max(plain(x), axis=-1, keepdims=True, initial=-np.inf)
+    below = x - top
+    return top, below, np.exp(below)
+
+
+def _cross_entropy(rows: Rows) -> Evaluated:
+    target, smoothing, z = rows.at(rows.target), rows.label_smoothing, rows.z_loss
+    own_weight = rows.weight_of(rows.target)
+    top, below, powers = _softmax(rows.input)
+    # The target's own term stays apart: where it is by far the largest, the loss is what the others
+    # add.
+    others, own = sum_of(np.where(target, 0.0, powers)), sum_of(np.where(target, powers, 0.0))
+    log_sum = np.log1p(others + (own - 1.0))
+    value = own_weight * (1.0 - smoothing) * (log_sum - sum_of(np.where(target, below, 0.0)))
+    share = smoothing / max(rows.columns, 1)
+    rest: Any = 0.0
+    if smoothing:
+        value = value + share * sum_of(rows.weight * (log_sum - below))
+        all_weights = np.sum(np.broadcast_to(rows.weight, rows.columns))
+        rest = share * (all_weights - own_weight)
+    if z:
+        lse = top + log_sum
+        value = value + own_weight * z * lse * lse
+        rest = rest + 2.0 * own_weight * z * lse
+
+    def by_input() -> Any:
+        scale = (own_weight * (1.0 - smoothing + share) + rest) / (others + own)
+        return np.where(target, rest - scale * others, scale * powers - share * rows.weight)
+
+    return value, {"input": by_input}
+
+
+def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
+    smoothing, z = rows.label_smoothing, rows.z_loss
+    top, below, powers = _softmax(rows.input)
+    total = sum_of(powers)
+    log_sum = np.log1p(total - 1.0)
+    counts = rows.weight * ((1.0 - smoothing) * rows.target + smoothing / max(rows.columns, 1))
+    value, by_log_sum = sum_of(counts * (log_sum - below)), sum_of(counts)
+    if z:
+        lse = top + log_sum
+        value, by_log_sum = value + z * lse * lse, by_log_sum + 2.0 * z * lse
+    return value, {
+        "input": lambda: by_log_sum / total * powers - counts,
+        "target": lambda: (1.0 - smoothing) * rows.weight * (log_sum - below),
+    }
+
+
+_SMOOTHING = Parameter("label_smoothing", 0.0, maximum=1.0), Parameter("z_loss", 0.0)
+_VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
+
+_CROSS_ENTROPY = {
+    (smoothed, z, overwrites): RowLoss(
+        "CrossEntropy",
+        _cross_entropy,
+        operands=("input", "target"),
+        roles={"input": ELEMENTS, "target": INDEX},
+        parameters=(Integer("ignore_index"), *_SMOOTHING),
+        options=(smoothed, z),
+        classes=True,
+        weights=True,
+        weighted_mean=True,
+        overwrites=overwrites,
+    )
+    for smoothed, z, overwrites in _VARIANTS
+}
+_OF_PROBABILITIES = {
+    (smoothed, z, overwrites): RowLoss(
+        "CrossEntropyOfProbabilities",
+        _cross_entropy_of_probabilities,
+        operands=("input", "target"),
+        roles={"input": ELEMENTS, "target": ELEMENTS},
+        parameters=_SMOOTHING,
+        options=(smoothed, z),
+        classes=True,
+        weights=True,
+        overwrites=overwrites,
+        domains={"target": Domain(0.0, 1.0)},
+    )
+    for smoothed, z, overwrites in _VARIANTS
+}
+
+
+@differentiable
+def cross_entropy(
+    input: Array,
+    target: Array,
+    *,
+    weight: Array | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    overwrite_input: bool = False,
+) -> Prepared:
+    """Compute the negative log-likelihood of a class, from log-odds.
+
+    Formula: -sum_j w_j y_j log_softmax(input)_j + z_loss logsumexp(input)^2
+
+    y is 1 at the class t, or `target` itself where that has a floating dtype: then it holds
+    probabilities. Smoothing turns y into (1 - label_smoothing) y + label_smoothing / C. With
+    classes the term of z_loss is multiplied by w_t too, and the mean divides by the sum of w_t over
+    the rows that are not ignored; with probabilities it divides by the number of rows.
+
+    With `overwrite_input`, for logits too large to be there twice, the gradient by `input` takes
+    the memory of `input`: `value_and_grad` returns `input` itself as the gradient. A torch tensor
+    that requires grad holds its gradient as soon as the loss is there, any other use of its values
+    by autograd raises, and there is one backward pass only. Where no gradient is computed, nothing
+    is overwritten.
+
+    Args:
+        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …).
+        target: The classes, integers of shape (), (N,) or (N, d1, …); or their probabilities, of
+            the shape of `input`.
+        weight: The weight of each class, of shape (C,), or None.
+        reduction: "none", "mean" or "sum".
+        ignore_index: The class of rows that do not count, in or out of range.
+        label_smoothing: How much of y is spread over all classes, in [0, 1].
+        z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
+        overwrite_input: Whether the gradient may take the memory of `input`.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
+
+    Source: `torch.nn.functional.cross_entropy`; Szegedy et al., Rethinking the Inception
+    architecture for computer vision, 2016, for the smoothing; Chowdhery et al., PaLM: scaling
+    language modeling with Pathways, 2022, for z_loss.
+
+    >>> float(cross_entropy(np.zeros((2, 4)), np.array([3, -100])))
+    1.3862943611198906
+    >>> cross_entropy(np.zeros((1, 2)), np.array([[0.5, 0.5]]), reduction="none").round(4).tolist()
+    [0.6931]
+
+    """
+    options = label_smoothing != 0, z_loss != 0, bool(overwrite_input)
+    if not _is_floating(target):
+        loss, parameters = _CROSS_ENTROPY[options], (ignore_index, label_smoothing, z_loss)
+        return prepare(loss, (input, target), reduction, weight, parameters=parameters)
+    if ignore_index >= 0:
+        raise ValueError(
+            "ignore_index is not supported where target is probabilities, of a floating dtype, "
+            f"got {ignore_index}"
+        )
+    loss = _OF_PROBABILITIES[options]
+    return prepare(loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss))
+
+
+def _is_floating(array: Array) -> bool:
+    dtype = getattr(array, "dtype", None)
+    return getattr(dtype, "name", str(dtype).removeprefix("torch.")) in FLOATING
+
+
+def _negative_log_likelihood(rows: Rows) -> Evaluated:
+    target, weight = rows.at(rows.target), rows.weight_of(rows.target)
+    value = -weight * sum_of(np.where(target, rows.input, 0.0))
+    return value, {"input": lambda: np.where(target, -weight, 0.0)}
+
+
+_NLL = RowLoss(
+    "NegativeLogLikelihood",
+    _negative_log_likelihood,
+    operands=("input", "target"),
+    roles={"input": ELEMENTS, "target": INDEX},
+    parameters=(Integer("ignore_index"),),
+    classes=True,
+    weights=True,
+    weighted_mean=True,
+    gathers=True,
+)
+
+
+@differentiable
+def nll_loss(
+    input: Array,
+    target: Array,
+    *,
+    weight: Array | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> Prepared:
+    """Compute the negative log-likelihood of a class, from log-probabilities.
+
+    Formula: -w_t input_t, t being the class
+
+    The mean divides by the sum of w_t over the rows that are not ignored.
+
+    Args:
+        input: The log-probabilities, of shape (C,), (N, C) or (N, C, d1, …).
+        target: The classes, integers of shape (), (N,) or (N, d1, …).
+        weight: The weight of each class, of shape (C,), or None.
+        reduction: "none", "mean" or "sum".
+        ignore_index: The class of rows that do not count, in or out of range.
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
+
+    Source: `torch.nn.functional.nll_loss`.
+
+    >>> float(nll_loss(np.array([[-1.0, -2.0], [-3.0, -4.0]]), np.array([0, 1])))
+    2.5
+
+    """
+    return prepare(_NLL, (input, target), reduction, weight, parameters=(ignore_index,))
+
+
+def _multi_margin(squared: bool) -> Any:
+    def formula(rows: Rows) -> Evaluated:
+        target, x = rows.at(rows.target), rows.input
+        violation = rows.margin - sum_of(np.where(target, x, 0.0)) + x
+        active = ~target & (violation > 0)
+        scale = rows.weight_of(rows.target) / np.float64(rows.columns)
+        terms = np.where(active, violation * violation if squared else violation, 0.0)
+
+        def by_input() -> Any:
+            slopes = np.where(active, 2.0 * violation if squared else 1.0, 0.0)
+            return scale * np.where(target, -sum_of(slopes), slopes)
+
+        return scale * sum_of(terms), {"input": by_input}
+
+    return formula
+
+
+_MULTI_MARGIN = {
+    squared: RowLoss(
+        "MultiMargin",
+        _multi_margin(squared),
+        operands=("input", "target"),
+        roles={"input": ELEMENTS, "target": INDEX},
+        parameters=(Parameter("margin", -(2.0**120)),),
+        options=(squared,),
+        weights=True,
+    )
+    for squared in (False, True)
+}
+
+
+@differentiable
+def multi_margin_loss(
+    input: Array,
+    target: Array,
+    *,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Array | None = None,
+    reduction: str = "mean",
+) -> Prepared:
+    """Compute how far the scores of all other classes are from being a margin below the class's.
+
+    Formula: w_t / C sum over j other than t of max(margin - input_t + input_j, 0)^p, t being the
+    class
+
+    The derivative at the margin is 0. The mean divides by the number of rows.
+
+    Args:
+        input: The scores, of shape (…, C).
+        target: The classes, integers of shape (…).
+        p: The exponent, 1 or 2.
+        margin: The margin.
+        weight: The weight of each class, of shape (C,), or None.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
+
+    Source: `torch.nn.functional.multi_margin_loss`; Crammer and Singer, On the algorithmic
+    implementation of multiclass kernel-based vector machines, 2001, for the margin.
+
+    >>> float(multi_margin_loss(np.array([[0.5, 1.0, -2.0, 0.0]]), np.array([1])))
+    0.125
+
+    """
+    if p not in (1, 2):
+        raise ValueError(f"p must be 1 or 2, got {p}")
+    loss = _MULTI_MARGIN[p == 2]
+    return prepare(loss, (input, target), reduction, weight, parameters=(margin,))
+
+
+def _multilabel_margin(rows: Rows) -> Evaluated:
+    x = rows.input
+    # One label of every row after the other: memory does not grow with the number of labels.
+    labels = [label[..., None] for label in np.moveaxis(rows.target, -1, 0) if (label >= 0).any()]
+    marked = np.zeros(np.shape(plain(x)), bool)
+    for label in labels:
+        marked |= rows.at(label)
+    value: Any = np.zeros((*marked.shape[:-1], 1))
+    slope = np.zeros(marked.shape)
+    for label in labels:
+        target = rows.at(label)
+        violation = 1.0 - sum_of(np.where(target, x, 0.0)) + x
+        active = ~marked & (violation > 0) & (label >= 0)
+        value = value + sum_of(np.where(active, violation, 0.0))
+        slope += np.where(target, -sum_of(active.astype(np.float64)), active)
+    scale = 1.0 / np.float64(rows.columns)
+    return scale * value, {"input": lambda: scale * slope}
+
+
+_MULTILABEL_MARGIN = RowLoss(
+    "MultilabelMargin",
+    _multilabel_margin,
+    operands=("input", "target"),
+    roles={"input": ELEMENTS, "target": LABELS},
+)
+
+
+@differentiable
+def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mean") -> Prepared:
+    """Compute how far the scores of all labels that do not hold are from being 1 below the others.
+
+    Formula: 1 / C sum over labels t that hold and all j that do not of max(1 - input_t + input_j,
+    0)
+
+    A label that is listed twice counts twice. The derivative at the margin is 0.
+
+    Args:
+        input: The scores, of shape (…, C).
+        target: The labels that hold, integers of the same shape: those of a row come first, a
+            negative one ends them.
+        reduction: "none", "mean" or "sum".
+
+    Returns:
+        The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
+
+    Source: `torch.nn.functional.multilabel_margin_loss`.
+
+    >>> float(multilabel_margin_loss(np.array([[0.5, 1.0, -2.0]]), np.array([[1, -1, 0]])))
+    0.16666666666666666
+
+    """
+    return prepare(_MULTILABEL_MARGIN, (input, target), reduction)

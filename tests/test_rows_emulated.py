@@ -1,0 +1,280 @@
+"""The kernels of losses over rows on the emulator, through the public functions.
+
+Every case of the table on dense rows; a few on all the layouts and ways to divide a row among
+threads, blocks and launches. Values and first derivatives are compared with the table's references,
+second derivatives with the host backend, which has tests against torch of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import _host, _plan_rows, cross_entropy, value_and_grad
+from cupy_losses._arrays import resolve
+from cupy_losses._evaluate import prepare_of
+from cupy_losses._losses import Pass
+
+from . import emulator
+from .arrays import DTYPES
+from .emulator import Device, installed
+from .rows import ROWS, Operands, RowCase, ids
+
+SHAPE = (37, 12)
+CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, TRIPLET = (
+    next(case for case in ROWS if str(case).startswith(start))
+    for start in (
+        "cross_entropy(weight, ignore_index=-100",
+        "cross_entropy(weight, label_smoothing=0.3",
+        "cross_entropy of probabilities(weight)",
+        "nll_loss(weight, ignore",
+        "triplet_margin_loss(p=2.0, swap=True",
+    )
+)
+# One for each structure of what a row accumulates.
+STRUCTURES = [
+    CROSS_ENTROPY,
+    SMOOTHED,
+    PROBABILITIES,
+    NLL,
+    *(case for case in ROWS if str(case).startswith("multi_margin_loss(weight")),
+    *(case for case in ROWS if str(case).startswith("cosine_embedding_loss(margin=0.25")),
+    TRIPLET,
+    *(case for case in ROWS if str(case).startswith("triplet_margin_loss(p=1.5")),
+    *(case for case in ROWS if str(case).startswith("triplet_margin_loss(p=inf, swap=True")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+def on_device(device: Device, operands: Operands, layout: str = "dense") -> Operands:
+    """Operands in device memory, those of elements in a layout."""
+    shape = next(iter(operands.values())).shape
+    arrays = {}
+    for number, (name, x) in enumerate(operands.items()):
+        misalignment = 0
+        if x.shape == shape and name != "weight":
+            if layout == "transposed":
+                x = np.asfortranarray(x)
+            elif layout == "sliced":
+                x = np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, 3),))[..., :-3]
+            elif layout == "backwards":
+                x = x[::-1, ..., ::-1]
+            elif layout == "misaligned":
+                misalignment = x.itemsize * (1 + number)
+        arrays[name] = device.asarray(x, misalignment=misalignment)
+    return arrays
+
+
+def values_of(operands: Operands, layout: str) -> Operands:
+    """What the arrays of `on_device` hold."""
+    if layout != "backwards":
+        return operands
+    shape = next(iter(operands.values())).shape
+    return {
+        name: x[::-1, ..., ::-1] if x.shape == shape and name != "weight" else x
+        for name, x in operands.items()
+    }
+
+
+def close(result: Any, expected: Any, tolerance: float) -> None:
+    """Compare, in units of the largest element expected."""
+    got, expected = result.get().astype(np.float64), np.asarray(expected, np.float64)
+    assert got.shape == expected.shape
+    unit = max(np.abs(expected).max(initial=0.0), 1e-3)
+    assert np.abs(got - expected).max(initial=0.0) <= tolerance * unit
+
+
+def exercise(
+    device: Device, case: RowCase, operands: Operands, layout: str = "dense", dtype: str = "float32"
+) -> list[bytes]:
+    """Check the values and the gradients of a case; their bits."""
+    tolerance = {"float32": 2e-6, "float64": 1e-13, "bfloat16": 1.2e-2, "float16": 2e-3}[dtype]
+    arrays, held = on_device(device, operands, layout), values_of(operands, layout)
+    each = case.call(arrays, reduction="none")
+    close(each, case.value(held), 4 * tolerance)
+    numbers = [case.positional.index(name) for name in case.differentiable]
+    both = value_and_grad(case.loss, numbers)
+    mean = case.call(arrays)
+    value, gradients = case.call(arrays, both)
+    assert value.get().tobytes() == mean.get().tobytes(), "the same bits with a gradient as without"
+    close(mean, case.reduced(held, "mean"), 4 * tolerance)
+    slopes, divisor = case.slopes(held), case.divisor(held, "mean")
+    for name, gradient in zip(case.differentiable, gradients, strict=True):
+        close(gradient, slopes[name] / divisor, 4 * tolerance)
+    return [x.get().tobytes() for x in (each, mean, *gradients)]
+
+
+@pytest.mark.parametrize("case", ROWS, ids=ids(ROWS))
+def test_every_loss(case: RowCase) -> None:
+    operands = case.draw(np.random.default_rng(3), SHAPE, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        first = exercise(device, case, operands)
+    with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=2) as device:
+        assert exercise(device, case, operands) == first, "the same bits on any device"
+
+
+@pytest.mark.parametrize("layout", ["transposed", "sliced", "backwards", "misaligned"])
+@pytest.mark.parametrize("case", [CROSS_ENTROPY, PROBABILITIES, TRIPLET], ids=str)
+def test_layouts(case: RowCase, layout: str) -> None:
+    operands = case.draw(np.random.default_rng(4), (21, 50), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, layout)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("case", [CROSS_ENTROPY, TRIPLET], ids=str)
+def test_dtypes(case: RowCase, dtype: str) -> None:
+    operands = case.draw(np.random.default_rng(5), (9, 70), DTYPES[dtype])
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "shape", [(5,), (1, 1), (4, 3, 2), (2, 70, 3, 5), (300, 2), (2, 1500), (1, 4100)], ids=str
+)
+def test_shapes(shape: tuple[int, ...]) -> None:
+    operands = CROSS_ENTROPY.draw(np.random.default_rng(6), shape, np.float32)
+    operands["target"] = np.maximum(operands["target"], 0)
+    with installed(multiprocessors=3, seed=2) as device:
+        exercise(device, CROSS_ENTROPY, operands)
+
+
+@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, TRIPLET], ids=str)
+@pytest.mark.parametrize("layout", ["dense", "sliced"])
+def test_rows_divided_among_blocks(
+    case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of a cluster, by the alternative that needs none."""
+    monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 10)
+    operands = case.draw(np.random.default_rng(7), (5, 2000), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise_few_columns(device, case, operands, layout)
+        clusters = re.compile(r"Team<(\d+, ){5}8, \d+, true")
+        assert any(clusters.search(name) for name in names(device))
+
+
+@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, TRIPLET], ids=str)
+def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_plan_rows, "LONG_ROW", 64)
+    operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise_few_columns(device, case, operands)
+        assert any("PARTIAL" in name for name in names(device))
+        assert any("FINISH" in name for name in names(device))
+
+
+def names(device: Device) -> list[str]:
+    """The kernels that were launched."""
+    return [launch.name for launch in device.launches]
+
+
+def exercise_few_columns(
+    device: Device, case: RowCase, operands: Operands, layout: str = "dense"
+) -> None:
+    """As `exercise`, with the gradient of a few columns of long rows."""
+    arrays = on_device(device, operands, layout)
+    close(case.call(arrays, reduction="none"), case.value(operands), 8e-6)
+    numbers = [case.positional.index(name) for name in case.differentiable]
+    mean = case.call(arrays)
+    value, gradients = case.call(arrays, value_and_grad(case.loss, numbers))
+    assert value.get().tobytes() == mean.get().tobytes()
+    columns = [0, 1, 511, 512, 1023, operands[case.positional[0]].shape[1] - 1]
+    slopes, divisor = case.slopes(operands, columns), case.divisor(operands, "mean")
+    for name, gradient in zip(case.differentiable, gradients, strict=True):
+        expected = np.asarray(slopes[name] / divisor, np.float64)
+        got = gradient.get()[:, columns].astype(np.float64)
+        assert np.abs(got - expected).max() <= 8e-6 * max(np.abs(expected).max(), 1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("case", STRUCTURES, ids=ids(STRUCTURES))
+def test_backward_and_double_backward(case: RowCase, reduction: str) -> None:
+    rng = np.random.default_rng(9)
+    operands = case.draw(rng, (6, 11), np.float32)
+    prepare = functools.partial(prepare_of(case.loss), **case.parameters, reduction=reduction)
+    call, ordered = (
+        prepare(*(operands[name] for name in case.positional), weight=operands["weight"])
+        if "weight" in operands
+        else prepare(*(operands[name] for name in case.positional))
+    )
+    wanted = tuple(call.names.index(name) for name in case.differentiable)
+    scale = rng.standard_normal(6 if reduction == "none" else ()).astype(np.float32)
+    tangents = [rng.standard_normal((6, 11)).astype(np.float32) for _ in wanted]
+    passes = [
+        (Pass(values=False, wanted=wanted, chained=True), (scale,)),
+        (Pass(directions=wanted), tangents),
+        (
+            Pass(values=False, wanted=wanted, chained=True, directions=wanted),
+            (scale, *tangents),
+        ),
+    ]
+    for todo, leading in passes:
+        expected = _host.run(call, todo, [*leading, *ordered])
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = [device.asarray(np.asarray(x)) for x in (*leading, *ordered)]
+            backend, own = resolve(call, arrays[len(leading) :])
+            results = backend.run(call, todo, [*arrays[: len(leading)], *own])
+            for result, value in zip(results, expected, strict=True):
+                assert result is not None
+                assert value is not None
+                close(result, value, 2e-5)
+
+
+def test_rows_of_no_use() -> None:
+    """An index out of range gives NaN to its row alone; an ignored row gives nothing."""
+    x = np.random.default_rng(10).standard_normal((5, 9)).astype(np.float32)
+    target = np.array([3, 9, -1, -100, 8])
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x), device.asarray(target)
+        each = cross_entropy(*arrays, reduction="none").get()
+        assert np.isnan(each[[1, 2]]).all()
+        assert each[3] == 0
+        assert np.isfinite(each[[0, 4]]).all()
+        value, gradient = value_and_grad(cross_entropy)(*arrays)
+        assert np.isnan(value.get())
+        assert np.isnan(gradient.get()[[1, 2]]).all()
+        assert not gradient.get()[3].any()
+        assert np.isfinite(gradient.get()[[0, 4]]).all()
+        nothing = device.asarray(np.full(5, -100))
+        value, gradient = value_and_grad(cross_entropy)(arrays[0], nothing)
+        assert np.isnan(value.get())
+        assert not gradient.get().any()
+
+
+@pytest.mark.parametrize("columns", [40, 3000])
+def test_the_gradient_takes_the_memory_of_the_input(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 10)
+    x = np.random.default_rng(11).standard_normal((33, columns)).astype(np.float32)
+    target = np.arange(33)
+    with installed(multiprocessors=3, seed=1) as device:
+        expected = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
+        logits = device.asarray(x, writable=True)
+        both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True))
+        value, gradient = both(logits, device.asarray(target))
+        assert gradient is logits
+        np.testing.assert_allclose(value.get(), expected[0].get(), rtol=1e-6)
+        np.testing.assert_allclose(logits.get(), expected[1].get(), rtol=1e-5, atol=1e-9)
+
+
+def test_infinite_logits() -> None:
+    """As torch has them: NaN where +inf is among them, and no more than that."""
+    x = np.random.default_rng(12).standard_normal((4, 6)).astype(np.float32)
+    x[0, 2], x[1, 3], x[2, :] = -np.inf, np.inf, -np.inf
+    x[3, :] = np.finfo(np.float32).min
+    target = np.array([1, 1, 0, 5])
+    with installed(multiprocessors=3, seed=1) as device:
+        each = cross_entropy(device.asarray(x), device.asarray(target), reduction="none").get()
+        assert np.isnan(each[[1, 2]]).all()
+        rest = np.delete(x[0], 2).astype(np.float64)
+        np.testing.assert_allclose(each[0], np.log(np.exp(rest).sum()) - x[0, 1], rtol=1e-6)
+        np.testing.assert_allclose(each[3], np.log(6), rtol=1e-6)

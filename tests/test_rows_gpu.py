@@ -1,0 +1,92 @@
+"""Losses over rows on a GPU: rows of every length, the ways to divide them, graphs, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
+
+pytestmark = pytest.mark.gpu
+
+# Lanes, a block, blocks of a cluster, two launches; rows that begin anywhere in a pack.
+SHAPES = [(10_007, 2), (1000, 100), (999, 257), (300, 4096), (700, 9001), (300, 50_257)]
+SHAPES += [(270, 128_256), (12, 300_001), (1, 3_000_000)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_cross_entropy(shape: tuple[int, int], dtype: Any) -> None:
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    x = (3 * torch.randn(shape, device="cuda", generator=generator)).to(dtype)
+    target = torch.randint(0, shape[1], shape[:1], device="cuda", generator=generator)
+    if shape[0] > 1:
+        target[::7] = -100
+    wide = x.double().requires_grad_()
+    exact = F.cross_entropy(wide, target)
+    (exact_gradient,) = torch.autograd.grad(exact, wide)
+    value, gradient = value_and_grad(cross_entropy)(x, target)
+    assert torch.equal(value, cross_entropy(x, target))
+    half = dtype == torch.bfloat16
+    torch.testing.assert_close(value.double(), exact, rtol=4e-3 if half else 3e-7, atol=0)
+    largest = exact_gradient.abs().max()
+    bound = (2.0**-8 if half else 1e-6) * largest
+    assert ((gradient.double() - exact_gradient).abs() <= bound).all()
+
+
+def test_the_gradient_takes_the_memory_of_the_input() -> None:
+    x = torch.randn(300, 70_000, device="cuda").requires_grad_()
+    target = torch.randint(0, 70_000, (300,), device="cuda")
+    (expected,) = torch.autograd.grad(cross_entropy(x * 1, target), x)
+    torch.cuda.synchronize()
+    logits = x * 1
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loss = cross_entropy(logits, target, overwrite_input=True)
+    assert torch.cuda.max_memory_allocated() - before < 1 << 20
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.equal(gradient, expected)
+
+
+def test_a_graph_replays() -> None:
+    x = torch.randn(300, 5000, device="cuda")
+    target = torch.randint(0, 5000, (300,), device="cuda")
+    both = value_and_grad(cross_entropy)
+    both(x, target)  # compiled before it is captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        value, gradient = both(x, target)
+    for _ in range(2):
+        x.copy_(torch.randn(300, 5000, device="cuda"))
+        graph.replay()
+        again = both(x, target)
+        assert torch.equal(value, again[0])
+        assert torch.equal(gradient, again[1])
+
+
+def test_memory_is_the_gradient_and_a_few_numbers_a_row() -> None:
+    x = torch.randn(4096, 8192, device="cuda").requires_grad_()
+    target = torch.randint(0, 8192, (4096,), device="cuda")
+    cross_entropy(x, target).backward()
+    x.grad = None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    cross_entropy(x, target).backward()
+    extra = torch.cuda.max_memory_allocated() - before - x.numel() * 4
+    assert extra < 64 * len(x) + (2 << 20)
+
+
+def test_triplets() -> None:
+    arrays = [torch.randn(500, 5000, device="cuda").requires_grad_() for _ in range(3)]
+    a, p, n = arrays
+    exact = F.triplet_margin_loss(a.double(), p.double(), n.double(), swap=True)
+    loss = triplet_margin_loss(a, p, n, swap=True)
+    torch.testing.assert_close(loss.double(), exact, rtol=3e-6, atol=0)
+    for got, expected in zip(
+        torch.autograd.grad(loss, arrays), torch.autograd.grad(exact, arrays), strict=True
+    ):
+        assert ((got - expected).abs() <= 2e-6 * expected.abs().max()).all()
