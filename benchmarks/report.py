@@ -85,6 +85,85 @@ def losses(rows: list[dict[str, Any]], instructions: list[dict[str, Any]]) -> st
     return table(header, lines)
 
 
+def milliseconds(row: dict[str, Any], key: str, bold: bool = False) -> str:
+    """A time with three digits, nothing where there is none."""
+    time = row.get(key)
+    if time is None:
+        return ""
+    text = f"{time:.{3 if time < 1 else 2 if time < 10 else 1 if time < 100 else 0}f}"
+    return f"**{text}**" if bold else text
+
+
+def problem(row: dict[str, Any]) -> str:
+    """The name, shape and dtype of a problem over rows."""
+    return f"`{row['loss']}` {' × '.join(map(str, row['shape']))} {row['dtype']}"
+
+
+PEERS = ("eager_", "compiled_", "liger_")
+
+
+def over_rows(result: dict[str, Any]) -> str:
+    """Losses over rows: times, bandwidth against that of MSE, peers."""
+    reference = result["mse_forward_bytes"] / result["mse_forward_ms"]
+    lines = []
+    for row in result["problems"]:
+        both, speed = row.get("forward_backward_ms"), row["forward_bytes"] / row["forward_ms"]
+        large = row["forward_bytes"] > 1 << 25  # else the launch counts
+        lines.append(
+            [
+                problem(row),
+                milliseconds(row, "forward_ms", bold=True),
+                f"{speed / 1e9:.2f}" if large else "",
+                f"{100 * speed / reference:.0f} %" if large else "",
+                *(milliseconds(row, f"{peer}forward_ms") for peer in PEERS),
+                milliseconds(row, "value_and_grad_ms", bold=True),
+                milliseconds(row, "forward_backward_ms", bold=True),
+                f"{row['gradient_bytes'] / both / 1e9:.2f}" if both else "",
+                *(milliseconds(row, f"{peer}forward_backward_ms") for peer in PEERS),
+                f"{row['error_ulp']:.0f}",
+            ]
+        )
+    header = ["ms", "forward", "TB/s", "of MSE's bandwidth", "eager", "compiled", "Liger"]
+    header += ["value_and_grad", "forward + backward", "TB/s", "eager", "compiled", "Liger"]
+    return table([*header, "error, ulp"], lines)
+
+
+def memory_over_rows(rows: list[dict[str, Any]]) -> str:
+    """Peak memory of forward and backward beyond the inputs, in gradients."""
+    lines = [
+        [
+            problem(row),
+            *(
+                f"{row[f'{peer}peak'] / row['gradient_bytes']:.3f}" if f"{peer}peak" in row else ""
+                for peer in ("", "overwriting_", "eager_", "liger_")
+            ),
+        ]
+        for row in rows
+    ]
+    header = ["peak of forward and backward, in gradients", "cupy_losses", "overwrite_input"]
+    return table([*header, "eager", "Liger"], lines)
+
+
+def over_rows_section(results: dict[str, Any]) -> list[str]:
+    """The part on losses over rows; none without results of them."""
+    result = results.get("rows")
+    if result is None:
+        return []
+    version = results["environment"].get("liger-kernel")
+    peer = f"Liger is Liger-Kernel {version}" if version else "Liger is Liger-Kernel, not installed"
+    return [
+        "## Losses over rows",
+        over_rows(result),
+        "Rows × elements of a row, before them the number of vectors. Gradients are by `input`, or "
+        "by all vectors. Bytes: every element read once and every gradient written once; "
+        "`nll_loss` reads one element of a row, `multilabel_margin_loss` the labels that are "
+        "there, 8 of a row and the end. MSE's bandwidth is that of its forward pass at 2^30 "
+        f"elements of float32, in the same run. {peer}; it writes the gradient over the input, and "
+        "every call waits for the device.",
+        memory_over_rows(result["memory"]),
+    ]
+
+
 def small(result: dict[str, Any]) -> str:
     """Host time of small calls."""
     pairs = [
@@ -168,6 +247,7 @@ def document(results: dict[str, Any], path: Path) -> str:
         "that by `input`. Bytes: each operand read once, the gradient written once. Instructions: "
         "thread instructions for an element. A multiprocessor issues 128 a clock, so that this GPU "
         "at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had to wait.",
+        *over_rows_section(results),
         "## Small arrays",
         small(results["small"]),
         "## Memory",
@@ -202,9 +282,27 @@ def readme_block(results: dict[str, Any], path: Path) -> str:
         ]
         for row in results["bandwidth"]
     ]
-    return "\n\n".join(
-        [BEGIN, table([*header, "compiled"], rows), source(results, path).format(prefix=""), END]
-    )
+    parts = [table([*header, "compiled"], rows), *readme_over_rows(results)]
+    return "\n\n".join([BEGIN, *parts, source(results, path).format(prefix=""), END])
+
+
+def readme_over_rows(results: dict[str, Any]) -> list[str]:
+    """The table of the main problems over rows; none without results of them."""
+    if "rows" not in results:
+        return []
+    lines = [
+        [
+            problem(row),
+            *(
+                milliseconds(row, f"{peer}{key}", bold=not peer)
+                for key in ("forward_ms", "forward_backward_ms")
+                for peer in ("", *PEERS)
+            ),
+        ]
+        for row in results["rows"]["problems"][:3]
+    ]
+    header = ["rows, ms", "forward", "torch", "compiled", "Liger"]
+    return [table([*header, "forward + backward", "torch", "compiled", "Liger"], lines)]
 
 
 def main() -> None:

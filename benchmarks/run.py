@@ -36,6 +36,7 @@ import cupy_losses
 from cupy_losses import value_and_grad
 
 from . import losses as table
+from . import rows as over_rows
 
 RUNS = 15
 LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
@@ -66,13 +67,13 @@ def milliseconds(work: Callable[[], Any], runs: int = RUNS, warm_up: int = 3) ->
     return statistics.median(times)
 
 
-def in_turn(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
+def in_turn(works: dict[str, Callable[[], Any]], runs: int = RUNS) -> dict[str, float]:
     """The median device time of each, taken in turn: the speed of memory drifts over seconds."""
     times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(RUNS + 2):
+    for _ in range(runs + 2):
         for name, work in works.items():
             times[name].append(milliseconds(work, 1, 1))
-    return {name: statistics.median(runs[2:]) for name, runs in times.items()}
+    return {name: statistics.median(taken[2:]) for name, taken in times.items()}
 
 
 def host_microseconds(works: dict[str, Callable[[], Any]], calls: int = 300) -> dict[str, float]:
@@ -267,6 +268,129 @@ def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
         "gradient_bytes": 4 * (size + leaf.numel()),
         **times,
     }
+
+
+def rows() -> dict[str, Any]:
+    """Losses over rows, beside eager, torch.compile and Liger-Kernel, and MSE's bandwidth."""
+    pair = draw(1 << 30, torch.float32, 0)
+    mse = in_turn({"mse_forward_ms": functools.partial(cupy_losses.mse_loss, *pair)})
+    del pair
+    problems = []
+    for seed, problem in enumerate(over_rows.PROBLEMS):
+        problems.append(_problem(problem, seed))
+        print(problems[-1], file=sys.stderr)
+        gc.collect()
+        torch.cuda.empty_cache()
+    memory = [_memory_of(problem) for problem in over_rows.MAIN[:2]]
+    return {"mse_forward_bytes": 8 << 30, **mse, "problems": problems, "memory": memory}
+
+
+def _problem(problem: over_rows.Problem, seed: int) -> dict[str, Any]:
+    operands = problem.draw(seed)
+    leaves, others = operands[: problem.leaves], operands[problem.leaves :]
+    both = value_and_grad(problem.ours, tuple(range(problem.leaves)))
+    error = _check_problem(problem, operands)
+    peers: dict[str, Callable[..., Any]] = {"": problem.ours, "eager_": problem.eager}
+    if problem.compiled:
+        torch._dynamo.reset()
+        peers["compiled_"] = torch.compile(problem.eager)
+    if problem.liger:
+        peers["liger_"] = problem.liger
+
+    works: dict[str, Callable[[], Any]] = {
+        f"{peer}forward_ms": functools.partial(loss, *operands) for peer, loss in peers.items()
+    }
+    if problem.backward:
+        works["value_and_grad_ms"] = lambda: both(*operands)
+    times = in_turn(works, problem.runs)
+    if problem.backward:
+        works = {}
+        for peer, loss in peers.items():
+            # Liger-Kernel computes the gradient in its forward pass and writes it over the input:
+            # it has an input of its own, never drawn anew, as a copy would count.
+            own = [x.clone() for x in leaves] if peer == "liger_" else leaves
+            own = [x.detach().requires_grad_() for x in own]
+            works[f"{peer}forward_backward_ms"] = functools.partial(_gradients, loss, own, others)
+        times |= in_turn(works, problem.runs)
+    read = problem.bytes_read(operands)
+    return {
+        "loss": str(problem),
+        "shape": problem.whole_shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "error_ulp": error,
+        "forward_bytes": read,
+        "gradient_bytes": read + problem.bytes_written(operands),
+        **times,
+    }
+
+
+def _gradients(loss: Callable[..., Any], leaves: list[Any], others: list[Any]) -> Any:
+    """Autograd's gradients, as a layer below would get them: not copied to the leaves."""
+    return torch.autograd.grad(loss(*leaves, *others), leaves)
+
+
+def _check_problem(problem: over_rows.Problem, operands: list[Any]) -> float:
+    """Raise unless loss and gradients are right; return the error of the loss in ulps.
+
+    The reference is torch's function of the operands in float64, some rows at a time.
+    """
+    rows, columns = problem.shape
+
+    def exact(operands: list[Any]) -> Any:
+        return problem.eager(*operands, reduction="sum") / rows
+
+    step = max(1, (1 << 26) // columns)
+    parts = (_doubles(operands, slice(first, first + step)) for first in range(0, rows, step))
+    expected = sum(exact(part).item() for part in parts)
+    value = problem.ours(*operands)
+    error = error_in_ulps(value, expected)
+    assert error <= (4 if problem.dtype == torch.float32 else 1), (problem, error)
+    if problem.backward:
+        numbers = tuple(range(problem.leaves))
+        again, gradients = value_and_grad(problem.ours, numbers)(*operands)
+        assert again == value
+        for few in (slice(0, 8), slice(-8, None)):
+            part = _doubles(operands, few)
+            leaves = [x.requires_grad_() for x in part[: problem.leaves]]
+            slopes = torch.autograd.grad(exact(part), leaves)
+            for gradient, slope in zip(gradients, slopes, strict=True):
+                rtol = max(1e-5, torch.finfo(problem.dtype).eps)
+                atol = 1e-5 * slope.abs().mean().item()
+                torch.testing.assert_close(gradient[few].double(), slope, rtol=rtol, atol=atol)
+    return error
+
+
+def _doubles(operands: list[Any], part: slice) -> list[Any]:
+    """Some rows of all operands, numbers in float64."""
+    return [x[part].double() if x.is_floating_point() else x[part] for x in operands]
+
+
+def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:
+    """Peak memory of forward and backward beyond the inputs, in bytes."""
+    input, *others = problem.draw(0)
+    leaf = input.detach().requires_grad_()
+    overwriting = value_and_grad(functools.partial(problem.ours, overwrite_input=True))
+    # Those that write over the input come last.
+    works: dict[str, Callable[[], Any]] = {
+        "peak": functools.partial(_gradients, problem.ours, [leaf], others),
+        "eager_peak": functools.partial(_gradients, problem.eager, [leaf], others),
+        "overwriting_peak": functools.partial(overwriting, input, *others),
+    }
+    if problem.liger:
+        works["liger_peak"] = functools.partial(_gradients, problem.liger, [leaf], others)
+    result: dict[str, Any] = {
+        "loss": str(problem),
+        "shape": problem.whole_shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "gradient_bytes": problem.bytes_written([input]),
+    }
+    for name, work in works.items():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        result[name] = torch.cuda.max_memory_allocated() - before
+    return result
 
 
 def instructions() -> list[dict[str, Any]]:
@@ -497,6 +621,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "small": small,
     "bandwidth": bandwidth,
     "losses": losses,
+    "rows": rows,
     "instructions": instructions,
     "memory": memory,
     "scaling": scaling,
@@ -521,6 +646,7 @@ def environment() -> dict[str, Any]:
         "cupy_losses": cupy_losses.__version__,
         **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
         "cupy": cupy.__version__,
+        "liger-kernel": over_rows.liger_version(),
         "cuda": torch.version.cuda,
     }
 

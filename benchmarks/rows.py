@@ -1,0 +1,195 @@
+"""The losses over rows of the benchmark: problems, torch's function and Liger-Kernel's.
+
+`python -m benchmarks.run --only rows` measures them. Liger-Kernel is optional: `pip install
+liger-kernel`, or its unpacked wheel on PYTHONPATH; without it its columns stay empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import cupy_losses
+
+Tensor = Any
+Shape = tuple[int, int]
+# Operands of rows of a shape and a dtype, those with elements first.
+Draw = Callable[[Shape, Any, Any], list[Tensor]]
+
+
+def normal(shape: Shape, dtype: Any, generator: Any) -> Tensor:
+    """Real numbers."""
+    return torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator)
+
+
+def classes(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Scores and the class of each row."""
+    target = torch.randint(0, shape[1], shape[:1], device="cuda", generator=generator)
+    return [normal(shape, dtype, generator), target]
+
+
+def log_probabilities(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Logarithms of the probabilities of all classes and the class of each row."""
+    input, target = classes(shape, dtype, generator)
+    return [input.log_softmax(1), target]
+
+
+def probabilities(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Scores and the probabilities of all classes."""
+    return [normal(shape, dtype, generator), normal(shape, dtype, generator).softmax(1)]
+
+
+def signs(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Two vectors a row and 1 or -1."""
+    target = torch.empty(shape[:1], dtype=dtype, device="cuda").bernoulli_(generator=generator)
+    inputs = [normal(shape, dtype, generator) for _ in "ab"]
+    return [*inputs, 2 * target - 1]
+
+
+def triplets(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Three vectors a row."""
+    return [normal(shape, dtype, generator) for _ in "abc"]
+
+
+LABELS = 8
+
+
+def labels(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Scores and a few different labels of each row."""
+    target = normal(shape, torch.float32, generator).argsort(1)
+    target[:, LABELS:] = -1
+    return [normal(shape, dtype, generator), target]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss over rows of one shape.
+
+    Gradients are taken by the first `leaves` operands. `read` is what of a row has to be read, in
+    bytes, where that is not all of every operand.
+    """
+
+    name: str
+    shape: Shape
+    dtype: Any = torch.float32
+    draws: Draw = classes
+    leaves: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    read: int | None = None
+    backward: bool = True
+    compiled: bool = False
+    of_liger: bool = False
+    runs: int = 15
+
+    def __str__(self) -> str:
+        return self.label or self.name
+
+    @property
+    def ours(self) -> Callable[..., Tensor]:
+        """The function of this package."""
+        return functools.partial(getattr(cupy_losses, self.name), **self.options)
+
+    @property
+    def eager(self) -> Callable[..., Tensor]:
+        """The function of torch."""
+        function, options = getattr(F, self.name), self.options
+        return lambda *operands, **more: function(*operands, **options, **more)
+
+    @property
+    def liger(self) -> Callable[..., Tensor] | None:
+        """That of Liger-Kernel, where it is installed and has the loss."""
+        function = _liger_cross_entropy() if self.of_liger else None
+        return function and functools.partial(function, **self.options)
+
+    @property
+    def whole_shape(self) -> list[int]:
+        """The shape, with the number of vectors where it is more than one."""
+        return [*([self.leaves] if self.leaves > 1 else []), *self.shape]
+
+    def draw(self, seed: int) -> list[Tensor]:
+        """The operands."""
+        return self.draws(self.shape, self.dtype, torch.Generator("cuda").manual_seed(seed))
+
+    def bytes_read(self, operands: list[Tensor]) -> int:
+        """What a forward pass has to read."""
+        if self.read is not None:
+            return self.shape[0] * self.read
+        return sum(x.numel() * x.element_size() for x in operands)
+
+    def bytes_written(self, operands: list[Tensor]) -> int:
+        """The gradients."""
+        return sum(x.numel() * x.element_size() for x in operands[: self.leaves])
+
+
+@functools.cache
+def _liger_cross_entropy() -> Callable[..., Tensor] | None:
+    try:
+        from liger_kernel.transformers.functional import liger_cross_entropy
+    except ImportError:
+        return None
+    return liger_cross_entropy
+
+
+def liger_version() -> str | None:
+    """The version of Liger-Kernel, if there is one."""
+    try:
+        return importlib.metadata.version("liger-kernel")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cross_entropy(rows: int, columns: int, dtype: Any = torch.float32, **fields: Any) -> Problem:
+    """Cross entropy with a class for each row."""
+    return Problem("cross_entropy", (rows, columns), dtype, of_liger=True, **fields)
+
+
+# The problems of the README, the first two also those of which memory is measured.
+MAIN = [
+    cross_entropy(32768, 4096, compiled=True),
+    cross_entropy(8192, 128256, torch.bfloat16, compiled=True),
+    Problem("triplet_margin_loss", (32768, 8192), draws=triplets, leaves=3, compiled=True),
+]
+PROBLEMS = [
+    *MAIN,
+    cross_entropy(8192, 50257, torch.bfloat16),
+    cross_entropy(10_000_000, 2, runs=5),
+    cross_entropy(1, 100_000_000, runs=5),
+    *(
+        cross_entropy((1 << 28) // columns, columns, dtype, backward=False)
+        for dtype in (torch.float32, torch.bfloat16)
+        for columns in (256, 1024, 4096, 16384, 32768, 131072)
+    ),
+    cross_entropy(
+        32768,
+        4096,
+        options={"label_smoothing": 0.1},
+        label="cross_entropy(label_smoothing=0.1)",
+        compiled=True,
+    ),
+    Problem(
+        "cross_entropy",
+        (32768, 4096),
+        draws=probabilities,
+        label="cross_entropy of probabilities",
+        compiled=True,
+    ),
+    # A score and the index of its class.
+    Problem("nll_loss", (32768, 4096), draws=log_probabilities, read=4 + 8, compiled=True),
+    Problem("multi_margin_loss", (32768, 4096), compiled=True),
+    Problem("cosine_embedding_loss", (32768, 4096), draws=signs, leaves=2, compiled=True),
+    # Scores, labels and the -1 after them.
+    Problem(
+        "multilabel_margin_loss",
+        (131072, 1000),
+        draws=labels,
+        read=1000 * 4 + (LABELS + 1) * 8,
+        compiled=True,
+    ),
+]
