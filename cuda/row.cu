@@ -703,9 +703,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Share = typename Work::Share;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
-  // Whether a share stays in shared memory until its gradients are written: it must be the only one
-  // of this block in a row.
-  constexpr bool STAYS = PHASE == WHOLE && GRADIENTS && (Team::CLUSTER || Team::RANKS == 1);
+  // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
+  // it is the only one of this block in a row.
+  constexpr bool STAYS = PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1));
 
   const Pointers pointers{{pointer}...};
   // With all rows ignored what is derived is 0, not 0 / 0.
@@ -803,26 +803,24 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += share;
       }
     }
-    if constexpr (GRADIENTS) {
-      T factor = T(1);
-      if constexpr (CHAINED) factor = row.grad_output();
-      if constexpr (STAYS) {
-        const Share share = work.share_of(row, present, rank, Team::SLOTS);
-        const Share next = work.share_of(next_row, next_index < n, rank, Team::SLOTS);
+    [[maybe_unused]] T factor = T(1);
+    if constexpr (CHAINED) factor = row.grad_output();
+    if constexpr (STAYS) {
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      const Share next = work.share_of(next_row, next_index < n, rank, Team::SLOTS);
 #pragma unroll 1
-        for (int part = 0; part < Team::GROUPS; ++part) {
+      for (int part = 0; part < Team::GROUPS; ++part) {
+        if constexpr (GRADIENTS) {
           work.template differentiate<true>(share, part * Team::BATCH, context, done, factor,
                                             scale);
-          work.prefetch(next, part);
         }
-      } else {
-        constexpr int SHARES = PHASE == WHOLE ? Team::RANKS : 1;
-        for (int r = rank; r < rank + SHARES; ++r) {
-          const Share share = work.share_of(row, present, r, slots);
-          for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-            work.template differentiate<false>(share, slot, context, done, factor, scale);
-          }
-        }
+        work.prefetch(next, part);
+      }
+    } else if constexpr (GRADIENTS) {
+      static_assert(PHASE == FINISH, "gradients of a share that does not stay");
+      const Share share = work.share_of(row, present, rank, slots);
+      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+        work.template differentiate<false>(share, slot, context, done, factor, scale);
       }
     }
     row.at = next_row.at;

@@ -20,10 +20,12 @@ SMALL_BLOCK = 256  # the threads of a block with more than one row
 LARGE_BLOCK = 512
 
 # A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
-# most MAX_RANKS; one that takes more than CACHE_LIMIT of each of them is read twice.
+# most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
+# is read twice. Of CLUSTERED_ROWS and more, without gradients, a block computes all shares.
 CACHE_BYTES = 32 << 10
 CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
+CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 
 # The rows are divided among blocks of SEGMENT_THREADS threads in all, a few times what a device
@@ -32,7 +34,7 @@ SEGMENT_THREADS = 1 << 19
 TEAM = 64  # in cuda/values.cuh
 
 # Fewer rows than FEW, each of more packs than LONG, are shared by blocks all over the device.
-FEW_ROWS = 256
+FEW_ROWS = 32
 LONG_ROW = 4096
 PARTS = 1024
 LEFT_BYTES = 256  # in cuda/row.cu
@@ -124,7 +126,8 @@ class _Planner(Launches):
     def _is_streamed(self, name: str, operand: Operand) -> bool:
         if name == "":  # grad_output, or a tangent of elements
             return len(operand.shape) == len(self._walk.shape)
-        return self._loss.role(name) in (ELEMENTS, "weight")
+        role = self._loss.role(name)
+        return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
 
     def plan(self) -> Plan:
         problem, todo = self._problem, self._problem.todo
@@ -215,17 +218,14 @@ class _Planner(Launches):
                     return self._filled(team, self._columns, streams)
         packs = -(-self._columns // width) + shifted
         row_bytes = packs * width * element_bytes
+        max_ranks = MAX_RANKS if _cupy.has_clusters(self._problem.device) else 1
         few = self._rows < FEW_ROWS and packs > LONG_ROW
-        # Without clusters each block reads the whole row, which others may overwrite meanwhile.
-        whole = MAX_RANKS * limit
-        if self._loss.overwrites and not _cupy.has_clusters(self._problem.device):
-            whole = min(CACHE_BYTES, limit)
-        if streams and (few or row_bytes > whole):
+        if streams and (few or row_bytes > max_ranks * limit):
             parts = max(min(PARTS, packs // (LARGE_BLOCK * 8)), 2)
             team = _Team(LARGE_BLOCK, LARGE_BLOCK, width, parts=parts, shifted=shifted)
             return self._filled(team, packs, streams)
         ranks = 1
-        while ranks < MAX_RANKS and row_bytes > ranks * min(CACHE_BYTES, limit):
+        while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
             ranks *= 2
         packs_of_lane = PACKS_OF_LANE if ranks == 1 else 2 * PACKS_OF_LANE
         lanes = _power_of_two_from(-(-packs // (ranks * packs_of_lane)))
@@ -239,7 +239,7 @@ class _Planner(Launches):
         return self._filled(team, packs, streams)
 
     def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
-        slots = -(-packs // ((team.parts or team.ranks) * team.lanes))
+        slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
         batch = max(1, min(slots, BATCH_ELEMENTS // (team.width * max(len(streams), 1))))
         elements = (team.parts or team.ranks) * team.lanes * slots * team.width
         exact = elements == self._columns and slots % batch == 0 and not team.shifted
@@ -315,7 +315,8 @@ class _Planner(Launches):
         if phase == "WHOLE":
             pack_bytes = sum(team.width * kernels.item_size(a.dtype) for a in streams)
             shared = team.slots * team.threads * pack_bytes
-        team = replace(team, cluster=bool(wanted) and phase == "WHOLE" and team.ranks > 1)
+        whole = phase == "WHOLE" and team.ranks > 1
+        team = replace(team, cluster=whole and (bool(wanted) or self._rows < CLUSTERED_ROWS))
         blocks = team.ranks if team.cluster else 1
         if phase == "PARTIAL" or (phase == "FINISH" and wanted):
             blocks = team.parts

@@ -41,7 +41,8 @@ class RowLoss:
     first. `formula` is the same in NumPy, see `_host_rows`. `roles` say what the operands hold.
 
     The elements of a row lie along axis 1 (0 of an array of one dimension) where `classes` is set,
-    else along the last one. A weight, where the loss takes one, has one number a class. Where
+    else along the last one. A weight, where the loss takes one, has one number a class: that of its
+    target counts for a row and, where `weighs_elements` is set, that of each element. Where
     `weighted_mean` is set, a mean divides by the sum over the rows of the weight of their class, 0
     for a row that is ignored, else by the number of rows. With `broadcasts`, operands of elements
     broadcast; with `overwrites`, the gradient of the first one takes its memory; with `gathers`,
@@ -57,6 +58,7 @@ class RowLoss:
     reductions: tuple[str, ...] = REDUCTIONS
     classes: bool = False
     weights: bool = False
+    weighs_elements: bool = False
     weighted_mean: bool = False
     broadcasts: bool = False
     overwrites: bool = False

@@ -92,6 +92,7 @@ _CROSS_ENTROPY = {
         options=(smoothed, z),
         classes=True,
         weights=True,
+        weighs_elements=smoothed,
         weighted_mean=True,
         overwrites=overwrites,
     )
@@ -107,6 +108,7 @@ _OF_PROBABILITIES = {
         options=(smoothed, z),
         classes=True,
         weights=True,
+        weighs_elements=True,
         overwrites=overwrites,
         domains={"target": Domain(0.0, 1.0)},
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import _host, _plan_rows, cross_entropy, value_and_grad
+from cupy_losses import _cupy, _host, _plan_rows, cross_entropy, value_and_grad
 from cupy_losses._arrays import resolve
 from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
@@ -253,7 +253,8 @@ def test_rows_of_no_use() -> None:
 def test_the_gradient_takes_the_memory_of_the_input(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 10)
+    monkeypatch.setattr(_cupy, "has_clusters", lambda device: False)
+    monkeypatch.setattr(_plan_rows, "CACHE_LIMIT", 4 << 10)
     x = np.random.default_rng(11).standard_normal((33, columns)).astype(np.float32)
     target = np.arange(33)
     with installed(multiprocessors=3, seed=1) as device:

@@ -333,7 +333,7 @@ def _device_class(device: Device) -> type:
                 "MultiProcessorCount": device.multiprocessors,
                 "MaxSharedMemoryPerBlockOptin": DYNAMIC_SHARED_BYTES,
             }
-            self.compute_capability = "80"
+            self.compute_capability = "90"
             self._previous: list[int] = []
 
         def __enter__(self) -> CudaDevice:
