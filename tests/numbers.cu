@@ -18,6 +18,11 @@ struct Expression {
     if constexpr (WHICH == 8) return abs_of_nonzero(x) * -y + finite_quotient(y * x, p);
     if constexpr (WHICH == 9) return x < y ? x * x : (x >= p ? y * x : p - y);
     if constexpr (WHICH == 10) return x > 0.5 ? y * x : (y <= x ? x - y : x * x * y);
+    if constexpr (WHICH == 11) return log1p(x * x) * sqrt(y * y) + atan(x) * pow(abs(y), p);
+    if constexpr (WHICH == 12) return max(x, y) * x - min(x, y) * p + (x != y ? x : y * y);
+    if constexpr (WHICH == 13) {
+      return (sigmoid(x) + softplus(x) + clamp_min(x, p)) * y + pow(x, 0) * relu(y);
+    }
   }
 };
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from . import emulator
-from .mutation import FILES, Mutant, excuse, mutants, run
+from .mutation import FILES, Mutant, excuse, mutants, outcome, run
 
 SAMPLE = 14
 
@@ -21,6 +21,12 @@ def test_the_battery_passes_without_a_bug() -> None:
     first = next(mutants())
     unchanged = replace(first, after=first.before)
     assert run([unchanged]) == {unchanged: "survived"}
+
+
+def test_what_does_not_compile_is_not_found() -> None:
+    emulator.require()
+    first = next(mutants())
+    assert outcome(replace(first, after="no code")) == "does not compile"
 
 
 def test_a_sample_is_found() -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupy_losses import _kernels
-from cupy_losses._dual import Dual, plain, slope_of
-from cupy_losses._evaluate import prepare_of
+from cupy_losses import _kernels, binary_cross_entropy_with_logits
+from cupy_losses._dual import Dual, plain, sigmoid, slope_of, softplus
+from cupy_losses._evaluate import differentiable, prepare_of
 from cupy_losses._losses import Call
 from cupy_losses._plan import template
 
 from . import emulator
+from . import losses as reference
 from .emulator import Module
 from .losses import FORMULAS, SIMPLE, Case
 
+Array = Any
 P = 0.7
 
 # The expressions of numbers.cu once more, for the dual numbers of the host.
@@ -34,18 +38,65 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
     lambda x, y: abs(x) * -y + y * x / P,
     lambda x, y: np.where(x < y, x * x, np.where(x >= P, y * x, P - y)),
     lambda x, y: np.where(x > 0.5, y * x, np.where(y <= x, x - y, x * x * y)),
+    lambda x, y: np.log1p(x * x) * np.sqrt(y * y) + np.arctan(x) * abs(y) ** P,
+    lambda x, y: np.maximum(x, y) * x - np.minimum(x, y) * P + np.where(x != y, x, y * y),
+    lambda x, y: (
+        (sigmoid(x) + softplus(x) + np.where(x >= P, x, P)) * y + x**0 * np.where(y >= 0, y, 0.0)
+    ),
 ]
+
+
+@differentiable
+def positive_weighted(input: Any, target: Any, pos_weight: Any, **options: Any) -> Any:
+    """The cross entropy of logits with all its operands by position."""
+    prepare = prepare_of(binary_cross_entropy_with_logits)
+    return prepare(input, target, pos_weight=pos_weight, **options)
 
 
 # The formulas that are more than what EXPRESSIONS has.
 CASES = [case for case in FORMULAS if case not in SIMPLE and case.function is None]
+CASES.append(
+    Case(
+        "positive_weighted",
+        lambda x, y, w: (w * y * reference.softplus(-x), (1 - y) * reference.softplus(x)),
+        (reference.logit, reference.probability, reference.positive),
+        function=positive_weighted,
+    )
+)
+
+
+def edge(name: str, *rows: tuple[float, ...], **parameters: float) -> tuple[Case, Array]:
+    """A loss, by name and some of its parameters, and operands, a row an element."""
+    case = next(case for case in CASES if case.name == name)
+    return replace(case, parameters=case.parameters | parameters), np.array(rows).T
+
+
+# Operands where a formula goes from one branch to another one, or where what it adds to its
+# asymptote is small. Those of a probability go beyond [0, 1], where its loss is NaN.
+EDGES = [
+    edge("log_cosh_loss", (1.0, 0.0), (0.0, 1.0)),
+    edge("quantile_loss", (2.0, 2.0)),
+    edge("binary_cross_entropy", *itertools.product((0.0, 0.5, 1.0), (0.0, 0.25, 1.0))),
+    edge("binary_cross_entropy", (-0.5, 0.25), (1.5, 0.25)),
+    edge("binary_cross_entropy_with_logits", (0.0, 0.25), *((-x, 0.0) for x in range(6, 12))),
+    edge("positive_weighted", (0.0, 0.25, 0.5)),
+    edge("sigmoid_focal_loss", (0.0, 0.25)),
+    edge("sigmoid_focal_loss", (0.0, 0.25), (1.0, 0.75), alpha=-1.0, gamma=1.0),
+    edge("sigmoid_focal_loss", (800.0, 1.0), alpha=-1.0, gamma=0.0),
+    edge("gaussian_nll_loss", (0.0, 1.0, -0.0), eps=0.0),
+]
 
 
 def formula_name(case: Case, real: str) -> str:
     """The kernel that evaluates the formula of a loss."""
     call, operands = prepared(case, 1)
+    return kernel_name(call, real, len(operands))
+
+
+def kernel_name(call: Call, real: str, count: int) -> str:
+    """The same of a call with so many operands."""
     struct = template(call.loss.struct, real, *call.loss.options)
-    return f"formula<{real}, {struct}, {len(operands)}>"
+    return f"formula<{real}, {struct}, {count}>"
 
 
 def prepared(case: Case, count: int) -> tuple[Call, list[Any]]:
@@ -65,7 +116,8 @@ def module() -> Module:
         ]
     )
     names = [f"derivatives<{k}>" for k in range(len(EXPRESSIONS))]
-    names += [formula_name(case, real) for case in CASES for real in ("float", "double")]
+    cases = [*CASES, *(case for case, _ in EDGES)]
+    names += [formula_name(case, real) for case in cases for real in ("float", "double")]
     return Module(source, [*dict.fromkeys(names), "long_sum<float>", "long_sum<double>"])
 
 
@@ -74,14 +126,38 @@ def check_formula(kernels: Module, case: Case, real: str) -> None:
     call, x = prepared(case, 64)
     if real == "float":
         x = [operand.astype(np.float32).astype(np.float64) for operand in x]
-    count = len(x)
-    out = np.full((64, 1 + 2 * count), np.nan)
+    tolerance = 1e-11 if real == "double" else 2e-5
+    for got, wanted in zip(*both_backends(kernels, real, call, np.stack(x)), strict=True):
+        scale = float(abs(wanted).max()) + 0.1
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance * scale)
+
+
+def check_edge(kernels: Module, case: Case, x: Array, real: str) -> None:
+    """The value and first derivatives of chosen operands, in units of each result."""
+    call, _ = prepared(case, 1)
+    results = zip(*both_backends(kernels, real, call, x), strict=True)
+    for got, wanted in itertools.islice(results, 1 + len(x)):
+        close = np.testing.assert_allclose
+        close(got, wanted, rtol=1e-12 if real == "double" else 1e-6, atol=1e-15)
+
+
+def check_seam(kernels: Module) -> None:
+    """At 1 a float log_cosh is its formula for large numbers, which is below the one for small."""
+    call, _ = prepared(edge("log_cosh_loss")[0], 1)
+    got, _ = both_backends(kernels, "float", call, np.array([[1.0, -1.0], [0.0, 0.0]]))
+    np.testing.assert_array_equal(got[0], np.float32(0.4337808))
+
+
+def both_backends(kernels: Module, real: str, call: Call, x: Array) -> tuple[Array, Array]:
+    """The value, first and second derivatives of a loss: the kernel's and the host's."""
+    count, n = x.shape
+    out = np.full((n, 1 + 2 * count), np.nan)
     p, q = (*call.parameters, 1.0, 1.0)[:2]
-    kernel = kernels.get_function(formula_name(case, real))
-    kernel((1,), (32,), (np.stack(x), out, p or 1.0, q or 1.0, np.int32(64)))
+    kernel = kernels.get_function(kernel_name(call, real, count))
+    kernel((1,), (32,), (x.copy(), out, p, q, np.int32(n)))
     names = [parameter.name for parameter in call.loss.parameters]
     given = dict(zip(names, call.parameters, strict=True))
-    formula, one = call.loss.formula, np.ones(64)
+    formula, one = call.loss.formula, np.ones(n)
     assert formula is not None
     firsts = [[Dual(operand, one * (j == k)) for j, operand in enumerate(x)] for k in range(count)]
     seconds = [
@@ -91,11 +167,7 @@ def check_formula(kernels: Module, case: Case, real: str) -> None:
         columns = [formula(*x, **given)]
         columns += [slope_of(formula(*first, **given)) for first in firsts]
         columns += [slope_of(slope_of(formula(*second, **given))) for second in seconds]
-    tolerance = 1e-11 if real == "double" else 2e-5
-    for k, wanted in enumerate(columns):
-        scale = float(abs(wanted * one).max()) + 0.1
-        close = np.testing.assert_allclose
-        close(out[:, k], wanted * one, rtol=tolerance, atol=tolerance * scale)
+        return out.T, np.array([column * one for column in columns])
 
 
 def check_derivatives(kernels: Module, which: int) -> None:
@@ -103,22 +175,23 @@ def check_derivatives(kernels: Module, which: int) -> None:
     rng = np.random.default_rng(which)
     x, y = rng.uniform(0.2, 1.5, (2, 64)) * rng.choice([-1, 1], (2, 64))
     x[:4], y[:4] = (0.4, P, 0.5, 1.0), (0.4, 0.2, 0.3, 1.0)  # where comparisons tie
-    if which == 6:
+    if which in (6, 13):
         x[4], y[5] = 0.0, 0.0
     out = np.full((64, 8), np.nan)
     kernel = kernels.get_function(f"derivatives<{which}>")
     kernel((1,), (32,), (x, y, out, P, np.int32(64)))
     f, one = EXPRESSIONS[which], np.ones(64)
-    expected = [
-        f(x, y),
-        slope_of(f(Dual(x, one), y)),
-        slope_of(f(x, Dual(y, one))),
-        slope_of(slope_of(f(Dual(Dual(x, one), 1.0), y))),
-        slope_of(slope_of(f(Dual(Dual(x, 0.0), 1.0), Dual(Dual(y, one), 0.0)))),
-        slope_of(slope_of(f(x, Dual(Dual(y, one), 1.0)))),
-        f(x, y),
-        f(x, y),
-    ]
+    with np.errstate(all="ignore"):
+        expected = [
+            f(x, y),
+            slope_of(f(Dual(x, one), y)),
+            slope_of(f(x, Dual(y, one))),
+            slope_of(slope_of(f(Dual(Dual(x, one), 1.0), y))),
+            slope_of(slope_of(f(Dual(Dual(x, 0.0), 1.0), Dual(Dual(y, one), 0.0)))),
+            slope_of(slope_of(f(x, Dual(Dual(y, one), 1.0)))),
+            f(x, y),
+            f(x, y),
+        ]
     for column, wanted in enumerate(expected):
         np.testing.assert_allclose(out[:, column], wanted * one, rtol=1e-12, atol=1e-12)
 
@@ -159,6 +232,13 @@ def test_derivatives(kernels: Module, which: int) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_formulas(kernels: Module, case: Case, real: str) -> None:
     check_formula(kernels, case, real)
+
+
+@pytest.mark.parametrize("real", ["float", "double"])
+def test_edges(kernels: Module, real: str) -> None:
+    for case, x in EDGES:
+        check_edge(kernels, case, x, real)
+    check_seam(kernels)
 
 
 def test_overflow(kernels: Module) -> None:
