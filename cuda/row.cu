@@ -66,8 +66,9 @@ struct Team {
 
 // Where rows lie: a walk over them, and the step of each array along its row. Bit k of VECTORS:
 // that step is 1 and the packs of a row are aligned, so that a pack is one access.
-template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index, class Column_>
+template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index_, class Column_>
 struct RowLayout {
+  using Index = Index_;
   using Column = Column_;
   static constexpr unsigned VECTORS = VECTORS_;
   Layout<DIMS, ARRAYS, 0u, Index> rows;
@@ -133,8 +134,7 @@ struct RowOf {
   }
 };
 
-// ---- copies to shared memory that a thread does not wait for
-// -------------------------------------
+// ---- copies to shared memory that a thread does not wait for ------------------------------------
 
 #if ASYNCHRONOUS_COPIES
 // BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
@@ -173,13 +173,14 @@ template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool
           class K = Range<Row::INPUTS>>
 struct Batch;
 
-template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool GUARDED, int... K>
-struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
+template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH_, bool GUARDED, int... K>
+struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
+  using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
+  static constexpr int FIRST = Row::FIRST, WIDTH = WIDTH_;
   using Packs = Tuple<Pack<typename Row::template Element<K>, WIDTH>...>;
-  static constexpr int FIRST = Row::FIRST;
 
   // Whether array S is read element by element: an operand that the loss reads, or its tangent.
   template <int S, int I = 0>
@@ -197,6 +198,12 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
   Packs packs[BATCH];
 
   __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
+  // Where pack p is in array S: from the first one on, at an offset that is known.
+  template <int S>
+  __device__ __forceinline__ auto* address(const Row& row, int p) const {
+    const long long from_first = (long long)(p * stride) * row.layout.template step<S>();
+    return row.template address<S>(first) + from_first;
+  }
   __device__ __forceinline__ bool holds(Column column) const {
     return !GUARDED || (column >= 0 && column < end);
   }
@@ -220,29 +227,40 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
     (fetch_array<K, Team>(shared, slot), ...);
   }
 
-  // Makes the element in a column -inf, in the first operand.
+  // Whether a column is one of these, which neighbours in a row share in turns.
+  template <class Team>
+  __device__ __forceinline__ bool has(Column column) const {
+    constexpr Column TURN = Team::LANES * WIDTH;
+    const auto place = Unsigned(column - first);
+    return place < Unsigned(BATCH * TURN) && place % TURN < WIDTH && holds(column);
+  }
+
+  // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
+  // which takes as long for many elements as for few.
   __device__ __forceinline__ void hide(Column hidden) {
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) {
-      const Column place = hidden - column(p);
-      if (place < 0 || place >= WIDTH) continue;
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        auto& element = get<FIRST>(packs[p]).at[j];
-        if (j == place) element = convert<typename Row::template Element<FIRST>>(T(-INFINITY));
+        if (column(p) + j == hidden) get<FIRST>(packs[p]).at[j] = hidden_element();
       }
     }
   }
+  template <class Team>
+  __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot) const {
+    constexpr Column TURN = Team::LANES * WIDTH;
+    if (!has<Team>(hidden)) return;
+    const auto place = Unsigned(hidden - first);
+    (hide_in_array<K, Team>(shared, slot + int(place / TURN), int(place % TURN)), ...);
+  }
 
-  // f(column, x) for each element, get<k>(x) being its number in operand k.
+  // f(place, column, x) for each element, get<k>(x) being its number in operand k.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
 #pragma unroll
-    for (int p = 0; p < BATCH; ++p) {
-      each_of(p, [&](int, Column column, const auto& x) { f(column, x); });
-    }
+    for (int p = 0; p < BATCH; ++p) each_of(p, f);
   }
-  // f(j, column, x) for the elements of a pack, j being the place in it.
+  // The same for the elements of a pack.
   template <class F>
   __device__ __forceinline__ void each_of(int p, F f) const {
     const Tuple<Pack<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
@@ -262,20 +280,22 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
  private:
   template <int S>
   __device__ __forceinline__ void load_array(const Row& row, int p) {
-    if constexpr (is_read<S>()) load_pack_of<S>(row, column(p), get<S>(packs[p]));
+    if constexpr (is_read<S>()) load_pack_of<S>(row, p, get<S>(packs[p]));
   }
   template <int S>
   __device__ __forceinline__ void load_pack_of(
-      const Row& row, Column at, Pack<typename Row::template Element<S>, WIDTH>& pack) const {
+      const Row& row, int p, Pack<typename Row::template Element<S>, WIDTH>& pack) const {
+    const Column at = column(p);
+    auto* const from = address<S>(row, p);
     using E = typename Row::template Element<S>;
     constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u);
     if (VECTOR && is_full(at)) {
-      pack = load_pack<WIDTH>(static_cast<const E*>(row.template address<S>(at)));
+      pack = load_pack<WIDTH>(static_cast<const E*>(from));
     } else {
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
         if (holds(at + j)) {
-          pack.at[j] = *row.template address<S>(at + j);
+          pack.at[j] = from[j * row.layout.template step<S>()];
         } else {
           pack.at[j] = convert<E>(T(0));
         }
@@ -311,13 +331,12 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
         // One number of four or eight bytes is aligned in any case.
         if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
           copy_later<sizeof(Stored<S>), 0, 0>(
-              unsigned(__cvta_generic_to_shared(places + p * Team::THREADS)),
-              row.template address<S>(column(p)));
+              unsigned(__cvta_generic_to_shared(places + p * Team::THREADS)), address<S>(row, p));
           continue;
         }
 #endif
         Stored<S> pack;
-        load_pack_of<S>(row, column(p), pack);
+        load_pack_of<S>(row, p, pack);
         places[p * Team::THREADS] = pack;
       }
     }
@@ -339,6 +358,17 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
         get<S>(packs[p]) = places[p * Team::THREADS];
       }
     }
+  }
+
+  template <int S, class Team>
+  __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
+    if constexpr (is_read<S>()) {
+      Stored<S>* const pack = take_places<S, Team>(shared, slot);
+      if constexpr (S == FIRST) pack->at[place] = hidden_element();
+    }
+  }
+  static __device__ __forceinline__ auto hidden_element() {
+    return convert<typename Row::template Element<FIRST>>(T(-INFINITY));
   }
 
   template <int S>
@@ -364,8 +394,20 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH, GUARDED, Indices<K...>> {
   }
 };
 
-// ---- combining what threads and blocks have accumulated
-// ------------------------------------------
+// ---- combining what threads and blocks have accumulated -----------------------------------------
+
+template <int LANES>
+struct LargestInWarp {
+  static constexpr int COUNT = LANES;
+  template <class T>
+  __device__ __forceinline__ T operator()(T x) const {
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) {
+      x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    }
+    return x;
+  }
+};
 
 template <class State>
 __device__ __forceinline__ State shuffled(const State& state, int distance) {
@@ -381,51 +423,51 @@ __device__ __forceinline__ State shuffled(const State& state, int distance) {
   return bits.state;
 }
 
-// The states of WIDTH neighbouring lanes together, in each of them.
-template <int WIDTH, class State>
-__device__ __forceinline__ State combined_in_warp(State state) {
-  align(state, [](auto top) {
+// The states of LANES neighbours together, in each of them.
+template <int LANES, class State>
+__device__ __forceinline__ auto combined_in_warp(const State& state) {
+  auto settled = settle(state, LargestInWarp<LANES>());
 #pragma unroll
-    for (int distance = 1; distance < WIDTH; distance *= 2) {
-      top = larger(top, __shfl_xor_sync(0xffffffffu, top, distance));
-    }
-    return top;
-  });
-#pragma unroll
-  for (int distance = 1; distance < WIDTH; distance *= 2) {
-    state = join(state, shuffled(state, distance));
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    settled = join(settled, shuffled(settled, distance));
   }
-  return state;
+  return settled;
+}
+
+template <class State, int COUNT>
+__device__ __forceinline__ State* states_of_block() {
+  alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
+  return reinterpret_cast<State*>(memory);
 }
 
 // The states of all threads of a row together, in each of them.
 template <class Team, class State>
-__device__ __forceinline__ State combined(State state) {
-  if constexpr (Team::ACROSS) {
-    if constexpr (Team::LANES > 1) {
-      __shared__ State parts[Team::THREADS];
-      __syncthreads();  // the previous row may still be read
-      parts[threadIdx.x] = state;
-      __syncthreads();
-      state = parts[Team::row()];
-      for (int lane = 1; lane < Team::LANES; ++lane) {
-        state = combine(state, parts[lane * Team::ROWS + Team::row()]);
-      }
+__device__ __forceinline__ auto combined(const State& state) {
+  constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 32 ? Team::LANES : 32;
+  auto settled = combined_in_warp<NEIGHBOURS>(state);
+  using Settled = decltype(settled);
+  if constexpr (Team::ACROSS && Team::LANES > 1) {
+    Settled* const parts = states_of_block<Settled, Team::THREADS>();
+    __syncthreads();  // the previous row may still be read
+    parts[threadIdx.x] = settled;
+    __syncthreads();
+    settled = parts[Team::row()];
+    for (int lane = 1; lane < Team::LANES; ++lane) {
+      settled = combine(settled, parts[lane * Team::ROWS + Team::row()]);
     }
-  } else {
-    state = combined_in_warp<(Team::LANES < 32 ? Team::LANES : 32)>(state);
+  } else if constexpr (Team::LANES > 1) {
     // A gradient may take the memory of the elements that other threads have looked at.
-    if constexpr (Team::LANES > 1) __syncwarp();
+    __syncwarp();
     if constexpr (Team::LANES > 32) {
       constexpr int WARPS = Team::THREADS / 32;
-      __shared__ State parts[WARPS];
+      Settled* const parts = states_of_block<Settled, WARPS>();
       __syncthreads();
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = state;
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = settled;
       __syncthreads();
-      state = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
+      settled = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
     }
   }
-  return state;
+  return settled;
 }
 
 #if CLUSTERS
@@ -469,8 +511,7 @@ __device__ __forceinline__ State cluster_combined(const State& state, unsigned t
 }
 #endif
 
-// ---- the kernel
-// ----------------------------------------------------------------------------------
+// ---- the kernel ---------------------------------------------------------------------------------
 
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned DIRECTIONS,
           bool CHAINED, class Pointers>
@@ -479,6 +520,7 @@ struct RowWorker {
   using N = typename Row::N;
   using Column = typename Row::Column;
   using State = typename Loss::template State<N>;
+  using Settled = decltype(combined<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
   template <bool GUARDED>
   using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, GUARDED>;
@@ -499,6 +541,13 @@ struct RowWorker {
   };
   __device__ __forceinline__ Row row_at(long long index) const {
     return {layout, pointers, layout.rows.locate(index < n ? index : 0), Column(columns)};
+  }
+  template <class Ahead>
+  __device__ __forceinline__ auto begin(const Row& row, bool present, const Ahead& ahead) const {
+    decltype(loss.begin(row, ahead)) context;
+    context.status = IGNORED;
+    if (present) context = loss.begin(row, ahead);
+    return context;
   }
   __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
                                             long long slots) const {
@@ -540,7 +589,11 @@ struct RowWorker {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
         batch(share, slot, [&](auto elements) {
           elements.load(share.row);
-          if (context.status == ACTIVE) loss.add(state, share.row, context, elements);
+          if (context.status != ACTIVE) return;
+          if constexpr (Loss::HIDES) {
+            if (elements.template has<Team>(context.column)) elements.hide(context.column);
+          }
+          loss.template add<false>(state, share.row, context, elements);
         });
       }
     }
@@ -559,8 +612,15 @@ struct RowWorker {
       for (int group = 0; group < Team::GROUPS; ++group) {
         if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
         batch(share, group * Team::BATCH, [&](auto elements) {
-          elements.template fetch<Team>(shared, group * Team::BATCH);
-          if (context.status == ACTIVE) loss.add(state, share.row, context, elements);
+          if (context.status != ACTIVE) return;
+          const int slot = group * Team::BATCH;
+          constexpr bool FEW = Team::BATCH * WIDTH <= 8;
+          if constexpr (Loss::HIDES && !FEW) {
+            elements.template hide<Team>(context.column, shared, slot);
+          }
+          elements.template fetch<Team>(shared, slot);
+          if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
+          loss.template add<Team::GROUPS == 1>(state, share.row, context, elements);
         });
         if constexpr (REPLACE) prefetch(next, group);
       }
@@ -579,18 +639,22 @@ struct RowWorker {
     for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
   }
 
+  // What gradients are proportional to, times a factor and divided.
+  __device__ __forceinline__ void scale(Finished& done, T factor,
+                                        const Reciprocal<T>& divisor) const {
+    loss.scale(done, [&](auto x) { return scaled(x, factor, divisor); });
+  }
+
   // Writes the gradients of a batch; its elements are in shared memory where SHARED.
   template <bool SHARED, class Context>
   __device__ __forceinline__ void differentiate(const Share& share, long long slot,
-                                                const Context& context, const Finished& done,
-                                                T factor, const Reciprocal<T>& scale) const {
+                                                const Context& context,
+                                                const Finished& done) const {
     batch(share, slot, [&](auto elements) {
       if (context.status != ACTIVE) {
         const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
-        write(
-            Range<Loss::OPERANDS>(), share.row, elements,
-            [&](auto, Column, const auto&) { return number; }, Column(-1), T(0),
-            Reciprocal<T>(1.0));
+        write(Range<Loss::OPERANDS>(), share.row, elements,
+              [&](auto, Column, const auto&) { return number; });
         return;
       }
       if constexpr (Loss::READS != 0) {
@@ -600,20 +664,18 @@ struct RowWorker {
           elements.load(share.row);
         }
       }
-      Column single = -1;
-      T of_single = T(0);
-      if constexpr (Loss::SINGLE) {
-        single = context.column;
-        of_single = factor * derivative(loss.gradient_of_target(context, done));
+      write(Range<Loss::OPERANDS>(), share.row, elements,
+            [&](auto which, Column column, const auto& x) {
+              return derivative(loss.template gradient<decltype(which)::value, N>(
+                  share.row, context, done, column, x));
+            });
+      if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
+        if (elements.template has<Team>(context.column)) {
+          auto* const element = share.row.template address<Row::INPUTS>(context.column);
+          *element = convert<typename Row::template Element<Row::INPUTS>>(
+              derivative(loss.gradient_of_target(context, done)));
+        }
       }
-      write(
-          Range<Loss::OPERANDS>(), share.row, elements,
-          [&](auto which, Column column, const auto& x) {
-            const N slope = loss.template gradient<decltype(which)::value, N>(share.row, context,
-                                                                              done, column, x);
-            return factor * derivative(slope);
-          },
-          single, of_single, scale);
     });
   }
 
@@ -627,44 +689,48 @@ struct RowWorker {
   }
 
  private:
+  static __device__ __forceinline__ T scaled(T x, T factor, const Reciprocal<T>& divisor) {
+    return divisor.template times<T>(factor * x);
+  }
+  static __device__ __forceinline__ Real<T> scaled(Real<T> x, T factor,
+                                                   const Reciprocal<T>& divisor) {
+    return Real<T>(scaled(x.value, factor, divisor));
+  }
+  template <class X>
+  static __device__ __forceinline__ Dual<X> scaled(Dual<X> x, T factor,
+                                                   const Reciprocal<T>& divisor) {
+    return dual(scaled(x.value, factor, divisor), scaled(x.slope, factor, divisor));
+  }
+
   template <int I>
   struct Which {
     static constexpr int value = I;
   };
-  // Gradients f(operand, column, x), but `of_single` in one column.
+  // Gradients f(operand, column, x).
   template <int... I, class E, class F>
-  __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements, F f,
-                                        Column single, T of_single,
-                                        const Reciprocal<T>& scale) const {
+  __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
+                                        F f) const {
 #pragma unroll
-    for (int p = 0; p < Team::BATCH; ++p) {
-      (write_operand<I>(row, elements, p, f, single, of_single, scale), ...);
-    }
+    for (int p = 0; p < Team::BATCH; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
   template <int I, class E, class F>
-  __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p, F f,
-                                                Column single, T of_single,
-                                                const Reciprocal<T>& scale) const {
+  __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,
+                                                F f) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       constexpr int G = Row::INPUTS + ones_below(WANTED, I);
       using Stored = typename Row::template Element<G>;
       const Column column = elements.column(p);
-      Stored* const address = row.template address<G>(column);
-      const Column special = single - column;
+      Stored* const address = elements.template address<G>(row, p);
       if (bool(Layout::VECTORS >> G & 1u) && elements.is_full(column)) {
         Pack<Stored, WIDTH> pack;
         elements.each_of(p, [&](int j, Column at, const auto& x) {
-          pack.at[j] = scale.template times<Stored>(f(Which<I>(), at, x));
+          pack.at[j] = convert<Stored>(f(Which<I>(), at, x));
         });
         store_pack<WIDTH>(address, pack);
       } else {
         elements.each_of(p, [&](int j, Column at, const auto& x) {
-          address[j * layout.template step<G>()] =
-              scale.template times<Stored>(f(Which<I>(), at, x));
+          address[j * layout.template step<G>()] = convert<Stored>(f(Which<I>(), at, x));
         });
-      }
-      if (special >= 0 && special < WIDTH && elements.holds(single)) {
-        address[special * layout.template step<G>()] = scale.template times<Stored>(of_single);
       }
     }
   }
@@ -700,6 +766,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Row = typename Work::Row;
   using N = typename Work::N;
   using State = typename Work::State;
+  using Settled = typename Work::Settled;
   using Share = typename Work::Share;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
@@ -716,52 +783,62 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const Work work{loss, layout, pointers, n, columns, shared};
   const int blocks = PHASE == WHOLE ? Team::BLOCKS : PHASE == PARTIAL || GRADIENTS ? ranks : 1;
   const int rank = int(blockIdx.x % blocks);
-  const long long segment = blockIdx.x / blocks, groups = (n + Team::ROWS - 1) / Team::ROWS;
+  // The rows are at most a quarter of what an Index counts.
+  using Index = typename Layout::Index;
+  const Index end = Index(n), step = Index(segments), segment = blockIdx.x / blocks;
+  const Index groups = (end + Team::ROWS - 1) / Team::ROWS;
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) cluster_barrier();
 #endif
 
-  Row row = work.row_at(segment * Team::ROWS + Team::row());
-  auto ahead = loss.ahead(row);
-  if constexpr (PHASE == WHOLE) {
-    const bool present = segment * Team::ROWS + Team::row() < n;
-    work.prefetch(work.share_of(row, present, rank, Team::SLOTS));
+  // What is known of a row ahead of its elements is read two rows before them, what that leads to
+  // one row before.
+  const Index stride = step * Team::ROWS, first = segment * Team::ROWS + Team::row();
+  auto next_ahead = loss.ahead(work.row_at(first + stride));
+  using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
+  Context context;
+  if constexpr (PHASE != FINISH) {
+    const Row row = work.row_at(first);
+    const auto ahead = loss.ahead(row);
+    if constexpr (PHASE == WHOLE) {
+      work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
+    }
+    context = work.begin(row, first < end, ahead);
   }
   Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
-  for (long long group = segment; group < groups; group += segments) {
-    const long long index = group * Team::ROWS + Team::row();
-    const long long next_index = index + segments * Team::ROWS;
-    const bool present = index < n;
-    const Row next_row = work.row_at(next_index);
-    const auto next_ahead = loss.ahead(next_row);
-    using Context = decltype(loss.begin(row, ahead));
-    Context context;
+  for (Index group = segment; group < groups; group += step) {
+    const Index index = group * Team::ROWS + Team::row();
+    const bool present = index < end, next_present = index + stride < end;
+    // Not kept from turn to turn: registers are scarcer than multiplications.
+    const Row row = work.row_at(index), next_row = work.row_at(index + stride);
+    const auto ahead_after = loss.ahead(work.row_at(index + 2 * stride));
+    Context next_context = context;
     if constexpr (PHASE == FINISH) {
       context = left<Context>(memory, index);  // the elements may be overwritten already
     } else {
-      context.status = IGNORED;
-      if (present) context = loss.begin(row, ahead);
+      next_context = work.begin(next_row, next_present, next_ahead);
     }
 
-    State state = State::empty();
+    Settled state;
     if constexpr (PHASE == FINISH) {
+      state = combined_in_warp<1>(State::empty());
       for (long long r = threadIdx.x; r < ranks; r += Team::THREADS) {
-        state = combine(state, left<State>(memory, n + index * ranks + r));
+        state = combine(state, left<Settled>(memory, n + index * ranks + r));
       }
       state = combined<Team>(state);
     } else if constexpr (PHASE == PARTIAL) {
-      state = work.accumulate(work.share_of(row, present, rank, slots), slots, context);
-      state = combined<Team>(state);
+      const Share share = work.share_of(row, present, rank, slots);
+      state = combined<Team>(work.accumulate(share, slots, context));
       if (threadIdx.x == 0) {
-        left<State>(memory, n + index * ranks + rank) = state;
+        left<Settled>(memory, n + index * ranks + rank) = state;
         if (rank == 0) left<Context>(memory, index) = context;
       }
     } else if constexpr (Team::CLUSTER && CLUSTERS) {
 #if CLUSTERS
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
-      state = work.template accumulate<false>(share, share, context);
-      state = cluster_combined<Team>(combined<Team>(state), turn++);
+      state = combined<Team>(work.template accumulate<false>(share, share, context));
+      state = cluster_combined<Team>(state, turn++);
 #endif
     } else {
 #pragma unroll 1
@@ -773,12 +850,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
                            : work.accumulate(share, Team::SLOTS, context);
         } else {
           const bool last = r == Team::RANKS - 1;
-          const Share next = last ? work.share_of(next_row, next_index < n, 0, Team::SLOTS)
+          const Share next = last ? work.share_of(next_row, next_present, 0, Team::SLOTS)
                                   : work.share_of(row, present, r + 1, Team::SLOTS);
           part = work.template accumulate<true>(share, next, context);
         }
-        part = combined<Team>(part);
-        state = r == 0 ? part : combine(state, part);
+        const Settled of_rank = combined<Team>(part);
+        state = r == 0 ? of_rank : combine(state, of_rank);
       }
     }
 
@@ -800,19 +877,27 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         }
         if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
         if constexpr (REDUCED) values += own;
-        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) shares += share;
+        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
+          if constexpr (Loss::WEIGHTED) {
+            shares += share;
+          } else {
+            shares.high += share;  // a count, without errors
+          }
+        }
       }
     }
-    [[maybe_unused]] T factor = T(1);
-    if constexpr (CHAINED) factor = row.grad_output();
+    if constexpr (GRADIENTS) {
+      T factor = T(1);
+      if constexpr (CHAINED) factor = row.grad_output();
+      if (context.status == ACTIVE) work.scale(done, factor, scale);
+    }
     if constexpr (STAYS) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
-      const Share next = work.share_of(next_row, next_index < n, rank, Team::SLOTS);
+      const Share next = work.share_of(next_row, next_present, rank, Team::SLOTS);
 #pragma unroll 1
       for (int part = 0; part < Team::GROUPS; ++part) {
         if constexpr (GRADIENTS) {
-          work.template differentiate<true>(share, part * Team::BATCH, context, done, factor,
-                                            scale);
+          work.template differentiate<true>(share, part * Team::BATCH, context, done);
         }
         work.prefetch(next, part);
       }
@@ -820,11 +905,11 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       static_assert(PHASE == FINISH, "gradients of a share that does not stay");
       const Share share = work.share_of(row, present, rank, slots);
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-        work.template differentiate<false>(share, slot, context, done, factor, scale);
+        work.template differentiate<false>(share, slot, context, done);
       }
     }
-    row.at = next_row.at;
-    ahead = next_ahead;
+    context = next_context;
+    next_ahead = ahead_after;
   }
   if constexpr (REDUCED && PHASE != PARTIAL) {
     if (rank == 0) {

@@ -8,12 +8,17 @@
 //   begin(row, ahead)
 //                    what is known of a row before its elements are read: a context, with a status
 //   State<N>         what a row accumulates; empty() has nothing
-//   add(state, row, context, elements)
-//                    takes a batch of elements; elements.each(f) calls f(column, x) for each, and
-//                    get<k>(x) is its number in operand k
+//   add<FIRST>(state, row, context, elements)
+//                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
+//                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
+//                    and `place` that in its pack
+//   HIDES            whether the element of context.column is -inf in the first operand
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
+//   settle, join     of many states: see below
 //   finish(row, context, state)
 //                    the value, its share in a mean, and what gradients need
+//   scale(finished, by)
+//                    puts by(x) for each x that gradients are proportional to
 //   gradient<K>(row, context, finished, column, x)
 //                    the derivative of the value by this element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
@@ -30,8 +35,7 @@
 // INVALID ones, whose target is out of range, all are NaN.
 enum Status { ACTIVE, IGNORED, INVALID };
 
-// ---- sums of numbers
-// -----------------------------------------------------------------------------
+// ---- sums of numbers ----------------------------------------------------------------------------
 
 template <class N>
 struct RunningSum;
@@ -40,6 +44,7 @@ template <class T>
 struct RunningSum<Real<T>> {
   Sum<T> sum;
   static __device__ __forceinline__ RunningSum zero() { return {Sum<T>::zero()}; }
+  static __device__ __forceinline__ RunningSum of(Real<T> x) { return {{x.value, T(0)}}; }
   __device__ __forceinline__ void operator+=(Real<T> x) { sum += x.value; }
   __device__ __forceinline__ void scale(T factor) {
     sum.high *= factor;
@@ -66,6 +71,9 @@ struct RunningSum<Dual<X>> {
   static __device__ __forceinline__ RunningSum zero() {
     return {RunningSum<X>::zero(), RunningSum<X>::zero()};
   }
+  static __device__ __forceinline__ RunningSum of(Dual<X> x) {
+    return {RunningSum<X>::of(x.value), RunningSum<X>::of(x.slope)};
+  }
   __device__ __forceinline__ void operator+=(Dual<X> x) {
     value += x.value;
     slope += x.slope;
@@ -85,25 +93,42 @@ struct RunningSum<Dual<X>> {
   }
 };
 
-// ---- what several losses share
-// -------------------------------------------------------------------
+// Adds a number to a sum, which is empty where FIRST.
+template <bool FIRST, class N>
+__device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
+  if constexpr (FIRST) {
+    sum = RunningSum<N>::of(x);
+  } else {
+    sum += x;
+  }
+}
 
+// ---- what several losses share ------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ T lowest() {
+  return sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
+}
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
 
-// exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
-// it adds to a sum that has an exp(0). Volatile, as the compiler would otherwise branch around it
-// where its result is selected or not, and wait for each result before it begins the next.
-__device__ __forceinline__ float exponential(float x) {
-  const float power = 1.44269504f * x;
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+
+// 2^x with an error of 2^-22. Volatile, as the compiler would otherwise branch around it where its
+// result is selected or not, and wait for each result before it begins the next.
+__device__ __forceinline__ float power_of_two(float x) {
 #ifdef __CUDA_ARCH__
   float y;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(power));
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return exp2f(power);
+  return exp2f(x);
 #endif
 }
+
+// exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
+// it adds to a sum that has an exp(0).
+__device__ __forceinline__ float exponential(float x) { return power_of_two(LOG2_E * x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 template <class T>
 __device__ __forceinline__ Real<T> exponential(Real<T> x) {
@@ -114,6 +139,69 @@ __device__ __forceinline__ Dual<X> exponential(Dual<X> x) {
   const X y = exponential(x.value);
   return dual(y, y * x.slope);
 }
+
+// Terms exp(x - top) for the x of a row, top being the largest so far: all are 1 at most.
+template <class T>
+struct Terms {
+  T top;
+  static __device__ __forceinline__ Terms up_to(T top) { return {top}; }
+  __device__ __forceinline__ T of(T x) const { return exponential(x - top); }
+  // exp(x - top) / of(x)
+  __device__ __forceinline__ T unit() const { return T(1); }
+  // The factor that makes terms of `other` ones of these.
+  __device__ __forceinline__ T from(const Terms& other) const {
+    return exponential(other.top - top);
+  }
+};
+
+// The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
+// top log2(e) but for a rounding; all terms share its error. From 2^28 on neighbouring floats are
+// 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
+struct FastTerms {
+  float top, slope, at;
+  static __device__ __forceinline__ FastTerms up_to(float top) {
+    const float slope = fabsf(top) < 268435456.0f ? LOG2_E : 1.0f;
+    return {top, slope, top * slope};
+  }
+  __device__ __forceinline__ float exponent(float x) const { return fmaf(x, slope, -at); }
+  __device__ __forceinline__ float of(float x) const { return power_of_two(exponent(x)); }
+  __device__ __forceinline__ float unit() const {
+    const float error = exponent(top);
+    return fabsf(error) < 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);
+  }
+  __device__ __forceinline__ float from(const FastTerms& other) const {
+    return power_of_two(exponent(other.top) - other.exponent(other.top));
+  }
+};
+
+template <class Terms, class T>
+__device__ __forceinline__ Real<T> term(const Terms& terms, Real<T> x) {
+  return Real<T>(terms.of(x.value));
+}
+template <class Terms, class X>
+__device__ __forceinline__ Dual<X> term(const Terms& terms, Dual<X> x) {
+  const X y = term(terms, x.value);
+  return dual(y, y * x.slope);
+}
+
+// One sum for each place in a pack: what one thread adds does not wait for the sum before.
+template <class N, int WIDTH>
+struct SumsOfPlaces {
+  N at[WIDTH];
+  __device__ __forceinline__ SumsOfPlaces() {
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) at[j] = N(0.0);
+  }
+  __device__ __forceinline__ N total() const {
+    SumsOfPlaces sums = *this;
+#pragma unroll
+    for (int step = 1; step < WIDTH; step *= 2) {
+#pragma unroll
+      for (int j = 0; j + step < WIDTH; j += 2 * step) sums.at[j] = sums.at[j] + sums.at[j + step];
+    }
+    return sums.at[0];
+  }
+};
 
 // What losses without anything to accumulate have for a state.
 struct Nothing {
@@ -146,7 +234,7 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, long l
   using N = typename Row::N;
   using Column = typename Row::Column;
   const bool ignored = index == ignore_index;
-  const bool valid = index >= 0 && index < row.columns;
+  const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
   Class<N, Column, T> own{ignored ? IGNORED : valid ? ACTIVE : INVALID, Column(0), T(1), N(0.0)};
   if (own.status == ACTIVE) {
     own.column = Column(index);
@@ -157,17 +245,19 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, long l
 }
 constexpr long long NEVER_IGNORED = -0x7fffffffffffffffll - 1;
 
-// States that need no alignment are joined as they are.
+// Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
+// COUNT, and then any two can be joined.
 template <class State, class F>
-__device__ __forceinline__ void align(State&, F) {}
+__device__ __forceinline__ State settle(const State& state, F) {
+  return state;
+}
 template <class State>
 __device__ __forceinline__ State join(const State& a, const State& b) {
   return combine(a, b);
 }
 
-// The sum over a row of exp(x - top), top being the largest x so far, which makes all terms at most
-// 1; with MIXED also the sums of m and of m (x - top), m being what an element counts: terms of one
-// sign, so that nothing cancels.
+// The sum of a row's terms; with MIXED also the sums of m and of m (x - top), m being what an
+// element counts: numbers of one sign, so that nothing cancels.
 template <class N, bool MIXED>
 struct Mixture {
   RunningSum<N> mass, spread;
@@ -175,27 +265,37 @@ struct Mixture {
 template <class N>
 struct Mixture<N, false> {};
 
-template <class N, bool MIXED>
+// SUM: of one thread, with its rounding errors; those of threads are added without where the own
+// term of the target stays out of the sum: it is not small against what they have in common then.
+template <class N, bool MIXED, class Sum = RunningSum<N>>
 struct Softmax : Mixture<N, MIXED> {
   using T = typename ScalarOf<N>::type;
+  using Terms = Select<(MIXED || sizeof(T) != sizeof(float)), ::Terms<T>, FastTerms>;
+  using Settled = Softmax<N, MIXED, Select<MIXED, Sum, N>>;
   T top;
-  RunningSum<N> sum;
+  Sum sum;
 
   static __device__ __forceinline__ Softmax empty() {
     Softmax none;
-    none.top = sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
+    none.top = lowest<T>();
     none.sum = RunningSum<N>::zero();
     if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
     return none;
   }
-  __device__ __forceinline__ void rise(T to) {
-    sum.scale(exponential(top - to));
-    if constexpr (MIXED) {
-      const N mass = this->mass.total();
-      // Nothing yet: the difference may be infinite.
-      this->spread += mass * Real<T>(plain(mass) == T(0) ? T(0) : top - to);
+  // What is there, unless this is the FIRST time, becomes sums of terms up to another top.
+  template <bool FIRST = false>
+  __device__ __forceinline__ Terms rise(T to) {
+    const Terms terms = Terms::up_to(to);
+    if constexpr (!FIRST) {
+      scale(sum, terms.from(Terms::up_to(top)));
+      if constexpr (MIXED) {
+        const N mass = this->mass.total();
+        // Nothing yet: the difference may be infinite.
+        this->spread += mass * Real<T>(plain(mass) == T(0) ? T(0) : top - to);
+      }
     }
     top = to;
+    return terms;
   }
   friend __device__ __forceinline__ Softmax combine(Softmax a, Softmax b) {
     const T top = larger(a.top, b.top);
@@ -203,10 +303,17 @@ struct Softmax : Mixture<N, MIXED> {
     b.rise(top);
     return join(a, b);
   }
-  // Many are combined faster when all have risen to the largest top, which largest(top) gives.
   template <class F>
-  friend __device__ __forceinline__ void align(Softmax& state, F largest) {
-    state.rise(largest(state.top));
+  friend __device__ __forceinline__ Settled settle(Softmax state, F largest) {
+    if constexpr (F::COUNT > 1) state.rise(largest(state.top));
+    if constexpr (MIXED) {
+      return state;
+    } else {
+      Settled settled;
+      settled.top = state.top;
+      settled.sum = Softmax::total(state.sum);
+      return settled;
+    }
   }
   friend __device__ __forceinline__ Softmax join(Softmax a, const Softmax& b) {
     a.sum = a.sum + b.sum;
@@ -216,10 +323,15 @@ struct Softmax : Mixture<N, MIXED> {
     }
     return a;
   }
+
+ private:
+  static __device__ __forceinline__ void scale(RunningSum<N>& sum, T factor) { sum.scale(factor); }
+  static __device__ __forceinline__ void scale(N& sum, T factor) { sum = sum * Real<T>(factor); }
+  static __device__ __forceinline__ N total(const RunningSum<N>& sum) { return sum.total(); }
+  static __device__ __forceinline__ N total(const N& sum) { return sum; }
 };
 
-// ---- cross entropy
-// -------------------------------------------------------------------------------
+// ---- cross entropy ------------------------------------------------------------------------------
 
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
 template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_>
@@ -227,7 +339,7 @@ struct CrossEntropy {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u | (SMOOTHED && WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = true;
+  static constexpr bool SINGLE = true, HIDES = !SMOOTHED;
   long long ignore_index;
   Parameter<T> label_smoothing, z_loss;
 
@@ -245,59 +357,61 @@ struct CrossEntropy {
     return class_of<WEIGHTED>(row, index, ignore_index);
   }
 
-  template <class N, class Row, class Context, class Elements>
+  template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
-    T top = state.top;
-    elements.each([&](auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
-    state.rise(top);
-    if constexpr (!SMOOTHED) elements.hide(target.column);
-    N sum = N(0.0), mass = N(0.0), spread = N(0.0);
-    elements.each([&](auto column, const auto& x) {
-      const N below = get<0>(x) - Real<T>(top);
-      const N term = exponential(below);
-      sum = SMOOTHED && column == target.column ? sum : sum + term;
+    T top = plain(target.x);
+    if constexpr (!FIRST) top = larger(top, state.top);
+    elements.each([&](int, auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
+    const auto terms = state.template rise<FIRST>(top);
+    SumsOfPlaces<N, Elements::WIDTH> sums;
+    N mass = N(0.0), spread = N(0.0);
+    elements.each([&](int place, auto column, const auto& x) {
+      const N own = term(terms, get<0>(x));
+      N& sum = sums.at[place];
+      sum = SMOOTHED && column == target.column ? sum : sum + own;
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass = mass + counts;
-        spread = spread + counts * below;
+        spread = spread + counts * (get<0>(x) - Real<T>(top));
       }
     });
-    state.sum += sum;
+    put<FIRST>(state.sum, sums.total());
     if constexpr (SMOOTHED) {
-      state.mass += mass;
-      state.spread += spread;
+      put<FIRST>(state.mass, mass);
+      put<FIRST>(state.spread, spread);
     }
   }
 
   template <class N>
   struct Finished {
-    N value, scale, at_target;  // scale: of exp(x - top)
-    T share, top, smooth;
+    N value, scale, at_target;  // scale: of the terms
+    T share, smooth;
+    typename State<N>::Terms terms;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const State<N>& state) const {
-    const Real<T> weight(target.weight);
-    const N others = state.sum.total();
+                                                const typename State<N>::Settled& state) const {
+    const auto terms = State<N>::Terms::up_to(state.top);
+    const Real<T> weight(target.weight), unit(terms.unit());
+    const N others = sum_of(state) * unit;
     const N below = target.x - Real<T>(state.top);
     const N own = exponential(below);
     const N total = others + own;
     // Where the target is the largest, own is 1.
     const N log_total = log_of_one_and(others + (own - 1.0));
-    Finished<N> done;
     N value = weight * (1.0 - label_smoothing) * (log_total - below);
     N rest = N(0.0);
-    done.smooth = T(0);
+    T smooth = T(0);
     if constexpr (SMOOTHED) {
       const Real<T> share = Real<T>(label_smoothing) / Real<T>(T(row.columns));
       const N mass = state.mass.total();
       value = value + share * (mass * log_total - state.spread.total());
       rest = share * (mass - weight);
-      done.smooth = plain(share);
+      smooth = plain(share);
     }
     N slope = weight * (1.0 - label_smoothing) + N(0.0);
-    if constexpr (SMOOTHED) slope = slope + rest + Real<T>(done.smooth) * weight;
+    if constexpr (SMOOTHED) slope = slope + rest + Real<T>(smooth) * weight;
     if constexpr (Z) {
       const N lse = Real<T>(state.top) + log_total;
       value = value + weight * z_loss * lse * lse;
@@ -305,18 +419,20 @@ struct CrossEntropy {
       slope = slope + by_lse;
       rest = rest + by_lse;
     }
-    done.value = value;
-    done.share = target.weight;
-    done.top = state.top;
-    done.scale = slope / total;
-    done.at_target = rest - done.scale * others;
-    return done;
+    const N by_total = slope / total;
+    return {value, by_total * unit, rest - by_total * others, target.weight, smooth, terms};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
+    done.at_target = by(done.at_target);
+    done.smooth = by(done.smooth);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
   __device__ __forceinline__ N gradient(const Row& row, const Context& target,
                                         const Finished<N>& done, Column column, const X& x) const {
-    N slope = done.scale * exponential(get<0>(x) - Real<T>(done.top));
+    N slope = done.scale * term(done.terms, get<0>(x));
     if constexpr (SMOOTHED) slope = slope - Real<T>(done.smooth) * weight_of(x);
     return slope;
   }
@@ -326,6 +442,14 @@ struct CrossEntropy {
   }
 
  private:
+  template <class N>
+  static __device__ __forceinline__ N sum_of(const Softmax<N, false, N>& state) {
+    return state.sum;
+  }
+  template <class N>
+  static __device__ __forceinline__ N sum_of(const Softmax<N, true>& state) {
+    return state.sum.total();
+  }
   template <class X>
   static __device__ __forceinline__ Real<T> weight_of(const X& x) {
     if constexpr (WEIGHTED) {
@@ -346,7 +470,7 @@ struct CrossEntropyOfProbabilities {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
@@ -361,29 +485,29 @@ struct CrossEntropyOfProbabilities {
     return {ACTIVE};
   }
 
-  template <class N, class Row, class Elements>
+  template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
                                       Elements& elements) const {
-    T top = state.top;
-    elements.each([&](auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
-    state.rise(top);
+    T top = FIRST ? lowest<T>() : state.top;
+    elements.each([&](int, auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
+    state.template rise<FIRST>(top);
     N sum = N(0.0), mass = N(0.0), spread = N(0.0);
-    elements.each([&](auto, const auto& x) {
+    elements.each([&](int, auto, const auto& x) {
       const N below = get<0>(x) - Real<T>(top);
       const N counts = counted(row, x);
       sum = sum + exponential(below);
       mass = mass + counts;
       spread = spread + counts * below;
     });
-    state.sum += sum;
-    state.mass += mass;
-    state.spread += spread;
+    put<FIRST>(state.sum, sum);
+    put<FIRST>(state.mass, mass);
+    put<FIRST>(state.spread, spread);
   }
 
   template <class N>
   struct Finished {
     N value, scale, log_total;
-    T share, top;
+    T share, top, factor;
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row&, const Always&,
@@ -401,17 +525,24 @@ struct CrossEntropyOfProbabilities {
     done.top = state.top;
     done.log_total = log_total;
     done.scale = slope / state.sum.total();
+    done.factor = T(1);
     return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
+    done.factor = by(done.factor);
   }
 
   template <int K, class N, class Row, class Column, class X>
   __device__ __forceinline__ N gradient(const Row& row, const Always&, const Finished<N>& done,
                                         Column, const X& x) const {
     const N below = get<0>(x) - Real<T>(done.top);
+    const Real<T> factor(done.factor);
     if constexpr (K == 0) {
-      return done.scale * exponential(below) - counted(row, x);
+      return done.scale * exponential(below) - factor * counted(row, x);
     } else {
-      const N slope = (1.0 - label_smoothing) * (done.log_total - below);
+      const N slope = factor * (1.0 - label_smoothing) * (done.log_total - below);
       if constexpr (WEIGHTED) return Real<T>(plain(get<OPERANDS>(x))) * slope;
       return slope;
     }
@@ -435,7 +566,7 @@ struct NegativeLogLikelihood {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = true;
+  static constexpr bool SINGLE = true, HIDES = false;
   long long ignore_index;
 
   template <class N>
@@ -453,12 +584,16 @@ struct NegativeLogLikelihood {
   template <class N>
   struct Finished {
     N value;
-    T share;
+    T share, at_target;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
                                                 const Nothing&) const {
-    return {-(Real<T>(target.weight) * target.x), target.weight};
+    return {-(Real<T>(target.weight) * target.x), target.weight, -target.weight};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.at_target = by(done.at_target);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
@@ -467,13 +602,12 @@ struct NegativeLogLikelihood {
     return N(0.0);
   }
   template <class N, class Context>
-  __device__ __forceinline__ N gradient_of_target(const Context& target, const Finished<N>&) const {
-    return N(Real<T>(-target.weight));
+  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+    return N(Real<T>(done.at_target));
   }
 };
 
-// ---- margins
-// -------------------------------------------------------------------------------------
+// ---- margins ------------------------------------------------------------------------------------
 
 // w_t / C sum over j other than t of max(0, margin - x_t + x_j), or its square.
 template <class T, bool SQUARED, bool WEIGHTED_>
@@ -481,7 +615,7 @@ struct MultiMargin {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = true;
+  static constexpr bool SINGLE = true, HIDES = true;
   Parameter<T> margin;
 
   template <class N>
@@ -504,20 +638,20 @@ struct MultiMargin {
     return class_of<WEIGHTED>(row, index, NEVER_IGNORED);
   }
 
-  template <class N, class Row, class Context, class Elements>
+  template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
     const N threshold = margin - target.x;
     N sum = N(0.0), slopes = N(0.0);
-    elements.each([&](auto column, const auto& x) {
+    elements.each([&](int, auto, const auto& x) {
       const N violation = threshold + get<0>(x);
-      if (column != target.column && violation > 0.0) {
+      if (violation > 0.0) {
         sum = sum + (SQUARED ? violation * violation : violation);
         slopes = slopes + slope(violation);
       }
     });
-    state.sum += sum;
-    state.slope += slopes;
+    put<FIRST>(state.sum, sum);
+    put<FIRST>(state.slope, slopes);
   }
 
   template <class N>
@@ -531,6 +665,11 @@ struct MultiMargin {
     const Real<T> scale = Real<T>(target.weight) / Real<T>(T(row.columns));
     return {scale * state.sum.total(), margin - target.x, -(scale * state.slope.total()), T(1),
             plain(scale)};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.at_target = by(done.at_target);
+    done.scale = by(done.scale);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
@@ -558,7 +697,7 @@ struct MultilabelMargin {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = false;
+  static constexpr bool SINGLE = false, HIDES = false;
 
   template <class N>
   struct State {
@@ -591,11 +730,11 @@ struct MultilabelMargin {
     return targets;
   }
 
-  template <class N, class Row, class Context, class Elements>
+  template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& targets,
                                       Elements& elements) const {
     using Column = typename Row::Column;
-    elements.each([&](Column column, const auto& x) {
+    elements.each([&](int, Column column, const auto& x) {
       N sum = N(0.0);
       for (auto k = decltype(targets.count)(0); k < targets.count; ++k) {
         const auto target = row.template index<1>(k);
@@ -613,17 +752,22 @@ struct MultilabelMargin {
   template <class N>
   struct Finished {
     N value;
-    T share;
+    T share, scale;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context&,
                                                 const State<N>& state) const {
-    return {state.sum.total() / Real<T>(T(row.columns)), T(1)};
+    const T columns = T(row.columns);
+    return {state.sum.total() / Real<T>(columns), T(1), T(1) / columns};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row& row, const Context& targets, const Finished<N>&,
-                                        Column column, const X& x) const {
+  __device__ __forceinline__ N gradient(const Row& row, const Context& targets,
+                                        const Finished<N>& done, Column column, const X& x) const {
     // A target that is listed twice counts twice.
     Column times = 0, violated = 0;
     for (Column k = 0; k < targets.count; ++k) {
@@ -638,7 +782,7 @@ struct MultilabelMargin {
       }
     }
     const T counted = times > 0 ? -T(times) * T(violated) : T(violated);
-    return N(Real<T>(counted) / Real<T>(T(row.columns)));
+    return N(Real<T>(counted * done.scale));
   }
 
  private:
@@ -660,8 +804,7 @@ struct MultilabelMargin {
   }
 };
 
-// ---- distances
-// -----------------------------------------------------------------------------------
+// ---- distances ----------------------------------------------------------------------------------
 
 // 1 - cos(x1, x2) for target 1, max(0, cos(x1, x2) - margin) for target -1.
 template <class T>
@@ -669,7 +812,7 @@ struct CosineEmbedding {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 3u;
-  static constexpr bool SINGLE = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin;
 
   template <class N>
@@ -693,53 +836,60 @@ struct CosineEmbedding {
     return {ACTIVE};
   }
 
-  template <class N, class Row, class Elements>
+  template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
                                       Elements& elements) const {
     N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
-    elements.each([&](auto, const auto& x) {
+    elements.each([&](int, auto, const auto& x) {
       product = product + get<0>(x) * get<1>(x);
       square1 = square1 + get<0>(x) * get<0>(x);
       square2 = square2 + get<1>(x) * get<1>(x);
     });
-    state.product += product;
-    state.square1 += square1;
-    state.square2 += square2;
+    put<FIRST>(state.product, product);
+    put<FIRST>(state.square1, square1);
+    put<FIRST>(state.square2, square2);
   }
 
   template <class N>
   struct Finished {
-    N value, cosine, reciprocal, square[2];
-    T share, sign;  // of the derivative by the cosine
+    N value, by_own[2], by_other;  // how much of each vector is in the gradients
+    T share;
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
                                                 const State<N>& state) const {
     Finished<N> done;
-    done.square[0] = state.square1.total() + 1e-12;
-    done.square[1] = state.square2.total() + 1e-12;
-    done.reciprocal = N(1.0) / sqrt(done.square[0] * done.square[1]);
-    done.cosine = state.product.total() * done.reciprocal;
+    const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
+    const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
+    const N cosine = state.product.total() * reciprocal;
     const T target = plain(row.template number<2>(0));
-    const N excess = done.cosine - margin;
+    const N excess = cosine - margin;
     done.value = N(0.0);
-    done.sign = T(0);
+    T slope = T(0);  // by the cosine
     if (target == T(1)) {
-      done.value = 1.0 - done.cosine;
-      done.sign = T(-1);
+      done.value = 1.0 - cosine;
+      slope = T(-1);
     } else if (target == T(-1)) {
       done.value = clamp_min(excess, 0.0);
-      done.sign = excess >= 0.0 ? T(1) : T(0);
+      slope = excess >= 0.0 ? T(1) : T(0);
     }
     done.share = T(1);
+    done.by_other = Real<T>(slope) * reciprocal;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) done.by_own[k] = Real<T>(slope) * (cosine / square[k]);
     return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.by_other = by(done.by_other);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) done.by_own[k] = by(done.by_own[k]);
   }
 
   template <int K, class N, class Row, class Column, class X>
   __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
                                         const X& x) const {
-    const N own = get<K>(x), other = get<1 - K>(x);
-    return Real<T>(done.sign) * (other * done.reciprocal - done.cosine / done.square[K] * own);
+    return get<1 - K>(x) * done.by_other - done.by_own[K] * get<K>(x);
   }
 };
 
@@ -749,20 +899,29 @@ template <class T, int NORM>
 struct Norm {
   Parameter<T> p;
 
-  // A sum of powers; for the infinite norm the largest number and how many are as large.
+  // A sum of powers; for the infinite norm the largest number and how many are as large. PART: of
+  // a batch, or of what several threads have added up.
   template <class N>
-  struct State {
-    RunningSum<N> sum;
-    static __device__ __forceinline__ State empty() { return {RunningSum<N>::zero()}; }
-    __device__ __forceinline__ void operator+=(N term) { sum += term; }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+  struct Part {
+    N sum;
+    static __device__ __forceinline__ Part empty() { return {N(0.0)}; }
+    __device__ __forceinline__ void operator+=(N term) { sum = sum + term; }
+    __device__ __forceinline__ Part settled() const { return *this; }
+    friend __device__ __forceinline__ Part combine(const Part& a, const Part& b) {
       return {a.sum + b.sum};
     }
   };
   template <class N>
+  struct State {
+    RunningSum<N> sum;
+    static __device__ __forceinline__ State empty() { return {RunningSum<N>::zero()}; }
+    __device__ __forceinline__ void operator+=(const Part<N>& part) { sum += part.sum; }
+    __device__ __forceinline__ Part<N> settled() const { return {sum.total()}; }
+  };
+  // SCALE: of the derivative, which is proportional to it.
+  template <class N>
   struct Distance {
     N value, scale;
-    T ties;
   };
 
   template <class N>
@@ -773,9 +932,9 @@ struct Norm {
     return pow(abs(d), p);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(const State<N>& state) const {
-    const N sum = state.sum.total();
-    Distance<N> norm{sum, N(1.0), T(1)};
+  __device__ __forceinline__ Distance<N> distance(const Part<N>& part) const {
+    const N sum = part.sum;
+    Distance<N> norm{sum, N(1.0)};
     if constexpr (NORM == 2) {
       norm.value = root(sum);
       norm.scale = sum == 0.0 ? N(0.0) : N(1.0) / norm.value;
@@ -788,7 +947,7 @@ struct Norm {
   template <class N>
   __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
     if constexpr (NORM == 0) return N(0.0);
-    if constexpr (NORM == 1) return N(sign(d));
+    if constexpr (NORM == 1) return norm.scale * N(sign(d));
     if constexpr (NORM == 2) return norm.scale * d;
     return d == 0.0 ? N(0.0) : sign(d) * pow(abs(d), p - 1.0) * norm.scale;
   }
@@ -805,12 +964,14 @@ struct Norm<T, 4> {
   Parameter<T> p;
 
   template <class N>
-  struct State {
+  struct Part {
     N largest;
     T ties;
-    static __device__ __forceinline__ State empty() { return {N(0.0), T(0)}; }
-    __device__ __forceinline__ void operator+=(N size) { *this = combine(*this, {size, T(1)}); }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+    static __device__ __forceinline__ Part empty() { return {N(0.0), T(0)}; }
+    __device__ __forceinline__ void operator+=(N size) { *this += Part{size, T(1)}; }
+    __device__ __forceinline__ void operator+=(const Part& part) { *this = combine(*this, part); }
+    __device__ __forceinline__ Part settled() const { return *this; }
+    friend __device__ __forceinline__ Part combine(const Part& a, const Part& b) {
       const bool tie = a.largest == b.largest;
       // NaN wins.
       const bool first = a.largest > b.largest || !(a.largest == a.largest);
@@ -823,9 +984,10 @@ struct Norm<T, 4> {
     }
   };
   template <class N>
+  using State = Part<N>;
+  template <class N>
   struct Distance {
-    N value;
-    T ties;
+    N value, scale;
   };
 
   template <class N>
@@ -833,12 +995,12 @@ struct Norm<T, 4> {
     return abs(d);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(const State<N>& state) const {
-    return {state.largest, state.ties};
+  __device__ __forceinline__ Distance<N> distance(const Part<N>& part) const {
+    return {part.largest, N(1.0) / Real<T>(part.ties)};
   }
   template <class N>
   __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
-    return abs(d) == norm.value ? N(sign(d) / Real<T>(norm.ties)) : N(0.0);
+    return abs(d) == norm.value ? N(sign(d)) * norm.scale : N(0.0);
   }
 };
 
@@ -849,25 +1011,38 @@ struct TripletMargin {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 7u;
-  static constexpr bool SINGLE = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin, p, eps;
   using Metric = Norm<T, NORM>;
 
-  template <class N>
-  struct State {
-    typename Metric::template State<N>
-        to[3];  // anchor-positive, anchor-negative, positive-negative
-    static __device__ __forceinline__ State empty() {
-      const auto none = Metric::template State<N>::empty();
-      return {{none, none, none}};
-    }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
-      State c = a;
+  // Of the distances anchor-positive, anchor-negative and positive-negative.
+  template <class Each>
+  struct Distances {
+    Each to[2 + SWAP];
+    static __device__ __forceinline__ Distances empty() {
+      Distances none;
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) c.to[i] = combine(a.to[i], b.to[i]);
-      return c;
+      for (int i = 0; i < 2 + SWAP; ++i) none.to[i] = Each::empty();
+      return none;
+    }
+    friend __device__ __forceinline__ Distances combine(const Distances& a, const Distances& b) {
+      Distances both;
+#pragma unroll
+      for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = combine(a.to[i], b.to[i]);
+      return both;
+    }
+    template <class F>
+    friend __device__ __forceinline__ auto settle(const Distances& each, F) {
+      Distances<decltype(each.to[0].settled())> settled;
+#pragma unroll
+      for (int i = 0; i < 2 + SWAP; ++i) settled.to[i] = each.to[i].settled();
+      return settled;
     }
   };
+  template <class N>
+  using Parts = Distances<typename Metric::template Part<N>>;
+  template <class N>
+  using State = Distances<typename Metric::template State<N>>;
 
   template <class Row>
   __device__ __forceinline__ Nothing ahead(const Row&) const {
@@ -878,29 +1053,33 @@ struct TripletMargin {
     return {ACTIVE};
   }
 
-  template <class N, class Row, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
+  template <bool FIRST, class State, class Row, class Elements>
+  __device__ __forceinline__ void add(State& state, const Row&, const Always&,
                                       Elements& elements) const {
+    using N = typename Row::N;
     const Metric metric{p};
-    elements.each([&](auto, const auto& x) {
+    auto parts = Parts<N>::empty();
+    elements.each([&](int, auto, const auto& x) {
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) state.to[i] += metric.term(difference<N>(i, x));
+      for (int i = 0; i < 2 + SWAP; ++i) parts.to[i] += metric.term(difference<N>(i, x));
     });
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) state.to[i] += parts.to[i];
   }
 
   template <class N>
   struct Finished {
     N value;
-    T share, slope[3];  // of the loss by each distance
-    typename Metric::template Distance<N> to[3];
+    T share;
+    typename Metric::template Distance<N> to[2 + SWAP];
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row&, const Always&,
-                                                const State<N>& state) const {
+                                                const Parts<N>& parts) const {
     const Metric metric{p};
     Finished<N> done;
 #pragma unroll
-    for (int i = 0; i < 2 + SWAP; ++i) done.to[i] = metric.distance(state.to[i]);
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i] = metric.distance(parts.to[i]);
     N negative = done.to[1].value;
     T from_positive = T(0);
     if constexpr (SWAP) {
@@ -911,11 +1090,17 @@ struct TripletMargin {
     const N excess = margin + done.to[0].value - negative;
     done.value = clamp_min(excess, 0.0);
     done.share = T(1);
+    // The derivatives of the loss by each distance.
     const T active = excess >= 0.0 ? T(1) : T(0);
-    done.slope[0] = active;
-    done.slope[1] = -active * (T(1) - from_positive);
-    done.slope[2] = -active * from_positive;
+    const T slopes[3] = {active, -active * (T(1) - from_positive), -active * from_positive};
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = Real<T>(slopes[i]) * done.to[i].scale;
     return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = by(done.to[i].scale);
   }
 
   template <int K, class N, class Row, class Column, class X>
@@ -924,12 +1109,18 @@ struct TripletMargin {
     // Where each difference has the operand: with +, with -, or not at all.
     constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
     const Metric metric{p};
-    N sum = N(0.0);
+    N sum;
+    bool has_any = false;
 #pragma unroll
     for (int i = 0; i < 2 + SWAP; ++i) {
       if (SIGN[K][i] == 0) continue;
       const N slope = metric.gradient(done.to[i], difference<N>(i, x));
-      sum = sum + Real<T>(T(SIGN[K][i]) * done.slope[i]) * slope;
+      if (has_any) {
+        sum = SIGN[K][i] > 0 ? sum + slope : sum - slope;
+      } else {
+        sum = SIGN[K][i] > 0 ? slope : -slope;
+      }
+      has_any = true;
     }
     return sum;
   }
@@ -948,7 +1139,7 @@ struct ShareOf {
   static constexpr int OPERANDS = Loss::OPERANDS;
   static constexpr bool WEIGHTED = Loss::WEIGHTED;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Loss loss;
 
   template <class N>

@@ -385,7 +385,7 @@ class _Planner(Launches):
         if not walk.shape:
             walk = Walk((1,), ((0,),) * len(arrays))
         vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
-        index = "unsigned" if self._rows < 2**31 else "unsigned long long"
+        index = "unsigned" if self._rows < 2**30 else "unsigned long long"
         column = "int" if self._columns < 2**30 else "long long"
         name = template(
             "RowLayout", str(len(walk.shape)), str(len(arrays)), bits(vectors), index, column
