@@ -179,7 +179,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   using N = typename Row::N;
   using Column = typename Row::Column;
   using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
-  static constexpr int FIRST = Row::FIRST, WIDTH = WIDTH_;
+  static constexpr int FIRST = Row::FIRST, COUNT = BATCH, WIDTH = WIDTH_;
   using Packs = Tuple<Pack<typename Row::template Element<K>, WIDTH>...>;
 
   // Whether array S is read element by element: an operand that the loss reads, or its tangent.
@@ -522,8 +522,8 @@ struct RowWorker {
   using State = typename Loss::template State<N>;
   using Settled = decltype(combined<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
-  template <bool GUARDED>
-  using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, GUARDED>;
+  using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, false>;
+  using AtTheEnd = Batch<Row, Loss, DIRECTIONS, 1, Team::WIDTH, true>;
   static constexpr int WIDTH = Team::WIDTH;
   static constexpr Column STRIDE = Team::LANES * WIDTH;
 
@@ -562,21 +562,25 @@ struct RowWorker {
     return {row, Column(begin), Column(end)};
   }
 
-  // f(elements) for a batch of packs of this thread, if there is one.
+  // f(elements, slot) for a batch of packs of this thread; where a row ends or begins in it, pack
+  // by pack.
   template <class F>
   __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
     if constexpr (Team::EXACT) {
       const Column first = share.begin + (Column(slot) * Team::LANES + Team::lane()) * WIDTH;
-      if (share.begin < share.end) f(Elements<false>{first, STRIDE, share.end});
+      if (share.begin < share.end) f(Elements{first, STRIDE, share.end}, slot);
       return;
     }
     const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all threads of a row
     if (begin >= share.end) return;
     const Column first = begin + Column(Team::lane()) * WIDTH;
     if (begin >= 0 && share.end - begin >= STRIDE * Team::BATCH) {
-      f(Elements<false>{first, STRIDE, share.end});
-    } else {
-      f(Elements<true>{first, STRIDE, share.end});
+      f(Elements{first, STRIDE, share.end}, slot);
+      return;
+    }
+#pragma unroll 1
+    for (int p = 0; p < Team::BATCH && begin + p * STRIDE < share.end; ++p) {
+      f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
     }
   }
 
@@ -587,7 +591,7 @@ struct RowWorker {
     State state = State::empty();
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-        batch(share, slot, [&](auto elements) {
+        batch(share, slot, [&](auto elements, long long) {
           elements.load(share.row);
           if (context.status != ACTIVE) return;
           if constexpr (Loss::HIDES) {
@@ -611,16 +615,15 @@ struct RowWorker {
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
         if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
-        batch(share, group * Team::BATCH, [&](auto elements) {
+        batch(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
-          const int slot = group * Team::BATCH;
           constexpr bool FEW = Team::BATCH * WIDTH <= 8;
           if constexpr (Loss::HIDES && !FEW) {
             elements.template hide<Team>(context.column, shared, slot);
           }
           elements.template fetch<Team>(shared, slot);
           if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
-          loss.template add<Team::GROUPS == 1>(state, share.row, context, elements);
+          loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
         if constexpr (REPLACE) prefetch(next, group);
       }
@@ -629,8 +632,8 @@ struct RowWorker {
   }
   __device__ __forceinline__ void prefetch(const Share& share, int group) const {
     if constexpr (Loss::READS != 0) {
-      batch(share, group * Team::BATCH, [&](auto elements) {
-        elements.template prefetch<Team>(share.row, shared, group * Team::BATCH);
+      batch(share, group * Team::BATCH, [&](auto elements, int slot) {
+        elements.template prefetch<Team>(share.row, shared, slot);
       });
       end_group_of_copies();
     }
@@ -647,10 +650,10 @@ struct RowWorker {
 
   // Writes the gradients of a batch; its elements are in shared memory where SHARED.
   template <bool SHARED, class Context>
-  __device__ __forceinline__ void differentiate(const Share& share, long long slot,
+  __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
                                                 const Context& context,
                                                 const Finished& done) const {
-    batch(share, slot, [&](auto elements) {
+    batch(share, first_slot, [&](auto elements, long long slot) {
       if (context.status != ACTIVE) {
         const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
         write(Range<Loss::OPERANDS>(), share.row, elements,
@@ -711,7 +714,7 @@ struct RowWorker {
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
                                         F f) const {
 #pragma unroll
-    for (int p = 0; p < Team::BATCH; ++p) (write_operand<I>(row, elements, p, f), ...);
+    for (int p = 0; p < E::COUNT; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
   template <int I, class E, class F>
   __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,

@@ -240,8 +240,13 @@ class _Planner(Launches):
 
     def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
         slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
-        batch = max(1, min(slots, BATCH_ELEMENTS // (team.width * max(len(streams), 1))))
         elements = (team.parts or team.ranks) * team.lanes * slots * team.width
+        # What fills no batch goes pack by pack.
+        filled = slots
+        if team.ranks == 1 and not team.parts:
+            filled = max(1, self._columns // (team.lanes * team.width))
+        batch = max(1, min(filled, BATCH_ELEMENTS // (team.width * max(len(streams), 1))))
+        batch = next((b for b in range(batch, batch // 2, -1) if filled % b == 0), batch)
         exact = elements == self._columns and slots % batch == 0 and not team.shifted
         return replace(team, slots=slots, batch=batch, exact=exact)
 
