@@ -254,6 +254,27 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     (hide_in_array<K, Team>(shared, slot + int(place / TURN), int(place % TURN)), ...);
   }
 
+  // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
+  __device__ __forceinline__ T largest(T so_far) const {
+    using Element = typename Row::template Element<FIRST>;
+    if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 0) {
+      const auto pair_of = [&](int p, int j) {
+        const auto& pack = get<FIRST>(packs[p]);
+        return pair(pack.at[j], pack.at[j + 1]);
+      };
+      auto both = pair_of(0, 0);
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; j += 2) both = __hmax2(both, pair_of(p, j));
+      }
+      return larger(so_far, larger(convert<T>(both.x), convert<T>(both.y)));
+    } else {
+      each([&](int, Column, const auto& x) { so_far = larger(so_far, plain(get<0>(x))); });
+      return so_far;
+    }
+  }
+
   // f(place, column, x) for each element, get<k>(x) being its number in operand k.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
@@ -562,24 +583,25 @@ struct RowWorker {
     return {row, Column(begin), Column(end)};
   }
 
-  // f(elements, slot) for a batch of packs of this thread; where a row ends or begins in it, pack
+  // f(elements, slot) for a batch of packs of this thread; where a row begins or ends in it, pack
   // by pack.
   template <class F>
   __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
+    const Column lane = Team::lane();
     if constexpr (Team::EXACT) {
-      const Column first = share.begin + (Column(slot) * Team::LANES + Team::lane()) * WIDTH;
+      const Column first = share.begin + (Column(slot) * Team::LANES + lane) * WIDTH;
       if (share.begin < share.end) f(Elements{first, STRIDE, share.end}, slot);
       return;
     }
     const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all threads of a row
     if (begin >= share.end) return;
-    const Column first = begin + Column(Team::lane()) * WIDTH;
-    if (begin >= 0 && share.end - begin >= STRIDE * Team::BATCH) {
+    const Column first = begin + lane * WIDTH;
+    if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {
       f(Elements{first, STRIDE, share.end}, slot);
       return;
     }
 #pragma unroll 1
-    for (int p = 0; p < Team::BATCH && begin + p * STRIDE < share.end; ++p) {
+    for (int p = 0; p < Team::BATCH && first + p * STRIDE < share.end; ++p) {
       f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
     }
   }

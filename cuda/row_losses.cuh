@@ -11,7 +11,8 @@
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
-//                    and `place` that in its pack
+//                    and `place` that in its pack; elements.largest(y) is the largest number of
+//                    the first operand, or y
 //   HIDES            whether the element of context.column is -inf in the first operand
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
 //   settle, join     of many states: see below
@@ -362,7 +363,7 @@ struct CrossEntropy {
                                       Elements& elements) const {
     T top = plain(target.x);
     if constexpr (!FIRST) top = larger(top, state.top);
-    elements.each([&](int, auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
+    top = elements.largest(top);
     const auto terms = state.template rise<FIRST>(top);
     SumsOfPlaces<N, Elements::WIDTH> sums;
     N mass = N(0.0), spread = N(0.0);
@@ -488,8 +489,7 @@ struct CrossEntropyOfProbabilities {
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
                                       Elements& elements) const {
-    T top = FIRST ? lowest<T>() : state.top;
-    elements.each([&](int, auto, const auto& x) { top = larger(top, plain(get<0>(x))); });
+    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     state.template rise<FIRST>(top);
     N sum = N(0.0), mass = N(0.0), spread = N(0.0);
     elements.each([&](int, auto, const auto& x) {

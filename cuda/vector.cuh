@@ -95,6 +95,12 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, W>& pack) {
   for (int i = 0; i < UNITS; ++i) __stcs(reinterpret_cast<Unit*>(to) + i, bits.unit[i]);
 }
 
+// Two numbers in one register.
+__device__ __forceinline__ __half2 pair(__half a, __half b) { return __halves2half2(a, b); }
+__device__ __forceinline__ __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b) {
+  return __halves2bfloat162(a, b);
+}
+
 // A pack in the arithmetic type. Half precision is unpacked two elements at a time: one instruction
 // an element instead of two.
 template <class T, class E, int W>

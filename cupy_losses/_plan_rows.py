@@ -15,7 +15,7 @@ from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
 
 # The packs of a share of a row that one thread is to work on.
 PACKS_OF_LANE = 8  # 16 where a row has several shares
-BATCH_ELEMENTS = 32  # of a thread, of all operands, in registers at a time
+BATCH_BYTES = 128  # of a thread, of all operands, in registers at a time
 SMALL_BLOCK = 256  # the threads of a block with more than one row
 LARGE_BLOCK = 512
 
@@ -241,12 +241,13 @@ class _Planner(Launches):
     def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
         slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
         elements = (team.parts or team.ranks) * team.lanes * slots * team.width
-        # What fills no batch goes pack by pack.
+        # Batches of a size that leaves few packs: those go one by one.
         filled = slots
         if team.ranks == 1 and not team.parts:
             filled = max(1, self._columns // (team.lanes * team.width))
-        batch = max(1, min(filled, BATCH_ELEMENTS // (team.width * max(len(streams), 1))))
-        batch = next((b for b in range(batch, batch // 2, -1) if filled % b == 0), batch)
+        pack_bytes = team.width * sum(kernels.item_size(a.dtype) for a in streams)
+        most = max(1, min(filled, BATCH_BYTES // max(pack_bytes, 1)))
+        batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
         exact = elements == self._columns and slots % batch == 0 and not team.shifted
         return replace(team, slots=slots, batch=batch, exact=exact)
 
