@@ -204,7 +204,8 @@ def _shares(walk: _Walk, blocks: Sequence[Index]) -> tuple[np.longdouble, bool]:
     target = next(name for name in walk.loss.operands if walk.loss.role(name) == INDEX)
     for index in blocks:
         chunk = walk.at(index)
-        weight = chunk.rows.weight_of(chunk.rows.operands[target])
-        divisor += total(chunk.mask(np.asarray(weight)))
+        # A row whose target is out of range has no weight: NaN would reach the gradients of others.
+        weight = np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
+        divisor += total(np.where(chunk.ignored, 0.0, weight))
         counted = counted or not chunk.ignored.all()
     return divisor, counted
