@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from . import emulator
-from .mutation import FILES, Mutant, excuse, mutants, outcome, run
+from .mutation import FILES, Mutant, emulated, excuse, mutants, outcome, run
 
 SAMPLE = 14
 
@@ -19,8 +19,13 @@ def test_rules_reach_every_kernel_file() -> None:
 def test_the_battery_passes_without_a_bug() -> None:
     emulator.require()
     first = next(mutants())
-    unchanged = replace(first, after=first.before)
+    unchanged = replace(first, after=first.before)  # both batteries
     assert run([unchanged]) == {unchanged: "survived"}
+
+
+def test_what_only_a_gpu_compiles_has_no_mutants() -> None:
+    text = "a\n#if CLUSTERS\nb\n#if X\nc\n#endif\n#else\nd\n#endif\n#if X\ne\n#endif\nf\n"
+    assert [line for _, line in emulated(text)] == ["a", "d", "e", "f"]
 
 
 def test_what_does_not_compile_is_not_found() -> None:

@@ -1,0 +1,431 @@
+"""The calls that `tests.mutation` runs on each mutant, compared with the host backend.
+
+A battery reaches every line of the kernels it is for, with as few specialisations as that takes:
+each is compiled anew for each mutant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import (
+    _plan_pointwise,
+    _plan_rows,
+    cosine_embedding_loss,
+    cross_entropy,
+    grad,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    multi_margin_loss,
+    multilabel_margin_loss,
+    nll_loss,
+    smooth_l1_loss,
+    triplet_margin_loss,
+    value_and_grad,
+)
+from cupy_losses._arrays import resolve
+from cupy_losses._evaluate import prepare_of
+from cupy_losses._losses import Pass
+
+from . import test_numbers
+from .arrays import BFLOAT16
+from .emulator import Device
+from .emulator.cupy_lookalike import forget
+
+DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+
+
+def close(result: Any, reference: Any, roundings: float = 4) -> None:
+    """Raise unless two results agree as far as their dtype and a few roundings allow."""
+    got, wanted = (np.asarray(x, np.longdouble) for x in (result.get(), reference))
+    unit = roundings * 2.0 ** -DIGITS[result.dtype.name]
+    largest = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    np.testing.assert_allclose(got, wanted, rtol=unit, atol=unit * largest)
+
+
+def compare(
+    device: Device,
+    loss: Any,
+    hosts: Sequence[Any],
+    arrays: Sequence[Any] | None = None,
+    wanted: tuple[int, ...] = (0, 1),
+    roundings: float = 4,
+    shifted: bool = False,
+    **options: Any,
+) -> None:
+    """The value of a call, alone and with gradients by the operands in `wanted`."""
+    arrays = arrays or [device.asarray(x, misalignment=shifted * x.itemsize) for x in hosts]
+    on_device = {
+        name: device.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()
+    }
+    close(loss(*arrays, **on_device), loss(*hosts, **options), roundings)
+    if options.get("reduction") != "none":
+        both = value_and_grad(loss, wanted)
+        value, gradients = both(*arrays, **on_device)
+        reference, expected = both(*hosts, **options)
+        close(value, reference, roundings)
+        for gradient, slope in zip(gradients, expected, strict=True):
+            close(gradient, slope, roundings)
+
+
+def compare_pass(
+    device: Device,
+    loss: Any,
+    hosts: Sequence[Any],
+    todo: Pass,
+    leading: Sequence[Any],
+    roundings: float = 4,
+    shifted: bool = False,
+    **options: Any,
+) -> None:
+    """A pass that autograd asks for; `leading` are grad_output and tangents."""
+    call, ordered = prepare_of(loss)(*hosts, **options)
+    references = resolve(call, ordered)[0].run(call, todo, (*leading, *ordered))
+    arrays = [device.asarray(x, misalignment=shifted * x.itemsize) for x in (*leading, *ordered)]
+    results = resolve(call, arrays[len(leading) :])[0].run(call, todo, arrays)
+    for result, reference in zip(results, references, strict=True):
+        close(result, reference, roundings)
+
+
+# ---- pointwise losses ----------------------------------------------------------------------------
+
+
+def pointwise(device: Device) -> None:
+    """Calls that reach every kernel of pointwise.cu and every branch of it."""
+    rng = np.random.default_rng(3)
+
+    def pair(*shape: int, dtype: Any = np.float32) -> list[Any]:
+        return [(2 * rng.standard_normal(shape)).astype(dtype) for _ in range(2)]
+
+    def compare_target(input: Any, target: Any) -> None:
+        got = grad(mse_loss, 1)(device.asarray(input), device.asarray(target), reduction="sum")
+        close(got, grad(mse_loss, 1)(input, target, reduction="sum"))
+
+    for size in (1, 5, 2049, 9001):
+        compare(device, smooth_l1_loss, pair(size), beta=0.7)
+    compare(device, l1_loss, pair(100))
+    compare(device, mse_loss, [pair(4099, dtype=np.float16)[0], pair(4099)[1]])
+    _exact_division(device)
+    for k in (0, 1):
+        one = pair(100)
+        close(grad(mse_loss, k)(*map(device.asarray, one)), grad(mse_loss, k)(*one))
+    compare(device, mse_loss, pair(9001), weight=rng.random(9001).astype(np.float32))
+    signs = np.tile(np.array([1, -1, 0], np.float32), 3000)
+    compare(device, mse_loss, pair(9000), weight=signs)  # weights that add up to 0
+    compare(device, huber_loss, pair(9001), reduction="none", delta=0.6)
+    for dtype in (np.float16, BFLOAT16, np.float64):
+        compare(device, huber_loss, pair(4099, dtype=dtype), delta=0.6)
+    table = pair(65, 36)
+    compare(device, mse_loss, [table[0], table[1][0].copy()])  # a row: packs that do not cross rows
+    compare(
+        device, mse_loss, [table[0][:, :1].copy(), table[1]], reduction="sum"
+    )  # input is broadcast
+    compare(
+        device, mse_loss, [table[0][:, :35], table[1][:, :1]], reduction="sum"
+    )  # packs that cross
+    compare(device, smooth_l1_loss, [table[0], np.asarray(table[1][0, 0])], beta=0.7)
+    long = pair(3, 9000)
+    compare(
+        device, smooth_l1_loss, [long[0], long[1][:, :1].copy()], beta=0.7
+    )  # sums in two stages
+    # Large terms that cancel: what remains was kept as a rounding error. By lanes, by blocks.
+    terms = np.tile(np.array([1e8, 1.25, -1e8, 0.5], np.float32), 512)
+    for columns in (np.repeat(terms[:, None], 3, axis=1), np.repeat(terms[None], 3, axis=0)):
+        repeated = columns[:1] * 0 if columns.shape[1] == 3 else columns[:, :1] * 0
+        compare_target(columns, repeated)
+    odd = pair(515)
+    shifted = [device.asarray(x, misalignment=4 * k) for k, x in enumerate(odd, 1)]
+    compare(device, mse_loss, odd, shifted)
+    _backward_passes(device, pair(33, 20))
+    _scale(device)
+    where = rng.random(9001) < 0.6
+    broken = [np.where(where, x, np.float32(np.nan)) for x in pair(9001)]
+    compare(device, mse_loss, broken, where=where)
+    compare(
+        device,
+        huber_loss,
+        broken,
+        where=where,
+        weight=rng.random(9001).astype(np.float32),
+        delta=0.6,
+    )
+    compare(device, mse_loss, pair(100), where=np.zeros(100, bool))
+    kernels = test_numbers.module()
+    for which in range(len(test_numbers.EXPRESSIONS)):
+        test_numbers.check_derivatives(kernels, which)
+    for (case, x), real in itertools.product(test_numbers.EDGES, ("float", "double")):
+        test_numbers.check_edge(kernels, case, x, real)
+    test_numbers.check_seam(kernels)
+    test_numbers.check_overflow(kernels)
+    test_numbers.check_sums(kernels)
+    for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
+        test_numbers.check_formula(kernels, case, real)
+
+
+def _backward_passes(device: Device, hosts: list[Any]) -> None:
+    rng = np.random.default_rng(4)
+    grad_output = np.asarray(1.7, np.float32)
+    tangents = [rng.standard_normal(host.shape).astype(np.float32) for host in hosts]
+    hosts[0][:, 0] = hosts[1][:, 0] + [0.75, -0.75, 0] * 11  # the kinks
+    chained = Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1))
+    passes: list[tuple[Any, dict[str, Any], Pass, list[Any]]] = [
+        (
+            smooth_l1_loss,
+            {"beta": 0.75},
+            Pass(values=False, wanted=(0, 1), chained=True),
+            [grad_output],
+        ),
+        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(0, 1)), tangents),
+        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(0,)), tangents[:1]),
+        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(1,)), tangents[1:]),
+        (smooth_l1_loss, {"beta": 0.75}, chained, [grad_output, *tangents]),
+        (huber_loss, {"delta": 0.75}, chained, [grad_output, *tangents]),
+    ]
+    for loss, options, todo, extra in passes:
+        compare_pass(device, loss, hosts, todo, extra, **options)
+
+
+def _exact_division(device: Device) -> None:
+    """A gradient whose only rounding is the division by N has almost no error."""
+    host = np.arange(-500, 500, dtype=np.float32)
+    zeros = np.zeros_like(host)
+    got = grad(mse_loss)(device.asarray(host), device.asarray(zeros)).get()
+    assert np.mean(got == (2 * host.astype(np.float64) / host.size).astype(np.float32)) > 0.99
+
+
+def _scale(device: Device) -> None:
+    host = np.random.default_rng(5).standard_normal(4101).astype(np.float32)
+    for factor in (1.0, 2.5):
+        gradient = device.asarray(host, writable=True)
+        scalar = device.asarray(np.asarray(factor, np.float32))
+        launch = _plan_pointwise.scale_launch("float32", "float32", host.size, 0)
+        launch(0, gradient.data.ptr, scalar.data.ptr)
+        close(gradient, factor * host)
+
+
+# ---- losses over rows ----------------------------------------------------------------------------
+
+
+def rows(device: Device, first: str = "") -> None:
+    """Calls that reach every kernel of row.cu and every branch of it.
+
+    Those for the struct `first` of row_losses.cuh come first: they find most of its mutants.
+    """
+    for structs, calls in sorted(ROW_CALLS, key=lambda item: first not in item[0].split()):
+        calls(device, np.random.default_rng(len(structs)))
+
+
+@contextlib.contextmanager
+def _planned(**constants: int) -> Iterator[None]:
+    """Let rows be divided as those of other lengths are."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(_plan_rows, name, value)
+        forget()
+        yield
+    forget()
+
+
+def _scores(rng: Any, *shape: int, dtype: Any = np.float32) -> Any:
+    return (3 * rng.standard_normal(shape)).astype(dtype)
+
+
+def _weight(rng: Any, columns: int) -> Any:
+    return rng.uniform(0.5, 2, columns).astype(np.float32)
+
+
+def _row_passes(
+    device: Device,
+    loss: Any,
+    hosts: Sequence[Any],
+    directions: int,
+    roundings: float = 16,
+    **options: Any,
+) -> None:
+    """The derivatives along the first operands, and the second backward pass by them."""
+    rng = np.random.default_rng(7)
+    first = int("weight" in options)
+    wanted = tuple(range(first, first + directions))
+    tangents = [rng.standard_normal(x.shape).astype(x.dtype) for x in hosts[:directions]]
+    along = Pass(directions=wanted)
+    compare_pass(device, loss, hosts, along, tangents, roundings, True, **options)
+    twice = Pass(values=False, wanted=wanted, chained=True, directions=wanted)
+    leading = rng.standard_normal(len(hosts[0])).astype(hosts[0].dtype), *tangents
+    options["reduction"] = "none"
+    compare_pass(device, loss, hosts, twice, leading, roundings, True, **options)
+
+
+# Rows of 12 elements that are shifted are read one by one, which compiles fast, by two threads.
+
+
+def _cross_entropy(device: Device, rng: Any) -> None:
+    x, target = _scores(rng, 300, 12), rng.integers(0, 12, 300)
+    everything = {
+        "weight": _weight(rng, 12),
+        "ignore_index": 3,
+        "label_smoothing": 0.3,
+        "z_loss": 0.1,
+    }
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    check((x, target), shifted=True, **everything)
+    astray = target.copy()
+    astray[[0, 1, 2, 270]] = 12, -1, -100, 99
+    check((x, astray), reduction="none")
+    check((x, astray), reduction="none", weight=everything["weight"])
+    check((x, astray))
+    none = np.full(300, -100)
+    check((x, none))
+    check((x, np.where(np.arange(300) == 7, target, none)))
+    for some in target[:20], np.full(20, everything["ignore_index"]):
+        _row_passes(device, cross_entropy, (x[:20], some), 1, **everything)
+
+
+def _cross_entropy_of_probabilities(device: Device, rng: Any) -> None:
+    x, target = _scores(rng, 70, 12), rng.dirichlet(np.ones(12), 70).astype(np.float32)
+    everything = {"weight": _weight(rng, 12), "label_smoothing": 0.3, "z_loss": 0.1}
+    compare(device, cross_entropy, (x, target), roundings=16, shifted=True, **everything)
+    compare(device, cross_entropy, (x.astype(np.float16), target), roundings=16)
+    _row_passes(device, cross_entropy, (x[:20], target[:20]), 2, **everything)
+
+
+def _negative_log_likelihood(device: Device, rng: Any) -> None:
+    x, target, weight = _scores(rng, 300, 12), rng.integers(0, 12, 300), _weight(rng, 12)
+    options = {"weight": weight, "ignore_index": 3}
+    compare(device, nll_loss, (x, target), wanted=(0,), **options)
+    _row_passes(device, nll_loss, (x[:20], target[:20]), 1, **options)
+
+
+def _teams(device: Device, rng: Any) -> None:
+    """The values of many blocks, of one row or more, are added up by teams of blocks."""
+    for shape in (129, 2000), (2048, 200):  # 129 blocks, 64 blocks
+        hosts = _scores(rng, *shape), rng.integers(0, shape[1], shape[0])
+        arrays = [device.asarray(x) for x in hosts]
+        weight = _weight(rng, shape[1])
+        mean = nll_loss(*arrays, weight=device.asarray(weight))
+        close(mean, nll_loss(*hosts, weight=weight))
+        close(nll_loss(*arrays, reduction="sum"), nll_loss(*hosts, reduction="sum"))
+
+
+def _multi_margin(device: Device, rng: Any) -> None:
+    x, target = _scores(rng, 70, 12), rng.integers(0, 12, 70)
+    squared = {"p": 2, "margin": 0.5, "weight": _weight(rng, 12)}
+    check = functools.partial(compare, device, multi_margin_loss, wanted=(0,), roundings=16)
+    check((x, target), shifted=True, **squared)
+    x[:, ::2] = np.round(x[:, ::2])  # at the margin
+    check((x, target), shifted=True)
+    _row_passes(device, multi_margin_loss, (x[:20], target[:20]), 1, **squared)
+    # Tangents that cancel: what remains was kept as a rounding error. They are the same for the
+    # elements that a thread adds up in a batch: four packs each in two batches of 8 threads.
+    x, target = np.ones((2, 256), np.float32), np.array([244, 255])
+    column = np.arange(256)
+    terms = np.array([1e8, 1.25, -1e8, 0.5], np.float32)[(column // 4 + column // 128) % 4]
+    tangent = np.tile(terms, (2, 1))
+    tangent[:, target] = 0
+    along = Pass(directions=(0,))
+    compare_pass(device, multi_margin_loss, (x, target), along, [tangent], reduction="none")
+
+
+def _multilabel_margin(device: Device, rng: Any) -> None:
+    x, target = _scores(rng, 40, 12), rng.integers(0, 12, (40, 12))
+    target[np.arange(12) == rng.integers(0, 6, 40)[:, None]] = -1
+    target[[5, -1]] = rng.integers(0, 12, (2, 12))  # nothing ends the list
+    x[:10] = np.round(x[:10])  # at the margin
+    check = functools.partial(compare, device, multilabel_margin_loss, roundings=16, shifted=True)
+    check((x, target), wanted=(0,))
+    _row_passes(device, multilabel_margin_loss, (x, target), 1, 256)
+    target[3, 0] = 12
+    check((x, target), reduction="none")
+    check((x, target), wanted=(0,))
+
+
+def _cosine_embedding(device: Device, rng: Any) -> None:
+    pair = [rng.standard_normal((33, 12)).astype(np.float32) for _ in range(2)]
+    hosts = *pair, rng.choice(np.array([1, -1, 0], np.int32), 33)
+    pair[0][0], pair[1][0], hosts[2][0] = np.arange(12) == 1, np.arange(12) == 2, -1
+    for margin in 0.1, 0.0:  # which the first row is at
+        compare(device, cosine_embedding_loss, hosts, roundings=16, shifted=True, margin=margin)
+    _row_passes(device, cosine_embedding_loss, hosts, 2, 32, margin=0.1)
+    short = 1e-6 * pair[0], 1e-6 * pair[1], hosts[2]
+    compare(device, cosine_embedding_loss, short, roundings=16, shifted=True, reduction="none")
+
+
+def _triplet_margin(device: Device, rng: Any) -> None:
+    three = [rng.standard_normal((20, 12)).astype(np.float32) for _ in range(3)]
+    three[0][0], three[1][1] = three[1][0], three[2][1]
+    three[2][0] = three[0][0] + 0.01 * three[2][0]  # as far from the one as from the other
+    check = functools.partial(
+        compare, device, triplet_margin_loss, three, wanted=(0, 1, 2), roundings=32, shifted=True
+    )
+    check(p=2.0, swap=True)
+    check(p=np.inf, swap=True)
+    check(p=3.0, swap=True, eps=0.01, margin=0.5)
+    three[0][3] = three[1][3] = 0
+    three[2][3] = -1.0 * (np.arange(12) == 1)  # at the margin, without eps
+    check(p=1.0, eps=0.0)
+    check(p=0.0, eps=0.0)
+    check(p=1.5, eps=0.0)
+    check(p=0.5, eps=0.0)
+    for p in 2.0, 1.5, np.inf:
+        _row_passes(device, triplet_margin_loss, three, 3, roundings=64, p=p, swap=True)
+
+
+def _ranks(device: Device, rng: Any) -> None:
+    """Rows that several blocks share, or one block in several parts."""
+    x, target = _scores(rng, 5, 2000)[:, :1998], rng.integers(0, 1998, 5)
+    x[0, 1997], target[:2] = 9, (1997, -100)  # in the last pack, which is not full; in none
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    smoothed = {"label_smoothing": 0.2, "weight": _weight(rng, 1998)}
+    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256):
+        check((x, target))
+        check((x, target), **smoothed)
+    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256, CLUSTERED_ROWS=1):
+        check((x, target), **smoothed)
+
+
+def _two_launches(device: Device, rng: Any) -> None:
+    """Rows that blocks all over the device share; their gradients may take their memory."""
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    with _planned(LONG_ROW=64, LARGE_BLOCK=64):
+        x, target = _scores(rng, 3, 9001), rng.integers(0, 9001, 3)
+        check((x, target))
+        both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True), (0,))
+        arrays = device.asarray(x, writable=True), device.asarray(target)
+        for result, reference in zip(both(*arrays)[1], both(x.copy(), target)[1], strict=True):
+            close(result, reference, 16)
+        check((_scores(rng, 3, 4096), target % 4096))  # nothing but full batches
+
+
+def _layouts(device: Device, rng: Any) -> None:
+    x, target = _scores(rng, 300, 53), rng.integers(0, 53, 300)
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    check((x[:21, :50], target[:21] % 50))  # rows begin inside packs
+    with _planned(SEGMENT_THREADS=512):  # neighbours are in other rows
+        check((np.asfortranarray(x[:, :30]), target % 30))
+    check((np.ascontiguousarray(x[:40, :32]), target[:40] % 32))  # nothing but full batches
+    check((_scores(rng, 5, 600), target[:5]), reduction="none")  # a warp for each row
+    for dtype in np.float16, BFLOAT16, np.float64:
+        check((x[:9].astype(dtype), target[:9]))
+
+
+Calls = Callable[[Device, Any], None]
+ROW_CALLS: list[tuple[str, Calls]] = [
+    ("CrossEntropy Softmax", _cross_entropy),
+    ("Team", _layouts),
+    ("Share", _ranks),
+    ("Phase", _two_launches),
+    ("Reduction", _teams),
+    ("NegativeLogLikelihood", _negative_log_likelihood),
+    ("MultiMargin RunningSum", _multi_margin),
+    ("CosineEmbedding", _cosine_embedding),
+    ("CrossEntropyOfProbabilities", _cross_entropy_of_probabilities),
+    ("MultilabelMargin", _multilabel_margin),
+    ("TripletMargin Norm", _triplet_margin),
+]
