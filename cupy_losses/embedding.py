@@ -114,6 +114,11 @@ class _Distance:
             # Where several are the largest, each has its part of the derivative.
             self._part = ties / np.sum(ties, axis=-1, keepdims=True)
             self.value = largest + sum_of(np.where(ties, self._part * (size - largest), 0.0))
+        elif norm == 2:
+            squares = sum_of(difference * difference)
+            none = squares == 0
+            root = np.where(none, 1.0, squares) ** 0.5
+            self.value, self._scale = np.where(none, 0.0, root), np.where(none, 0.0, root**-1.0)
         else:
             # Zeros stay out, as the derivatives of their powers may be infinite.
             self._some = size != 0
@@ -132,6 +137,8 @@ class _Distance:
             return sign
         if self._norm == _INFINITE:
             return sign * self._part
+        if self._norm == 2:
+            return self._scale * self._difference
         return self._scale * np.where(self._some, sign * self._size ** (self._p - 1.0), 0.0)
 
 

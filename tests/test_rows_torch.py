@@ -239,6 +239,21 @@ def test_ties_of_distances(torch_library: Library, p: float, swap: bool) -> None
     assert_close(results[0], results[1])
 
 
+def test_second_derivative_where_elements_agree(torch_library: Library) -> None:
+    rng = np.random.default_rng(1)
+    hosts, along = rng.standard_normal((2, 3, 4, 5))
+    hosts[1:, :, :2] = hosts[0, :, :2]
+    tangents = [torch_library.array(x) for x in along]
+    options: dict[str, Any] = {"eps": 0.0, "margin": 9.0}
+    results = []
+    for module in (cupy_losses, F):
+        leaves = [torch_library.array(x).requires_grad_() for x in hosts]
+        first = gradients_of(module.triplet_margin_loss(*leaves, **options), leaves, True)
+        slope = sum((x * tangent).sum() for x, tangent in zip(first, tangents, strict=True))
+        results.append(gradients_of(slope, leaves))
+    assert_close(results[0], results[1])
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", ["cosine_embedding_loss", "triplet_margin_loss"])
 def test_vectors_broadcast(torch_library: Library, name: str, reduction: str) -> None:
