@@ -164,6 +164,21 @@ EQUIVALENT: dict[str, str] = {
         "constexpr bool STAYS = PHASE == WHOLE && "
         "(Team::CLUSTER || (GRADIENTS || Team::RANKS == 1));"
     ): "makes room for the next share later: slower",
+    "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = state;": (
+        "all threads of a warp have its state"
+    ),
+    "if (begin > 0 && share.end - begin >= STRIDE * Team::BATCH) {": (
+        "a full batch as a partial one: slower"
+    ),
+    "if (begin >= 0 && share.end - begin > STRIDE * Team::BATCH) {": (
+        "a full batch as a partial one: slower"
+    ),
+    "const Share next = last ? work.share_of(next_row, next_index <= n, 0, Team::SLOTS)": (
+        "loads the first row in place of one that is not there, and does not use it"
+    ),
+    "constexpr long long NEVER_IGNORED = -0x7fffffffffffffffll + 1;": (
+        "another index that is out of range"
+    ),
     "reduce.cuh: if (threadIdx.x == 1) {": (
         "any thread may count the block: the barrier before orders what the others wrote"
     ),

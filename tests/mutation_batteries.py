@@ -361,20 +361,21 @@ def _triplet_margin(device: Device, rng: Any) -> None:
     three = [rng.standard_normal((20, 12)).astype(np.float32) for _ in range(3)]
     three[0][0], three[1][1] = three[1][0], three[2][1]
     three[2][0] = three[0][0] + 0.01 * three[2][0]  # as far from the one as from the other
+    three[0][3] = three[1][3] = 0
+    three[2][3] = -1.0 * (np.arange(12) == 1)  # at the margin, without eps
     check = functools.partial(
         compare, device, triplet_margin_loss, three, wanted=(0, 1, 2), roundings=32, shifted=True
     )
     check(p=2.0, swap=True)
+    check(p=2.0, swap=True, eps=0.0)
     check(p=np.inf, swap=True)
     check(p=3.0, swap=True, eps=0.01, margin=0.5)
-    three[0][3] = three[1][3] = 0
-    three[2][3] = -1.0 * (np.arange(12) == 1)  # at the margin, without eps
     check(p=1.0, eps=0.0)
     check(p=0.0, eps=0.0)
     check(p=1.5, eps=0.0)
     check(p=0.5, eps=0.0)
     for p in 2.0, 1.5, np.inf:
-        _row_passes(device, triplet_margin_loss, three, 3, roundings=64, p=p, swap=True)
+        _row_passes(device, triplet_margin_loss, three, 3, 64, p=p, swap=True, eps=0.0)
 
 
 def _ranks(device: Device, rng: Any) -> None:
