@@ -347,7 +347,6 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #endif
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
-        if (GUARDED && !(column(p) < end)) break;
 #if ASYNCHRONOUS_COPIES
         // One number of four or eight bytes is aligned in any case.
         if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
@@ -375,7 +374,6 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
       const Stored<S>* const places = take_places<S, Team>(shared, slot);
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
-        if (GUARDED && !(column(p) < end)) break;
         get<S>(packs[p]) = places[p * Team::THREADS];
       }
     }

@@ -156,12 +156,12 @@ struct Terms {
 };
 
 // The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
-// top log2(e) but for a rounding; all terms share its error. From 2^28 on neighbouring floats are
+// top log2(e) but for a rounding; all terms share its error. Beyond 2^28 neighbouring floats are
 // 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
 struct FastTerms {
   float top, slope, at;
   static __device__ __forceinline__ FastTerms up_to(float top) {
-    const float slope = fabsf(top) < 268435456.0f ? LOG2_E : 1.0f;
+    const float slope = fabsf(top) <= 268435456.0f ? LOG2_E : 1.0f;
     return {top, slope, top * slope};
   }
   __device__ __forceinline__ float exponent(float x) const { return fmaf(x, slope, -at); }
@@ -230,11 +230,10 @@ struct Class {
 };
 
 template <bool WEIGHTED, class Row>
-__device__ __forceinline__ auto class_of(const Row& row, long long index, long long ignore_index) {
+__device__ __forceinline__ auto class_of(const Row& row, long long index, bool ignored) {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
-  const bool ignored = index == ignore_index;
   const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
   Class<N, Column, T> own{ignored ? IGNORED : valid ? ACTIVE : INVALID, Column(0), T(1), N(0.0)};
   if (own.status == ACTIVE) {
@@ -244,7 +243,6 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, long l
   }
   return own;
 }
-constexpr long long NEVER_IGNORED = -0x7fffffffffffffffll - 1;
 
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
 // COUNT, and then any two can be joined.
@@ -290,9 +288,7 @@ struct Softmax : Mixture<N, MIXED> {
     if constexpr (!FIRST) {
       scale(sum, terms.from(Terms::up_to(top)));
       if constexpr (MIXED) {
-        const N mass = this->mass.total();
-        // Nothing yet: the difference may be infinite.
-        this->spread += mass * Real<T>(plain(mass) == T(0) ? T(0) : top - to);
+        this->spread += product(this->mass.total(), Real<T>(top - to));
       }
     }
     top = to;
@@ -326,6 +322,14 @@ struct Softmax : Mixture<N, MIXED> {
   }
 
  private:
+  // 0 of nothing yet: the factor may be infinite then.
+  static __device__ __forceinline__ Real<T> product(Real<T> mass, Real<T> by) {
+    return mass == 0.0 ? mass : mass * by;
+  }
+  template <class X>
+  static __device__ __forceinline__ Dual<X> product(Dual<X> mass, Real<T> by) {
+    return dual(product(mass.value, by), product(mass.slope, by));
+  }
   static __device__ __forceinline__ void scale(RunningSum<N>& sum, T factor) { sum.scale(factor); }
   static __device__ __forceinline__ void scale(N& sum, T factor) { sum = sum * Real<T>(factor); }
   static __device__ __forceinline__ N total(const RunningSum<N>& sum) { return sum.total(); }
@@ -355,15 +359,15 @@ struct CrossEntropy {
   }
   template <class Row>
   __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, ignore_index);
+    return class_of<WEIGHTED>(row, index, index == ignore_index);
   }
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
-    T top = plain(target.x);
-    if constexpr (!FIRST) top = larger(top, state.top);
-    top = elements.largest(top);
+    // Not -inf, even if all that this thread has is.
+    const T so_far = larger(plain(target.x), FIRST ? lowest<T>() : state.top);
+    const T top = elements.largest(so_far);
     const auto terms = state.template rise<FIRST>(top);
     SumsOfPlaces<N, Elements::WIDTH> sums;
     N mass = N(0.0), spread = N(0.0);
@@ -578,7 +582,7 @@ struct NegativeLogLikelihood {
   }
   template <class Row>
   __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, ignore_index);
+    return class_of<WEIGHTED>(row, index, index == ignore_index);
   }
 
   template <class N>
@@ -635,7 +639,7 @@ struct MultiMargin {
   }
   template <class Row>
   __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, NEVER_IGNORED);
+    return class_of<WEIGHTED>(row, index, false);
   }
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
@@ -959,6 +963,16 @@ struct Norm {
     return x == 0.0 ? N(0.0) : sqrt(x);
   }
 };
+// Of the same number twice, with parts of the slopes of both.
+template <class T>
+__device__ __forceinline__ Real<T> mixed(Real<T> a, T, Real<T>, T) {
+  return a;
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> mixed(Dual<X> a, T of_a, Dual<X> b, T of_b) {
+  return dual(a.value, a.slope * Real<T>(of_a) + b.slope * Real<T>(of_b));
+}
+
 template <class T>
 struct Norm<T, 4> {
   Parameter<T> p;
@@ -978,7 +992,7 @@ struct Norm<T, 4> {
       // Ties share the derivative, along a direction too.
       if (tie && a.ties > T(0) && b.ties > T(0)) {
         const T ties = a.ties + b.ties;
-        return {a.largest * Real<T>(a.ties / ties) + b.largest * Real<T>(b.ties / ties), ties};
+        return {mixed(a.largest, a.ties / ties, b.largest, b.ties / ties), ties};
       }
       return first || b.ties == T(0) ? a : b;
     }

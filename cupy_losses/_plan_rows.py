@@ -233,6 +233,8 @@ class _Planner(Launches):
             threads = SMALL_BLOCK
             while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
                 threads //= 2
+            while lanes < threads and threads // lanes * row_bytes > limit:
+                lanes *= 2
         else:
             lanes = threads = max(64, min(lanes, LARGE_BLOCK))
         team = _Team(threads, lanes, width, ranks=ranks, shifted=shifted)
@@ -260,8 +262,14 @@ class _Planner(Launches):
         aligned = width
         while any(start % aligned for start in starts):
             aligned //= 2
-        if aligned == width or self._columns >= 4 * width:
-            return width, aligned != width
+        if aligned == width:
+            return width, False
+        # Where a row begins in a pack is known modulo PACK_BYTES.
+        width = min(width, PACK_BYTES // size)
+        if aligned >= width:
+            return width, False
+        if self._columns >= 4 * width:
+            return width, True
         while aligned > 1 and self._columns % aligned:
             aligned //= 2
         return aligned, False

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import _cupy, _host, _plan_rows, cross_entropy, value_and_grad
+from cupy_losses import (
+    _cupy,
+    _host,
+    _plan_rows,
+    cross_entropy,
+    triplet_margin_loss,
+    value_and_grad,
+)
 from cupy_losses._arrays import resolve
 from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
@@ -280,3 +287,69 @@ def test_infinite_logits() -> None:
         rest = np.delete(x[0], 2).astype(np.float64)
         np.testing.assert_allclose(each[0], np.log(np.exp(rest).sum()) - x[0, 1], rtol=1e-6)
         np.testing.assert_allclose(each[3], np.log(6), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("value", "ties"), [(7, 3), (13, 5), (11, 6), (15, 7)])
+def test_ties_of_the_infinite_norm_share_the_gradient(value: int, ties: int) -> None:
+    anchor, negative = np.zeros((2, 1, 12), np.float32)
+    anchor[0, :ties] = negative[0, :ties] = value
+    negative[0, 11] = 0.5
+    loss = functools.partial(triplet_margin_loss, p=np.inf, eps=0.0)
+    with installed(multiprocessors=3, seed=1) as device:
+        operands = [device.asarray(x) for x in (anchor, np.zeros_like(anchor), negative)]
+        result, gradient = value_and_grad(loss)(*operands)
+    assert float(result.get()) == value + 0.5
+    np.testing.assert_allclose(gradient.get()[0, :ties], 1 / ties, rtol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [11, 64, 70])
+def test_derivatives_of_probabilities_that_are_0(columns: int) -> None:
+    rng = np.random.default_rng(12)
+    x = (3 * rng.standard_normal((4, columns))).astype(np.float32)
+    one_hot = np.eye(columns, dtype=np.float32)[[1, 5, 2, 0]]
+    tangents = rng.standard_normal((2, 4, columns)).astype(np.float32)
+    call, _ = prepare_of(cross_entropy)(x, one_hot)
+    todo = Pass(directions=(0, 1))
+    (expected,) = _host.run(call, todo, [*tangents, x, one_hot])
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = [device.asarray(a) for a in (*tangents, x, one_hot)]
+        backend, own = resolve(call, arrays[2:])
+        (result,) = backend.run(call, todo, [*arrays[:2], *own])
+    assert result is not None
+    assert expected is not None
+    np.testing.assert_allclose(result.get(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [63, 64, 65, 96])
+def test_a_thread_without_any_finite_logit(columns: int) -> None:
+    """Where the target's is not finite either; the other threads' are."""
+    x = np.random.default_rng(13).standard_normal((3, columns)).astype(np.float32)
+    x[1, np.arange(columns) // 4 % 4 == 0] = -np.inf
+    target = np.array([1, 0, 2])
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x), device.asarray(target)
+        each = cross_entropy(*arrays, reduction="none").get()
+        _, gradient = value_and_grad(cross_entropy)(*arrays, reduction="sum")
+    assert np.isinf(each[1])
+    assert np.isfinite(each[[0, 2]]).all()
+    assert np.isfinite(gradient.get()).all()
+
+
+def test_logits_where_neighbours_are_far_apart() -> None:
+    x = np.array([[2**28, 2**28 - 16, 0], [2**30, 2**30, 0], [-(2**29), -(2**29), -3e38]])
+    expected = [np.log1p(np.exp(-16.0)), np.log(2), np.log(2)]
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x.astype(np.float32)), device.asarray(np.zeros(3, np.int64))
+        each = cross_entropy(*arrays, reduction="none").get()
+    np.testing.assert_allclose(each, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("misalignment", [0, 4, 16])
+def test_rows_of_two_dtypes_that_begin_anywhere(misalignment: int) -> None:
+    rng = np.random.default_rng(14)
+    x = rng.standard_normal((5, 50)).astype(np.float32)
+    target = rng.dirichlet(np.ones(50), 5).astype(np.float16)
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x, misalignment=misalignment), device.asarray(target)
+        result = cross_entropy(*arrays, reduction="none").get()
+    np.testing.assert_allclose(result, cross_entropy(x, target, reduction="none"), rtol=1e-5)
