@@ -908,19 +908,18 @@ struct Norm {
   template <class N>
   struct Part {
     N sum;
-    static __device__ __forceinline__ Part empty() { return {N(0.0)}; }
-    __device__ __forceinline__ void operator+=(N term) { sum = sum + term; }
-    __device__ __forceinline__ Part settled() const { return *this; }
-    friend __device__ __forceinline__ Part combine(const Part& a, const Part& b) {
-      return {a.sum + b.sum};
-    }
+    friend __device__ __forceinline__ Part operator+(Part a, N term) { return {a.sum + term}; }
+    friend __device__ __forceinline__ Part combine(Part a, Part b) { return {a.sum + b.sum}; }
+    friend __device__ __forceinline__ Part settled(Part a) { return a; }
   };
   template <class N>
   struct State {
     RunningSum<N> sum;
-    static __device__ __forceinline__ State empty() { return {RunningSum<N>::zero()}; }
-    __device__ __forceinline__ void operator+=(const Part<N>& part) { sum += part.sum; }
-    __device__ __forceinline__ Part<N> settled() const { return {sum.total()}; }
+    friend __device__ __forceinline__ State operator+(State a, Part<N> part) {
+      a.sum += part.sum;
+      return a;
+    }
+    friend __device__ __forceinline__ Part<N> settled(State a) { return {a.sum.total()}; }
   };
   // SCALE: of the derivative, which is proportional to it.
   template <class N>
@@ -936,7 +935,7 @@ struct Norm {
     return pow(abs(d), p);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(const Part<N>& part) const {
+  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
     const N sum = part.sum;
     Distance<N> norm{sum, N(1.0)};
     if constexpr (NORM == 2) {
@@ -963,6 +962,7 @@ struct Norm {
     return x == 0.0 ? N(0.0) : sqrt(x);
   }
 };
+
 // Of the same number twice, with parts of the slopes of both.
 template <class T>
 __device__ __forceinline__ Real<T> mixed(Real<T> a, T, Real<T>, T) {
@@ -981,11 +981,12 @@ struct Norm<T, 4> {
   struct Part {
     N largest;
     T ties;
-    static __device__ __forceinline__ Part empty() { return {N(0.0), T(0)}; }
-    __device__ __forceinline__ void operator+=(N size) { *this += Part{size, T(1)}; }
-    __device__ __forceinline__ void operator+=(const Part& part) { *this = combine(*this, part); }
-    __device__ __forceinline__ Part settled() const { return *this; }
-    friend __device__ __forceinline__ Part combine(const Part& a, const Part& b) {
+    friend __device__ __forceinline__ Part operator+(Part a, N size) {
+      return combine(a, {size, T(1)});
+    }
+    friend __device__ __forceinline__ Part operator+(Part a, Part b) { return combine(a, b); }
+    friend __device__ __forceinline__ Part settled(Part a) { return a; }
+    friend __device__ __forceinline__ Part combine(Part a, Part b) {
       const bool tie = a.largest == b.largest;
       // NaN wins.
       const bool first = a.largest > b.largest || !(a.largest == a.largest);
@@ -1009,7 +1010,7 @@ struct Norm<T, 4> {
     return abs(d);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(const Part<N>& part) const {
+  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
     return {part.largest, N(1.0) / Real<T>(part.ties)};
   }
   template <class N>
@@ -1033,12 +1034,7 @@ struct TripletMargin {
   template <class Each>
   struct Distances {
     Each to[2 + SWAP];
-    static __device__ __forceinline__ Distances empty() {
-      Distances none;
-#pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) none.to[i] = Each::empty();
-      return none;
-    }
+    static __device__ __forceinline__ Distances empty() { return {}; }  // zeros
     friend __device__ __forceinline__ Distances combine(const Distances& a, const Distances& b) {
       Distances both;
 #pragma unroll
@@ -1047,10 +1043,10 @@ struct TripletMargin {
     }
     template <class F>
     friend __device__ __forceinline__ auto settle(const Distances& each, F) {
-      Distances<decltype(each.to[0].settled())> settled;
+      Distances<decltype(settled(each.to[0]))> all;
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) settled.to[i] = each.to[i].settled();
-      return settled;
+      for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = settled(each.to[i]);
+      return all;
     }
   };
   template <class N>
@@ -1075,10 +1071,12 @@ struct TripletMargin {
     auto parts = Parts<N>::empty();
     elements.each([&](int, auto, const auto& x) {
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) parts.to[i] += metric.term(difference<N>(i, x));
+      for (int i = 0; i < 2 + SWAP; ++i) {
+        parts.to[i] = parts.to[i] + metric.term(difference<N>(i, x));
+      }
     });
 #pragma unroll
-    for (int i = 0; i < 2 + SWAP; ++i) state.to[i] += parts.to[i];
+    for (int i = 0; i < 2 + SWAP; ++i) state.to[i] = state.to[i] + parts.to[i];
   }
 
   template <class N>
