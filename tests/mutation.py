@@ -179,6 +179,17 @@ EQUIVALENT: dict[str, str] = {
     "return fabsf(error) <= 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);": (
         "both give the same number there, but for a rounding"
     ),
+    "if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 1) {": (
+        "compared one by one: slower"
+    ),
+    "if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH + 1) + WIDTH) {": (
+        "a full batch as a partial one: slower"
+    ),
+    "if (context.status != ACTIVE) ;": "a sum that is not used",
+    "context = work.begin(row, first <= end, ahead);": (
+        "loads the first row in place of one that is not there, and does not use it"
+    ),
+    "N slope = weight * (1.0 - label_smoothing) - N(0.0);": "less zero",
 }
 
 
