@@ -4,9 +4,9 @@
 // A struct has its parameters as fields, OPERANDS, WEIGHTED, and
 //   READS            bit k: `add` and `gradient` look at each element of operand k, bit OPERANDS:
 //                    at the weight of each class
-//   ahead(row)       what is read of a row while the one before is worked on
+//   ahead(row)       what is read of a row two rows before its turn
 //   begin(row, ahead)
-//                    what is known of a row before its elements are read: a context, with a status
+//                    what is known of a row one row before: a context, with a status
 //   State<N>         what a row accumulates; empty() has nothing
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
@@ -244,6 +244,41 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
   return own;
 }
 
+// What begins a row, for losses to inherit: the class of the row, which may be one to ignore, or
+// nothing but that the row counts.
+template <bool WEIGHTED>
+struct OfClass {
+  template <class Row>
+  __device__ __forceinline__ long long ahead(const Row& row) const {
+    return row.template index<1>();
+  }
+  template <class Row>
+  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
+    return class_of<WEIGHTED>(row, index, false);
+  }
+};
+template <bool WEIGHTED>
+struct OfClassOrIgnored : OfClass<WEIGHTED> {
+  long long ignore_index;
+  template <class Row>
+  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
+    return class_of<WEIGHTED>(row, index, index == ignore_index);
+  }
+};
+struct Always {
+  Status status;
+};
+struct OfRow {
+  template <class Row>
+  __device__ __forceinline__ Nothing ahead(const Row&) const {
+    return {};
+  }
+  template <class Row>
+  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
+    return {ACTIVE};
+  }
+};
+
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
 // COUNT, and then any two can be joined.
 template <class State, class F>
@@ -340,27 +375,17 @@ struct Softmax : Mixture<N, MIXED> {
 
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
 template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_>
-struct CrossEntropy {
+struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u | (SMOOTHED && WEIGHTED ? 4u : 0u);
   static constexpr bool SINGLE = true, HIDES = !SMOOTHED;
-  long long ignore_index;
   Parameter<T> label_smoothing, z_loss;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
   // the others add.
   template <class N>
   using State = Softmax<N, SMOOTHED>;
-
-  template <class Row>
-  __device__ __forceinline__ long long ahead(const Row& row) const {
-    return row.template index<1>();
-  }
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, index == ignore_index);
-  }
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
@@ -465,13 +490,9 @@ struct CrossEntropy {
   }
 };
 
-struct Always {
-  Status status;
-};
-
 // sum_j w_j y'_j (lse - x_j) + z lse^2, with y' = (1 - e) y + e / C.
 template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_>
-struct CrossEntropyOfProbabilities {
+struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
@@ -480,15 +501,6 @@ struct CrossEntropyOfProbabilities {
 
   template <class N>
   using State = Softmax<N, true>;
-
-  template <class Row>
-  __device__ __forceinline__ Nothing ahead(const Row&) const {
-    return {};
-  }
-  template <class Row>
-  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
-    return {ACTIVE};
-  }
 
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
@@ -566,24 +578,14 @@ struct CrossEntropyOfProbabilities {
 
 // -w_t x_t: nothing but the target's element is read.
 template <class T, bool WEIGHTED_>
-struct NegativeLogLikelihood {
+struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 0u;
   static constexpr bool SINGLE = true, HIDES = false;
-  long long ignore_index;
 
   template <class N>
   using State = Nothing;
-
-  template <class Row>
-  __device__ __forceinline__ long long ahead(const Row& row) const {
-    return row.template index<1>();
-  }
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, index == ignore_index);
-  }
 
   template <class N>
   struct Finished {
@@ -615,7 +617,7 @@ struct NegativeLogLikelihood {
 
 // w_t / C sum over j other than t of max(0, margin - x_t + x_j), or its square.
 template <class T, bool SQUARED, bool WEIGHTED_>
-struct MultiMargin {
+struct MultiMargin : OfClass<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u;
@@ -632,15 +634,6 @@ struct MultiMargin {
       return {a.sum + b.sum, a.slope + b.slope};
     }
   };
-
-  template <class Row>
-  __device__ __forceinline__ long long ahead(const Row& row) const {
-    return row.template index<1>();
-  }
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, false);
-  }
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
@@ -697,7 +690,7 @@ struct MultiMargin {
 // 1 / C sum over targets t and all j that are none of max(0, 1 - (x_t - x_j)). The targets of a row
 // are its first indices, up to a negative one. An element takes time in proportion to their number.
 template <class T>
-struct MultilabelMargin {
+struct MultilabelMargin : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 1u;
@@ -718,10 +711,6 @@ struct MultilabelMargin {
     Column count;
   };
 
-  template <class Row>
-  __device__ __forceinline__ Nothing ahead(const Row&) const {
-    return {};
-  }
   template <class Row>
   __device__ __forceinline__ auto begin(const Row& row, Nothing) const {
     using Column = typename Row::Column;
@@ -812,7 +801,7 @@ struct MultilabelMargin {
 
 // 1 - cos(x1, x2) for target 1, max(0, cos(x1, x2) - margin) for target -1.
 template <class T>
-struct CosineEmbedding {
+struct CosineEmbedding : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 3u;
@@ -830,15 +819,6 @@ struct CosineEmbedding {
       return {a.product + b.product, a.square1 + b.square1, a.square2 + b.square2};
     }
   };
-
-  template <class Row>
-  __device__ __forceinline__ Nothing ahead(const Row&) const {
-    return {};
-  }
-  template <class Row>
-  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
-    return {ACTIVE};
-  }
 
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
@@ -1022,7 +1002,7 @@ struct Norm<T, 4> {
 // max(0, margin + |anchor - positive| - |anchor - negative|); with SWAP the distance to the
 // negative is that from the positive where that is smaller.
 template <class T, int NORM, bool SWAP>
-struct TripletMargin {
+struct TripletMargin : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 7u;
@@ -1053,15 +1033,6 @@ struct TripletMargin {
   using Parts = Distances<typename Metric::template Part<N>>;
   template <class N>
   using State = Distances<typename Metric::template State<N>>;
-
-  template <class Row>
-  __device__ __forceinline__ Nothing ahead(const Row&) const {
-    return {};
-  }
-  template <class Row>
-  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
-    return {ACTIVE};
-  }
 
   template <bool FIRST, class State, class Row, class Elements>
   __device__ __forceinline__ void add(State& state, const Row&, const Always&,
