@@ -65,15 +65,53 @@ __device__ __forceinline__ Sum<double> block_sum(Sum<double> sum) {
   return sum;
 }
 
+// Sums over a block, as above, of what float sums have for totals: so few numbers of so few bits
+// that a double's errors do not show.
+template <int THREADS, int COUNT>
+__device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
+  constexpr int WARPS = THREADS / 32;
+  __shared__ double parts[COUNT][WARPS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto add_neighbours = [&](int distance) {
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c) {
+      totals[c] += __shfl_down_sync(0xffffffffu, totals[c], distance);
+    }
+  };
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) add_neighbours(distance);
+#pragma unroll
+  for (int c = 0; c < COUNT; ++c) {
+    if (lane == 0) parts[c][warp] = totals[c];
+  }
+  __syncthreads();
+  if (warp == 0) {
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c) totals[c] = lane < WARPS ? parts[c][lane] : 0.0;
+#pragma unroll
+    for (int distance = WARPS / 2; distance > 0; distance /= 2) add_neighbours(distance);
+  }
+}
+
+// What this thread wrote before comes before what it writes after, for the whole device.
+// __threadfence() orders more, and is slower for it.
+__device__ __forceinline__ void fence() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#else
+  __threadfence();
+#endif
+}
+
 // True in every thread of the last of `blocks` blocks to come here, which then sees what all of
 // them wrote before. `counter` starts at 0 and belongs to this launch alone.
 __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
   __shared__ bool last;
   __syncthreads();  // a previous answer may still be read
   if (threadIdx.x == 0) {
-    __threadfence();
+    fence();
     last = atomicAdd(counter, 1u) == blocks - 1;
-    __threadfence();
+    if (last) fence();
   }
   __syncthreads();
   return last;

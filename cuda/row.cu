@@ -43,18 +43,19 @@ enum Phase { WHOLE, PARTIAL, FINISH };
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS packs of WIDTH elements of a
 // share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
 // neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
-// of neighbouring rows are not. SHIFTED: rows may begin inside a pack. RANKS: the shares of a row
-// in phase WHOLE, one for each block of a CLUSTER, else all of one block. RESIDENT: how many blocks
-// a multiprocessor is to hold.
+// of neighbouring rows are not. SHIFT: rows may begin anywhere inside so many aligned elements, a
+// pack or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
+// each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
+// hold.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, bool ACROSS_, bool SHIFTED_, bool EXACT_>
+          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_>
 struct Team {
   static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
   static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
-  static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_;
-  static constexpr bool SHIFTED = SHIFTED_, EXACT = EXACT_;
+  static constexpr int SHIFT = SHIFT_;
+  static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_, EXACT = EXACT_;
 
   static __device__ __forceinline__ int lane() {
     return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
@@ -109,28 +110,48 @@ struct RowOf {
   __device__ __forceinline__ auto* address(Column column) const {
     return get<K>(pointers) + (at.offset[K] + (long long)(column)*layout.template step<K>());
   }
+  // An element as it is in memory: only who asks for its number waits for it.
+  template <int I>
+  struct Loaded {
+    static constexpr bool HAS_SLOPE = bool(DIRECTIONS >> I & 1u);
+    static constexpr int SLOPE = HAS_SLOPE ? TANGENT<I> : FIRST + I;
+    Element<FIRST + I> value;
+    Element<SLOPE> slope;
+
+    __device__ __forceinline__ N number() const {
+      const Real<T> real(convert<T>(value));
+      if constexpr (HAS_SLOPE) {
+        return N(real, Real<T>(convert<T>(slope)));
+      } else {
+        return N(real);
+      }
+    }
+  };
+  template <int I>
+  __device__ __forceinline__ Loaded<I> load(Column column) const {
+    return {*address<FIRST + I>(column), *address<Loaded<I>::SLOPE>(column)};
+  }
   template <int I>
   __device__ __forceinline__ N number(Column column) const {
-    const T value = convert<T>(*address<FIRST + I>(column));
-    if constexpr (bool(DIRECTIONS >> I & 1u)) {
-      return N(Real<T>(value), Real<T>(convert<T>(*address<TANGENT<I>>(column))));
-    } else {
-      return N(Real<T>(value));
-    }
+    return load<I>(column).number();
   }
   template <int I>
-  __device__ __forceinline__ long long index(Column column = 0) const {
-    return (long long)(*address<FIRST + I>(column));
+  __device__ __forceinline__ auto load_index(Column column = 0) const {
+    return *address<FIRST + I>(column);
   }
-  __device__ __forceinline__ T weight(Column column) const {
-    return convert<T>(*address<FIRST + Loss::OPERANDS>(column));
+  template <int I>
+  __device__ __forceinline__ long long index(Column column) const {
+    return (long long)(load_index<I>(column));
+  }
+  __device__ __forceinline__ auto load_weight(Column column) const {
+    return *address<FIRST + Loss::OPERANDS>(column);
   }
   __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
-  // By how many elements the row begins behind a multiple of a pack.
-  template <int WIDTH>
+  // By how many elements the row begins behind a multiple of so many.
+  template <int UNIT>
   __device__ __forceinline__ Column shift() const {
     const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));
-    return Column(start / sizeof(Element<FIRST>) % WIDTH);
+    return Column(start / sizeof(Element<FIRST>) % UNIT);
   }
 };
 
@@ -497,9 +518,56 @@ __device__ __forceinline__ void cluster_barrier() {
           : "memory");
 }
 
-// The states of the blocks of a cluster together. Each block writes its own to all: `turn` says to
-// which of two places, so that one barrier a row is enough. Before the first turn, and only then,
-// there must have been a barrier: all blocks must be there.
+// What has come to a block from the blocks of its cluster, in turns at the first and at the second
+// place. A block sends a second time to a place only after it has got what all others sent to the
+// first place next, hence had read the one before.
+struct Arrivals {
+  unsigned long long barriers[2];
+
+  static __device__ __forceinline__ Arrivals& of_block() {
+    __shared__ Arrivals arrivals;
+    return arrivals;
+  }
+  __device__ __forceinline__ unsigned address(unsigned turn) const {
+    return unsigned(__cvta_generic_to_shared(&barriers[turn % 2]));
+  }
+  // For all blocks of the cluster to begin with.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x < 2) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(threadIdx.x)) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_barrier();
+  }
+  // One thread says how many bytes are to come; all wait for them.
+  __device__ __forceinline__ void expect(unsigned turn, unsigned bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(turn)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(unsigned turn) const {
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(address(turn)), "r"(turn / 2 % 2)
+          : "memory");
+    }
+  }
+};
+
+__device__ __forceinline__ unsigned address_in_cluster(unsigned address, unsigned rank) {
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  return address;
+}
+
+// The states of the blocks of a cluster together. Each block sends its own to all, without waiting
+// for anything else that it has written.
 template <class Team, class State>
 __device__ __forceinline__ State cluster_combined(const State& state, unsigned turn) {
   constexpr int WORDS = (sizeof(State) + 3) / 4;
@@ -508,18 +576,23 @@ __device__ __forceinline__ State cluster_combined(const State& state, unsigned t
     unsigned word[WORDS];
   };
   __shared__ unsigned parts[2][Team::RANKS][WORDS];
-  const unsigned rank = blockIdx.x % Team::RANKS;
+  const Arrivals& arrivals = Arrivals::of_block();
+  if (threadIdx.x == 0) arrivals.expect(turn, sizeof(parts[0]));
   Bits bits{state};
   if (threadIdx.x < Team::RANKS) {
-    unsigned place = unsigned(__cvta_generic_to_shared(parts[turn % 2][rank]));
-    asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(place) : "r"(threadIdx.x));
+    const unsigned* const own = parts[turn % 2][blockIdx.x % Team::RANKS];
+    const unsigned place = address_in_cluster(unsigned(__cvta_generic_to_shared(own)), threadIdx.x);
+    const unsigned barrier = address_in_cluster(arrivals.address(turn), threadIdx.x);
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) {
-      asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(place + 4 * w), "r"(bits.word[w])
-                   : "memory");
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+              place + 4 * w),
+          "r"(bits.word[w]), "r"(barrier)
+          : "memory");
     }
   }
-  cluster_barrier();
+  arrivals.wait(turn);
   State all;
   for (int r = 0; r < Team::RANKS; ++r) {
 #pragma unroll
@@ -576,7 +649,7 @@ struct RowWorker {
       return {row, begin, present ? begin + Column(size) : begin};
     }
     long long begin = rank * size;
-    if constexpr (Team::SHIFTED) begin -= row.template shift<WIDTH>();
+    if constexpr (Team::SHIFT != 0) begin -= row.template shift<Team::SHIFT>();
     const long long end = present ? min(columns, begin + size) : begin;
     return {row, Column(begin), Column(end)};
   }
@@ -625,7 +698,8 @@ struct RowWorker {
   }
 
   // The same from shared memory, where all of the share is on its way, in GROUPS groups of copies.
-  // What is no longer needed there makes room for the next share, if that is to come now.
+  // What is no longer needed there makes room for the next share, if that is to come now: before
+  // the arithmetic, but for the code that takes where rows are of any length.
   template <bool REPLACE, class Context>
   __device__ __forceinline__ State accumulate(const Share& share, const Share& next,
                                               const Context& context) const {
@@ -635,6 +709,7 @@ struct RowWorker {
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
         if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
+        bool replaced = false;
         batch(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = Team::BATCH * WIDTH <= 8;
@@ -642,10 +717,14 @@ struct RowWorker {
             elements.template hide<Team>(context.column, shared, slot);
           }
           elements.template fetch<Team>(shared, slot);
+          if constexpr (REPLACE && Team::EXACT) {
+            prefetch(next, group);
+            replaced = true;
+          }
           if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
-        if constexpr (REPLACE) prefetch(next, group);
+        if (REPLACE && !replaced) prefetch(next, group);
       }
     }
     return state;
@@ -783,7 +862,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
              long long slots, long long segments, double divisor, const double* total,
              Result* value, unsigned* counter, double* partials, unsigned char* memory,
              P... pointer) {
-  extern __shared__ unsigned char shared[];
+  // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
+  extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, DIRECTIONS, CHAINED, Pointers>;
   using Row = typename Work::Row;
@@ -808,16 +888,16 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const int rank = int(blockIdx.x % blocks);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index end = Index(n), step = Index(segments), segment = blockIdx.x / blocks;
-  const Index groups = (end + Team::ROWS - 1) / Team::ROWS;
+  const Index end = Index(n), stride = Index(segments) * Team::ROWS;
+  const Index segment = blockIdx.x / blocks;
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
-  if constexpr (Team::CLUSTER) cluster_barrier();
+  if constexpr (Team::CLUSTER) Arrivals::of_block().begin();
 #endif
 
   // What is known of a row ahead of its elements is read two rows before them, what that leads to
   // one row before.
-  const Index stride = step * Team::ROWS, first = segment * Team::ROWS + Team::row();
+  const Index first = segment * Team::ROWS + Team::row();
   auto next_ahead = loss.ahead(work.row_at(first + stride));
   using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
   Context context;
@@ -830,8 +910,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     context = work.begin(row, first < end, ahead);
   }
   Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
-  for (Index group = segment; group < groups; group += step) {
-    const Index index = group * Team::ROWS + Team::row();
+  for (Index group = segment * Team::ROWS; group < end; group += stride) {
+    const Index index = group + Team::row();
     const bool present = index < end, next_present = index + stride < end;
     // Not kept from turn to turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + stride);
@@ -934,9 +1014,20 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     context = next_context;
     next_ahead = ahead_after;
   }
+#if CLUSTERS
+  // The others may still send to this block.
+  if constexpr (Team::CLUSTER) cluster_barrier();
+#endif
   if constexpr (REDUCED && PHASE != PARTIAL) {
     if (rank == 0) {
-      reduction.template add<Team::ROWS == 1>(segment, values, shares);
+      if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
+        double totals[2] = {values.total(), shares.total()};
+        block_totals<Team::THREADS>(totals);
+        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
+                                     Sum<double>{totals[1], 0.0});
+      } else {
+        reduction.template add<Team::ROWS == 1>(segment, values, shares);
+      }
       reduction.finish_in_teams(segment);
     }
   }

@@ -220,26 +220,36 @@ __device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest) {
   return dual(log_of_one_and(rest.value), rest.slope / (1.0 + rest.value));
 }
 
-// The class of a row and its weight.
-template <class N, class Column, class T>
+// The class of a row, its element and its weight as they are in memory.
+template <class T, class Column, class Element, class Weight>
 struct Class {
   Status status;
   Column column;
-  T weight;
-  N x;  // the element of the class
+  Element element;
+  Weight own_weight;
+
+  __device__ __forceinline__ auto x() const { return element.number(); }
+  __device__ __forceinline__ T weight() const { return convert<T>(own_weight); }
 };
 
 template <bool WEIGHTED, class Row>
 __device__ __forceinline__ auto class_of(const Row& row, long long index, bool ignored) {
   using T = typename Row::Scalar;
-  using N = typename Row::N;
   using Column = typename Row::Column;
+  const auto weight_of = [&](Column column) {
+    if constexpr (WEIGHTED) {
+      return row.load_weight(column);
+    } else {
+      return T(1);
+    }
+  };
   const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
-  Class<N, Column, T> own{ignored ? IGNORED : valid ? ACTIVE : INVALID, Column(0), T(1), N(0.0)};
+  Class<T, Column, decltype(row.template load<0>(0)), decltype(weight_of(0))> own;
+  own.status = ignored ? IGNORED : valid ? ACTIVE : INVALID;
   if (own.status == ACTIVE) {
     own.column = Column(index);
-    own.x = row.template number<0>(own.column);
-    if constexpr (WEIGHTED) own.weight = row.weight(own.column);
+    own.element = row.template load<0>(own.column);
+    own.own_weight = weight_of(own.column);
   }
   return own;
 }
@@ -249,19 +259,20 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
 template <bool WEIGHTED>
 struct OfClass {
   template <class Row>
-  __device__ __forceinline__ long long ahead(const Row& row) const {
-    return row.template index<1>();
+  __device__ __forceinline__ auto ahead(const Row& row) const {
+    return row.template load_index<1>();
   }
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
-    return class_of<WEIGHTED>(row, index, false);
+  template <class Row, class Integer>
+  __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
+    return class_of<WEIGHTED>(row, (long long)(index), false);
   }
 };
 template <bool WEIGHTED>
 struct OfClassOrIgnored : OfClass<WEIGHTED> {
   long long ignore_index;
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, long long index) const {
+  template <class Row, class Integer>
+  __device__ __forceinline__ auto begin(const Row& row, Integer integer) const {
+    const auto index = (long long)(integer);
     return class_of<WEIGHTED>(row, index, index == ignore_index);
   }
 };
@@ -391,7 +402,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
     // Not -inf, even if all that this thread has is.
-    const T so_far = larger(plain(target.x), FIRST ? lowest<T>() : state.top);
+    const T so_far = larger(plain(target.x()), FIRST ? lowest<T>() : state.top);
     const T top = elements.largest(so_far);
     const auto terms = state.template rise<FIRST>(top);
     SumsOfPlaces<N, Elements::WIDTH> sums;
@@ -423,9 +434,9 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
                                                 const typename State<N>::Settled& state) const {
     const auto terms = State<N>::Terms::up_to(state.top);
-    const Real<T> weight(target.weight), unit(terms.unit());
+    const Real<T> weight(target.weight()), unit(terms.unit());
     const N others = sum_of(state) * unit;
-    const N below = target.x - Real<T>(state.top);
+    const N below = target.x() - Real<T>(state.top);
     const N own = exponential(below);
     const N total = others + own;
     // Where the target is the largest, own is 1.
@@ -450,7 +461,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
       rest = rest + by_lse;
     }
     const N by_total = slope / total;
-    return {value, by_total * unit, rest - by_total * others, target.weight, smooth, terms};
+    return {value, by_total * unit, rest - by_total * others, target.weight(), smooth, terms};
   }
   template <class N, class F>
   __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
@@ -595,7 +606,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
                                                 const Nothing&) const {
-    return {-(Real<T>(target.weight) * target.x), target.weight, -target.weight};
+    return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N, class F>
   __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
@@ -638,7 +649,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
-    const N threshold = margin - target.x;
+    const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
     elements.each([&](int, auto, const auto& x) {
       const N violation = threshold + get<0>(x);
@@ -659,8 +670,8 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
                                                 const State<N>& state) const {
-    const Real<T> scale = Real<T>(target.weight) / Real<T>(T(row.columns));
-    return {scale * state.sum.total(), margin - target.x, -(scale * state.slope.total()), T(1),
+    const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
+    return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
             plain(scale)};
   }
   template <class N, class F>
@@ -1145,6 +1156,6 @@ struct ShareOf {
   __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target,
                                                 const Nothing&) const {
     using T = decltype(plain(N()));
-    return {N(Real<T>(target.weight)), target.weight};
+    return {N(Real<T>(target.weight())), target.weight()};
   }
 };

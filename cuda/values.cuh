@@ -77,6 +77,10 @@ struct Reduction {
     if (!is_last_block(counter + 1 + team, unsigned(members))) return;
     Sum<double> sums[2];
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
+    if (teams == 1) {
+      if (threadIdx.x == 0) *value = convert<Result>(reduced(sums));
+      return;
+    }
     double* const of_teams = partials + segments * SUMS * 2;
     if (threadIdx.x == 0) store(of_teams, team, sums);
     if (is_last_block(counter, unsigned(teams))) finish(of_teams, teams);

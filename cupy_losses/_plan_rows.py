@@ -13,33 +13,42 @@ from ._plan import Library, Output, Plan, Problem, Slot, bits, empty_plan, templ
 from ._plan_pointwise import PACK_BYTES, Launches, identity
 from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
 
-# The packs of a share of a row that one thread is to work on.
-PACKS_OF_LANE = 8  # 16 where a row has several shares
-BATCH_BYTES = 128  # of a thread, of all operands, in registers at a time
-SMALL_BLOCK = 256  # the threads of a block with more than one row
-LARGE_BLOCK = 512
+LINE_BYTES = 128  # of device memory: what one request reads
+
+# Of a share of a row one thread gets about LANE_BYTES, of all operands. It takes BATCH_BYTES of
+# them to registers at a time, half of that where several shares follow one another. A block has at
+# most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
+LANE_BYTES = 128
+BATCH_BYTES = 128
+BLOCK = 256
+SMALL_BLOCK = 64
 
 # A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
 # most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
 # is read twice. Of CLUSTERED_ROWS and more, without gradients, a block computes all shares.
-CACHE_BYTES = 32 << 10
+CACHE_BYTES = 64 << 10
 CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
 CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 
-# The rows are divided among blocks of SEGMENT_THREADS threads in all, a few times what a device
+# The rows are divided among blocks of SEGMENT_THREADS threads in all, several times what a device
 # runs at once, so that all end together. Their sums are added by TEAMs.
-SEGMENT_THREADS = 1 << 19
+SEGMENT_THREADS = 1 << 20
+MAX_SEGMENTS = 1 << 20  # where nothing is summed
 TEAM = 64  # in cuda/values.cuh
 
-# Fewer rows than FEW, each of more packs than LONG, are shared by blocks all over the device.
+# Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
+# threads all over the device.
 FEW_ROWS = 32
 LONG_ROW = 4096
 PARTS = 1024
+PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/row.cu
 
-THREADS_OF_MULTIPROCESSOR = 1024  # resident at once; 64 registers each
+# Resident at once, with 64 registers each, or 80 for gradients by batches of BATCH_BYTES.
+THREADS_OF_MULTIPROCESSOR = 1024
+THREADS_WITH_GRADIENTS = 768
 
 
 def make_plan(library: Library, problem: Problem, loss: RowLoss) -> Plan:
@@ -73,7 +82,7 @@ class _Team:
     slots: int = 0  # packs of a thread in a rank
     cluster: bool = False
     across: bool = False
-    shifted: bool = False
+    shift: int = 0  # elements in which rows may begin anywhere
     exact: bool = False  # all batches are full
 
     @property
@@ -89,7 +98,7 @@ class _Team:
             *map(str, (self.slots if phase == "WHOLE" else 1, self.ranks, resident)),
             self.cluster,
             self.across,
-            self.shifted,
+            str(self.shift),
             self.exact,
         )
 
@@ -208,36 +217,37 @@ class _Planner(Launches):
         streams = [a for a in self._inputs if a.streamed]
         element_bytes = sum(kernels.item_size(a.dtype) for a in streams)
         limit = min(CACHE_LIMIT, _cupy.shared_memory(self._problem.device) - STATIC_BYTES)
-        width, shifted = 1, False
+        width, shift = 1, 0
         if step == 1 or self._columns <= 1:
-            width, shifted = self._width(main)
+            width, shift = self._width(main)
         elif self._row_axes and abs(main.strides[self._row_axes[-1]]) < abs(step):
             for rows in (32, 8):
                 if rows * self._columns * element_bytes <= limit:
-                    team = _Team(SMALL_BLOCK, SMALL_BLOCK // rows, 1, across=True)
+                    team = _Team(BLOCK, BLOCK // rows, 1, across=True)
                     return self._filled(team, self._columns, streams)
-        packs = -(-self._columns // width) + shifted
+        packs = -(-self._columns // width) + shift // width
         row_bytes = packs * width * element_bytes
         max_ranks = MAX_RANKS if _cupy.has_clusters(self._problem.device) else 1
         few = self._rows < FEW_ROWS and packs > LONG_ROW
         if streams and (few or row_bytes > max_ranks * limit):
-            parts = max(min(PARTS, packs // (LARGE_BLOCK * 8)), 2)
-            team = _Team(LARGE_BLOCK, LARGE_BLOCK, width, parts=parts, shifted=shifted)
+            parts = max(min(PARTS, packs // (PART_BLOCK * 8)), 2)
+            team = _Team(PART_BLOCK, PART_BLOCK, width, parts=parts, shift=shift)
             return self._filled(team, packs, streams)
         ranks = 1
         while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
             ranks *= 2
-        packs_of_lane = PACKS_OF_LANE if ranks == 1 else 2 * PACKS_OF_LANE
-        lanes = _power_of_two_from(-(-packs // (ranks * packs_of_lane)))
+        # Without streams only gradients are written.
+        written = row_bytes or packs * width * kernels.item_size(main.dtype)
+        lanes = _power_of_two_from(-(-written // (ranks * LANE_BYTES)))
         if lanes <= 32 and ranks == 1:
-            threads = SMALL_BLOCK
+            threads = BLOCK
             while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
                 threads //= 2
             while lanes < threads and threads // lanes * row_bytes > limit:
                 lanes *= 2
         else:
-            lanes = threads = max(64, min(lanes, LARGE_BLOCK))
-        team = _Team(threads, lanes, width, ranks=ranks, shifted=shifted)
+            lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
+        team = _Team(threads, lanes, width, ranks=ranks, shift=shift)
         return self._filled(team, packs, streams)
 
     def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
@@ -248,13 +258,14 @@ class _Planner(Launches):
         if team.ranks == 1 and not team.parts:
             filled = max(1, self._columns // (team.lanes * team.width))
         pack_bytes = team.width * sum(kernels.item_size(a.dtype) for a in streams)
-        most = max(1, min(filled, BATCH_BYTES // max(pack_bytes, 1)))
+        batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
+        most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
         batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
-        exact = elements == self._columns and slots % batch == 0 and not team.shifted
+        exact = elements == self._columns and slots % batch == 0 and not team.shift
         return replace(team, slots=slots, batch=batch, exact=exact)
 
-    def _width(self, main: _Array) -> tuple[int, bool]:
-        """The elements of a pack, and whether rows may begin inside one."""
+    def _width(self, main: _Array) -> tuple[int, int]:
+        """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
         size = kernels.item_size(main.dtype)
         sizes = [kernels.item_size(a.dtype) for a in self._inputs if a.streamed]
         width = PACK_BYTES // min(sizes, default=size)
@@ -263,16 +274,19 @@ class _Planner(Launches):
         while any(start % aligned for start in starts):
             aligned //= 2
         if aligned == width:
-            return width, False
+            return width, 0
         # Where a row begins in a pack is known modulo PACK_BYTES.
         width = min(width, PACK_BYTES // size)
         if aligned >= width:
-            return width, False
+            return width, 0
+        line = LINE_BYTES // size
+        if self._columns >= 8 * line:
+            return width, line
         if self._columns >= 4 * width:
-            return width, True
+            return width, width
         while aligned > 1 and self._columns % aligned:
             aligned //= 2
-        return aligned, False
+        return aligned, 0
 
     def _is_vector(self, team: _Team, array: _Array, main: _Array) -> bool:
         """Whether the packs of an array are aligned where those of `main` are."""
@@ -281,9 +295,9 @@ class _Planner(Launches):
         size = kernels.item_size(array.dtype)
         unit = min(team.width, PACK_BYTES // size)
         start = array.misaligned // size
-        if team.shifted:
+        if team.shift:
             start -= main.misaligned // kernels.item_size(main.dtype)
-        steps = [array.strides[a] - main.strides[a] * team.shifted for a in self._row_axes]
+        steps = [array.strides[a] - main.strides[a] * bool(team.shift) for a in self._row_axes]
         return not any(n % unit for n in (start, *steps))
 
     # ---- launches --------------------------------------------------------------------------------
@@ -304,7 +318,7 @@ class _Planner(Launches):
     def _sum_shares(self) -> Slot:
         """What a mean divides its gradients by: the sum of the weights of the rows."""
         total = self._add_scratch(8)
-        team = _Team(SMALL_BLOCK, 1, 1, slots=1)
+        team = _Team(BLOCK, 1, 1, slots=1)
         self._launch(team, "WHOLE", "GRADIENT_DIVISOR", total, 0, (), (), share=True)
         return total
 
@@ -325,10 +339,8 @@ class _Planner(Launches):
         streams = [a for a in inputs if a.streamed]
         chained = todo.chained and not share
         directions = [k - call.weighted for k in todo.directions if not share]
-        shared = 0
-        if phase == "WHOLE":
-            pack_bytes = sum(team.width * kernels.item_size(a.dtype) for a in streams)
-            shared = team.slots * team.threads * pack_bytes
+        pack_bytes = team.width * sum(kernels.item_size(a.dtype) for a in streams)
+        shared = team.slots * team.threads * pack_bytes if phase == "WHOLE" else 0
         whole = phase == "WHOLE" and team.ranks > 1
         team = replace(team, cluster=whole and (bool(wanted) or self._rows < CLUSTERED_ROWS))
         blocks = team.ranks if team.cluster else 1
@@ -336,14 +348,17 @@ class _Planner(Launches):
             blocks = team.parts
         reduced = values not in ("NO_VALUES", "EACH_VALUE")
         groups = -(-self._rows // team.rows)
-        segments = min(groups, SEGMENT_THREADS // team.threads if reduced else 1 << 20)
+        segments = min(groups, self._segments(team) if reduced else MAX_SEGMENTS)
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = kernels.c_type(problem.real)
         expression = self._expression()
         if share:
             expression = template("ShareOf", expression)
         wide = 2 if directions or problem.real == "float64" else 1
-        resident = max(1, THREADS_OF_MULTIPROCESSOR // wide // team.threads)
+        threads = THREADS_OF_MULTIPROCESSOR
+        if wanted and team.batch * pack_bytes == BATCH_BYTES:
+            threads = THREADS_WITH_GRADIENTS
+        resident = max(1, threads // wide // team.threads)
         result = "double" if share else kernels.c_type(problem.result)
         pointers = [f"const {kernels.c_type(a.dtype)}*" for a in inputs]
         pointers += [f"{kernels.c_type(a.dtype)}*" for a in outputs]
@@ -388,6 +403,16 @@ class _Planner(Launches):
         )
         slots = [a.slot for a in (*inputs, *outputs)]
         self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
+
+    def _segments(self, team: _Team) -> int:
+        """The most segments of rows that are summed."""
+        segments = SEGMENT_THREADS // team.threads
+        if team.ranks > 1:
+            # A cluster begins the later the more blocks it has: it takes several rows.
+            segments = 16 * segments // team.ranks**2
+            if self._rows >= CLUSTERED_ROWS:
+                segments = min(segments, self._rows // 2)
+        return segments
 
     def _layout(
         self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]
