@@ -1,6 +1,8 @@
 """Write docs/benchmarks.md, and the table of the README, from a result file.
 
-python -m benchmarks.report benchmarks/results/NAME.json
+python -m benchmarks.report benchmarks/results/NAME.json [benchmarks/results/NAME-rows.json]
+
+The second is for losses over rows, where they were measured in a run of their own.
 """
 
 from __future__ import annotations
@@ -115,6 +117,7 @@ def over_rows(result: dict[str, Any]) -> str:
                 milliseconds(row, "forward_ms", bold=True),
                 f"{speed / 1e9:.2f}" if large else "",
                 f"{100 * speed / reference:.0f} %" if large else "",
+                f"{100 * row['mse_forward_ms'] / row['forward_ms']:.0f} %" if large else "",
                 *(milliseconds(row, f"{peer}forward_ms") for peer in PEERS),
                 milliseconds(row, "value_and_grad_ms", bold=True),
                 milliseconds(row, "forward_backward_ms", bold=True),
@@ -123,7 +126,8 @@ def over_rows(result: dict[str, Any]) -> str:
                 f"{row['error_ulp']:.0f}",
             ]
         )
-    header = ["ms", "forward", "TB/s", "of MSE's bandwidth", "eager", "compiled", "Liger"]
+    header = ["ms", "forward", "TB/s", "of MSE's bandwidth", "at as many bytes"]
+    header += ["eager", "compiled", "Liger"]
     header += ["value_and_grad", "forward + backward", "TB/s", "eager", "compiled", "Liger"]
     return table([*header, "error, ulp"], lines)
 
@@ -144,7 +148,7 @@ def memory_over_rows(rows: list[dict[str, Any]]) -> str:
     return table([*header, "eager", "Liger"], lines)
 
 
-def over_rows_section(results: dict[str, Any]) -> list[str]:
+def over_rows_section(results: dict[str, Any], path: Path) -> list[str]:
     """The part on losses over rows; none without results of them."""
     result = results.get("rows")
     if result is None:
@@ -153,14 +157,16 @@ def over_rows_section(results: dict[str, Any]) -> list[str]:
     peer = f"Liger is Liger-Kernel {version}" if version else "Liger is Liger-Kernel, not installed"
     return [
         "## Losses over rows",
+        f"From {source(results, path).format(prefix='../')}. {result.get('note', '')}".rstrip(),
         over_rows(result),
         "Rows × elements of a row, before them the number of vectors. Gradients are by `input`, or "
         "by all vectors. Bytes: every element read once and every gradient written once; "
         "`nll_loss` reads one element of a row, `multilabel_margin_loss` the labels that are "
         "there, 8 of a row and the end. MSE's bandwidth is that of its forward pass at 2^30 "
-        f"elements of float32, in the same run. {peer}; it writes the gradient over the input, and "
+        "elements of float32, in the same run; beside it that at as many bytes as the row of this "
+        f"table reads, taken in turn with it. {peer}; it writes the gradient over the input, and "
         "every call waits for the device.",
-        memory_over_rows(result["memory"]),
+        *([memory_over_rows(result["memory"])] if "memory" in result else []),
     ]
 
 
@@ -228,7 +234,7 @@ def accuracy(rows: list[dict[str, Any]]) -> str:
     return table(["ulp", "below 4096 elements", "from 4096 up", "gradient"], lines)
 
 
-def document(results: dict[str, Any], path: Path) -> str:
+def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_path: Path) -> str:
     """The page of all results."""
     first = results["first_call"]
     parts = [
@@ -247,7 +253,7 @@ def document(results: dict[str, Any], path: Path) -> str:
         "that by `input`. Bytes: each operand read once, the gradient written once. Instructions: "
         "thread instructions for an element. A multiprocessor issues 128 a clock, so that this GPU "
         "at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had to wait.",
-        *over_rows_section(results),
+        *over_rows_section(rows, rows_path),
         "## Small arrays",
         small(results["small"]),
         "## Memory",
@@ -267,10 +273,10 @@ def document(results: dict[str, Any], path: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def readme_block(results: dict[str, Any], path: Path) -> str:
+def readme_block(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_path: Path) -> str:
     """The table of the README."""
     header = ["2^30 elements, ms", "forward", "torch", "compiled", "forward + backward", "torch"]
-    rows = [
+    lines = [
         [
             f"`{row['loss']}` {row['dtype']}",
             f"**{row['forward_ms']:.2f}**",
@@ -282,8 +288,11 @@ def readme_block(results: dict[str, Any], path: Path) -> str:
         ]
         for row in results["bandwidth"]
     ]
-    parts = [table([*header, "compiled"], rows), *readme_over_rows(results)]
-    return "\n\n".join([BEGIN, *parts, source(results, path).format(prefix=""), END])
+    parts = [table([*header, "compiled"], lines), *readme_over_rows(rows)]
+    sources = [source(results, path)]
+    if rows_path != path:
+        sources.append(f"over rows: {source(rows, rows_path)}")
+    return "\n\n".join([BEGIN, *parts, "; ".join(sources).format(prefix=""), END])
 
 
 def readme_over_rows(results: dict[str, Any]) -> list[str]:
@@ -307,13 +316,13 @@ def readme_over_rows(results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Write both files."""
-    path = Path(sys.argv[1])
-    results = json.loads(path.read_text())
-    (ROOT / "docs" / "benchmarks.md").write_text(document(results, path))
+    path, rows_path = Path(sys.argv[1]), Path(sys.argv[-1])
+    results, rows = json.loads(path.read_text()), json.loads(rows_path.read_text())
+    (ROOT / "docs" / "benchmarks.md").write_text(document(results, path, rows, rows_path))
     readme = ROOT / "README.md"
     text = readme.read_text()
     head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(head + readme_block(results, path) + tail)
+    readme.write_text(head + readme_block(results, path, rows, rows_path) + tail)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,5 @@ PROBLEMS = [
         (131072, 1000),
         draws=labels,
         read=1000 * 4 + (LABELS + 1) * 8,
-        compiled=True,
     ),
 ]
