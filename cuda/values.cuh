@@ -79,11 +79,11 @@ struct Reduction {
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
     if (teams == 1) {
       if (threadIdx.x == 0) *value = convert<Result>(reduced(sums));
-      return;
+    } else {
+      double* const of_teams = partials + segments * SUMS * 2;
+      if (threadIdx.x == 0) store(of_teams, team, sums);
+      if (is_last_block(counter, unsigned(teams))) finish(of_teams, teams);
     }
-    double* const of_teams = partials + segments * SUMS * 2;
-    if (threadIdx.x == 0) store(of_teams, team, sums);
-    if (is_last_block(counter, unsigned(teams))) finish(of_teams, teams);
   }
 
  private:

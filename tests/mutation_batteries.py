@@ -323,10 +323,10 @@ def _multi_margin(device: Device, rng: Any) -> None:
     check((x, target), shifted=True)
     _row_passes(device, multi_margin_loss, (x[:20], target[:20]), 1, **squared)
     # Tangents that cancel: what remains was kept as a rounding error. They are the same for the
-    # elements that a thread adds up in a batch: four packs each in two batches of 8 threads.
-    x, target = np.ones((2, 256), np.float32), np.array([244, 255])
-    column = np.arange(256)
-    terms = np.array([1e8, 1.25, -1e8, 0.5], np.float32)[(column // 4 + column // 128) % 4]
+    # elements that a thread adds up in a batch: four packs each in two batches of 256 threads.
+    x, target = np.ones((2, 8192), np.float32), np.array([8180, 8191])
+    column = np.arange(8192)
+    terms = np.array([1e8, 1.25, -1e8, 0.5], np.float32)[(column // 4 + column // 4096) % 4]
     tangent = np.tile(terms, (2, 1))
     tangent[:, target] = 0
     along = Pass(directions=(0,))
@@ -395,7 +395,7 @@ def _ranks(device: Device, rng: Any) -> None:
 def _two_launches(device: Device, rng: Any) -> None:
     """Rows that blocks all over the device share; their gradients may take their memory."""
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
-    with _planned(LONG_ROW=64, LARGE_BLOCK=64):
+    with _planned(LONG_ROW=64, PART_BLOCK=64):
         x, target = _scores(rng, 3, 8501), rng.integers(0, 8501, 3)
         check((x, target))
         both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True), (0,))
