@@ -72,6 +72,7 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
   __shared__ double parts[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // the previous call may still be reading
   const auto add_neighbours = [&](int distance) {
 #pragma unroll
     for (int c = 0; c < COUNT; ++c) {
@@ -103,16 +104,16 @@ __device__ __forceinline__ void fence() {
 #endif
 }
 
-// True in every thread of the last of `blocks` blocks to come here, which then sees what all of
-// them wrote before. `counter` starts at 0 and belongs to this launch alone.
-__device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
-  __shared__ bool last;
-  __syncthreads();  // a previous answer may still be read
-  if (threadIdx.x == 0) {
-    fence();
-    last = atomicAdd(counter, 1u) == blocks - 1;
-    if (last) fence();
-  }
-  __syncthreads();
-  return last;
+// Blocks count what is complete in a `counter`, which starts at 0 and belongs to one launch alone:
+// thread 0 of each adds its part after what it wrote, and learns what was there before.
+__device__ __forceinline__ unsigned arrive(unsigned* counter, unsigned part = 1) {
+  fence();
+  return atomicAdd(counter, part);
+}
+// True in every thread of the last block, with which `all` are complete; it then sees what all
+// wrote before they arrived. Thread 0 alone knows what was `before`.
+__device__ __forceinline__ bool is_last(unsigned before, unsigned all, unsigned part = 1) {
+  const bool last = threadIdx.x == 0 && before + part == all;
+  if (last) fence();
+  return __syncthreads_or(last);
 }

@@ -1,11 +1,11 @@
 // All passes of all losses of rows: the loss of each row, its sum or mean, the gradients of the
 // elements, or loss and gradients together.
 //
-// A row is read once. Its elements come to shared memory while the row before is worked on; from
-// there the row accumulates what its loss needs, and, where gradients are wanted, these are
-// computed once that is complete. Bytes of device memory an element, with operands and gradients of
-// s bytes: the loss of one operand s, with its gradient 2s; from a row too long for shared memory
-// 3s.
+// A row is read once. Its elements come to shared memory, or those of short rows to registers,
+// while the row before is worked on; from there the row accumulates what its loss needs, and, where
+// gradients are wanted, these are computed once that is complete. Bytes of device memory an
+// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s;
+// from a row too long for shared memory 3s.
 //
 // Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; a
 // cluster of blocks, each with a share of the row (its rank) in its shared memory; or, for few rows
@@ -40,15 +40,18 @@
 
 enum Phase { WHOLE, PARTIAL, FINISH };
 
+constexpr int LINE = 128;  // bytes of a line of the cache
+
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS packs of WIDTH elements of a
 // share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
 // neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
 // of neighbouring rows are not. SHIFT: rows may begin anywhere inside so many aligned elements, a
 // pack or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
 // each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
-// hold.
+// hold. EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in
+// registers.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_>
+          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_, bool HELD_>
 struct Team {
   static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
@@ -56,6 +59,7 @@ struct Team {
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
   static constexpr int SHIFT = SHIFT_;
   static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_, EXACT = EXACT_;
+  static constexpr bool HELD = HELD_;
 
   static __device__ __forceinline__ int lane() {
     return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
@@ -158,16 +162,41 @@ struct RowOf {
 // ---- copies to shared memory that a thread does not wait for ------------------------------------
 
 #if ASYNCHRONOUS_COPIES
+// Which elements the cache lets go of first: those of a pass without gradients. Beside gradients
+// they are to stay longest, so that it writes those out; a row is read once either way, but loss
+// and gradient take 3 to 7% less time so on an H200. They are released in the end, for who comes
+// next.
+template <bool KEPT>
+__device__ __forceinline__ unsigned long long cache_policy() {
+  unsigned long long policy;
+  if constexpr (KEPT) {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  }
+  return policy;
+}
+__device__ __forceinline__ void release_line(const void* address) {
+  asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address) : "memory");
+}
+// An address in shared memory, in a register of the thread: blockIdx.z is 0, which the assembler
+// does not know. It would take what all threads have in common to a uniform register, and an
+// asynchronous copy with a cache policy is then encoded with the wrong one, as of CUDA 12.9
+// and 13.0.
+__device__ __forceinline__ unsigned address_of_thread(const void* place) {
+  return unsigned(__cvta_generic_to_shared(place)) ^ blockIdx.z;
+}
 // BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
-template <int BYTES, int TO, int FROM>
+template <int BYTES, int TO, int FROM, bool KEPT>
 __device__ __forceinline__ void copy_later(unsigned to, const void* from) {
   if constexpr (BYTES > 16) {
-    copy_later<16, TO, FROM>(to, from);
-    copy_later<BYTES - 16, TO + 16, FROM + 16>(to, from);
+    copy_later<16, TO, FROM, KEPT>(to, from);
+    copy_later<BYTES - 16, TO + 16, FROM + 16, KEPT>(to, from);
   } else if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %3], 16;" ::"r"(to), "l"(from),
-                 "n"(TO), "n"(FROM)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to),
+        "l"(from), "n"(TO), "n"(FROM), "l"(cache_policy<KEPT>())
+        : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0 + %2], [%1 + %3], %4;" ::"r"(to), "l"(from),
                  "n"(TO), "n"(FROM), "n"(BYTES)
@@ -239,14 +268,35 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 
   // To shared memory, without waiting, and from it. `slot` is that of the first pack; each array
   // has a place for each slot and thread.
-  template <class Team>
+  template <class Team, bool KEPT>
   __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
-    (prefetch_array<K, Team>(row, shared, slot), ...);
+    (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
   }
   template <class Team>
   __device__ __forceinline__ void fetch(unsigned char* shared, int slot) {
     (fetch_array<K, Team>(shared, slot), ...);
   }
+
+  // The element of operand I in a column that is one of these.
+  template <int I>
+  __device__ __forceinline__ auto element(Column wanted) const {
+    using Loaded = typename Row::template Loaded<I>;
+    const auto at = [&](int p, int j) {
+      return Loaded{get<FIRST + I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};
+    };
+    Loaded found = at(0, 0);
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (column(p) + j == wanted) found = at(p, j);
+      }
+    }
+    return found;
+  }
+
+  // What prefetch() kept in the cache; each line by the thread that has its beginning.
+  __device__ __forceinline__ void release(const Row& row) const { (release_array<K>(row), ...); }
 
   // Whether a column is one of these, which neighbours in a row share in turns.
   template <class Team>
@@ -353,7 +403,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     shared += sizeof(Stored<S>) * Team::SLOTS * Team::THREADS;
     return places + slot * Team::THREADS + threadIdx.x;
   }
-  template <int S, class Team>
+  template <int S, class Team, bool KEPT>
   __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
                                                  int slot) const {
     if constexpr (is_read<S>()) {
@@ -361,8 +411,8 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #if ASYNCHRONOUS_COPIES
       constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u) && sizeof(Stored<S>) >= 4;
       if constexpr (VECTOR && !GUARDED) {
-        copy_packs<S, Team>(Range<BATCH>(), unsigned(__cvta_generic_to_shared(places)),
-                            row.template address<S>(first));
+        copy_packs<S, Team, KEPT>(Range<BATCH>(), address_of_thread(places),
+                                  row.template address<S>(first));
         return;
       }
 #endif
@@ -371,8 +421,8 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #if ASYNCHRONOUS_COPIES
         // One number of four or eight bytes is aligned in any case.
         if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
-          copy_later<sizeof(Stored<S>), 0, 0>(
-              unsigned(__cvta_generic_to_shared(places + p * Team::THREADS)), address<S>(row, p));
+          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(address_of_thread(places + p * Team::THREADS),
+                                                    address<S>(row, p));
           continue;
         }
 #endif
@@ -383,12 +433,27 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     }
   }
 #if ASYNCHRONOUS_COPIES
-  template <int S, class Team, int... P>
+  template <int S, class Team, bool KEPT, int... P>
   static __device__ __forceinline__ void copy_packs(Indices<P...>, unsigned to, const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
-    (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES>(to, from), ...);
+    (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
   }
 #endif
+  template <int S>
+  __device__ __forceinline__ void release_array(const Row& row) const {
+#if ASYNCHRONOUS_COPIES
+    if constexpr (is_read<S>() && sizeof(Stored<S>) >= 16 && bool(Row::Rows::VECTORS >> S & 1u)) {
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        const auto* const from = address<S>(row, p);
+        const auto behind = reinterpret_cast<unsigned long long>(from) % LINE;
+        if (behind < sizeof(Stored<S>) && is_full(column(p))) {
+          release_line(reinterpret_cast<const char*>(from) - behind);
+        }
+      }
+    }
+#endif
+  }
   template <int S, class Team>
   __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot) {
     if constexpr (is_read<S>()) {
@@ -624,6 +689,7 @@ struct RowWorker {
   const Pointers& pointers;
   const long long n, columns;
   unsigned char* const shared;
+  mutable Select<Team::HELD, Elements, Nothing> own, coming;
 
   // The share of a rank in a row: the columns from begin (or 0) up to end. Without a row it is
   // empty.
@@ -631,8 +697,10 @@ struct RowWorker {
     Row row;
     Column begin, end;
   };
-  __device__ __forceinline__ Row row_at(long long index) const {
-    return {layout, pointers, layout.rows.locate(index < n ? index : 0), Column(columns)};
+  __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
+    // After the last row that row, of which nothing is used then.
+    const auto there = min(index, typename Layout::Index(n) - 1);
+    return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
   template <class Ahead>
   __device__ __forceinline__ auto begin(const Row& row, bool present, const Ahead& ahead) const {
@@ -662,18 +730,18 @@ struct RowWorker {
     if constexpr (Team::EXACT) {
       const Column first = share.begin + (Column(slot) * Team::LANES + lane) * WIDTH;
       if (share.begin < share.end) f(Elements{first, STRIDE, share.end}, slot);
-      return;
-    }
-    const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all threads of a row
-    if (begin >= share.end) return;
-    const Column first = begin + lane * WIDTH;
-    if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {
-      f(Elements{first, STRIDE, share.end}, slot);
-      return;
-    }
+    } else {
+      const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all of a row
+      if (begin >= share.end) return;
+      const Column first = begin + lane * WIDTH;
+      if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {
+        f(Elements{first, STRIDE, share.end}, slot);
+        return;
+      }
 #pragma unroll 1
-    for (int p = 0; p < Team::BATCH && first + p * STRIDE < share.end; ++p) {
-      f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
+      for (int p = 0; p < Team::BATCH && first + p * STRIDE < share.end; ++p) {
+        f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
+      }
     }
   }
 
@@ -697,14 +765,23 @@ struct RowWorker {
     return state;
   }
 
-  // The same from shared memory, where all of the share is on its way, in GROUPS groups of copies.
-  // What is no longer needed there makes room for the next share, if that is to come now: before
-  // the arithmetic, but for the code that takes where rows are of any length.
+  // The same of a share that is on its way, in GROUPS groups of copies to shared memory, or to
+  // registers. What is no longer needed there makes room for the next share, if that is to come
+  // now: before the arithmetic, but for the code that takes where rows are of any length.
   template <bool REPLACE, class Context>
   __device__ __forceinline__ State accumulate(const Share& share, const Share& next,
-                                              const Context& context) const {
+                                              Context& context) const {
     State state = State::empty();
-    if constexpr (Loss::READS != 0) {
+    if constexpr (Team::HELD) {
+      own = coming;
+      prefetch(next, 0);
+      Elements elements = own;
+      if constexpr (Team::LANES == 1) loss.find(context, elements);
+      if (context.status == ACTIVE) {
+        if constexpr (Loss::HIDES) elements.hide(context.column);
+        loss.template add<true>(state, share.row, context, elements);
+      }
+    } else if constexpr (Loss::READS != 0) {
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
@@ -730,9 +807,13 @@ struct RowWorker {
     return state;
   }
   __device__ __forceinline__ void prefetch(const Share& share, int group) const {
-    if constexpr (Loss::READS != 0) {
+    if constexpr (Team::HELD) {
+      coming =
+          Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
+      if (share.begin < share.end) coming.load(share.row);
+    } else if constexpr (Loss::READS != 0) {
       batch(share, group * Team::BATCH, [&](auto elements, int slot) {
-        elements.template prefetch<Team>(share.row, shared, slot);
+        elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
       });
       end_group_of_copies();
     }
@@ -750,9 +831,10 @@ struct RowWorker {
   // Writes the gradients of a batch; its elements are in shared memory where SHARED.
   template <bool SHARED, class Context>
   __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
-                                                const Context& context,
-                                                const Finished& done) const {
+                                                const Context& context, const Finished& done,
+                                                bool releases = false) const {
     batch(share, first_slot, [&](auto elements, long long slot) {
+      if (SHARED && releases) elements.release(share.row);
       if (context.status != ACTIVE) {
         const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
         write(Range<Loss::OPERANDS>(), share.row, elements,
@@ -760,7 +842,9 @@ struct RowWorker {
         return;
       }
       if constexpr (Loss::READS != 0) {
-        if constexpr (SHARED) {
+        if constexpr (SHARED && Team::HELD) {
+          elements = own;
+        } else if constexpr (SHARED) {
           elements.template fetch<Team>(shared, int(slot));
         } else {
           elements.load(share.row);
@@ -847,11 +931,13 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }
 
-// Values and divisors as in pointwise.cu, with rows for elements. A segment is the work of one
-// block, of the blocks of a cluster, or of one for each rank. `ranks` are those of PARTIAL and
-// FINISH; `slots` the packs of one thread in a rank; `memory` what PARTIAL leaves. In phase WHOLE
-// the dynamic shared memory holds a share of a row for each row of the block.
-template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+// Values and divisors as in pointwise.cu, with rows for elements. A segment is `length` times the
+// rows of a block, one after the other; RUN of them are the work of one block, of the blocks of a
+// cluster, or of one for each rank: few segments with gradients, more without, so that the sums are
+// the same. `ranks` are those of PARTIAL and FINISH; `slots` the packs of one thread in a rank;
+// `memory` what PARTIAL leaves. Segments after the first `kept` ones release what they keep in the
+// cache. In phase WHOLE the dynamic shared memory holds a share of a row for each row of the block.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES, int RUN,
           unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
 __global__ void
 #if CLUSTERS
@@ -859,9 +945,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
-             long long slots, long long segments, double divisor, const double* total,
-             Result* value, unsigned* counter, double* partials, unsigned char* memory,
-             P... pointer) {
+             long long slots, long long segments, long long length, long long kept, double divisor,
+             const double* total, Result* value, unsigned* counter, double* partials,
+             unsigned char* memory, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -871,11 +957,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using State = typename Work::State;
   using Settled = typename Work::Settled;
   using Share = typename Work::Share;
-  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
+  constexpr bool SUMS = VALUES >= SUM_OF_VALUES && PHASE != PARTIAL;
   constexpr bool GRADIENTS = WANTED != 0;
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
-  constexpr bool STAYS = PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1));
+  constexpr bool STAYS =
+      PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD));
 
   const Pointers pointers{{pointer}...};
   // With all rows ignored what is derived is 0, not 0 / 0.
@@ -888,8 +975,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const int rank = int(blockIdx.x % blocks);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index end = Index(n), stride = Index(segments) * Team::ROWS;
-  const Index segment = blockIdx.x / blocks;
+  const Index segment = blockIdx.x / blocks * RUN, rows_of_segment = Index(length) * Team::ROWS;
+  const Index begin = segment * rows_of_segment, end = min(Index(n), begin + RUN * rows_of_segment);
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) Arrivals::of_block().begin();
@@ -897,8 +984,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 
   // What is known of a row ahead of its elements is read two rows before them, what that leads to
   // one row before.
-  const Index first = segment * Team::ROWS + Team::row();
-  auto next_ahead = loss.ahead(work.row_at(first + stride));
+  const Index first = begin + Team::row();
+  auto next_ahead = loss.ahead(work.row_at(first + Team::ROWS));
   using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
   Context context;
   if constexpr (PHASE != FINISH) {
@@ -910,12 +997,31 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     context = work.begin(row, first < end, ahead);
   }
   Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
-  for (Index group = segment * Team::ROWS; group < end; group += stride) {
+  // The sums of a segment are complete.
+  Index complete = 0;  // such segments, but for the last one of the block
+  [[maybe_unused]] const auto end_segment = [&] {
+    if (rank != 0) return;
+    if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
+      double totals[2] = {values.total(), shares.total()};
+      block_totals<Team::THREADS>(totals);
+      reduction.template add<true>(segment + complete, Sum<double>{totals[0], 0.0},
+                                   Sum<double>{totals[1], 0.0});
+    } else {
+      reduction.template add<Team::ROWS == 1>(segment + complete, values, shares);
+    }
+  };
+  unsigned before = 0;
+  [[maybe_unused]] const auto end_block = [&] {
+    end_segment();
+    if (rank == 0) before = reduction.arrive_in_team(segment, unsigned(complete) + 1);
+  };
+#pragma unroll(Team::HELD ? 2 : 1)
+  for (Index group = begin; group < end; group += Team::ROWS) {
     const Index index = group + Team::row();
-    const bool present = index < end, next_present = index + stride < end;
+    const bool present = index < end, next_present = index + Team::ROWS < end;
     // Not kept from turn to turn: registers are scarcer than multiplications.
-    const Row row = work.row_at(index), next_row = work.row_at(index + stride);
-    const auto ahead_after = loss.ahead(work.row_at(index + 2 * stride));
+    const Row row = work.row_at(index), next_row = work.row_at(index + Team::ROWS);
+    const auto ahead_after = loss.ahead(work.row_at(index + 2 * Team::ROWS));
     Context next_context = context;
     if constexpr (PHASE == FINISH) {
       context = left<Context>(memory, index);  // the elements may be overwritten already
@@ -963,23 +1069,23 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
 
     typename Work::Finished done;
+    T own = T(0), share = T(0);  // of a row that is ignored, or not there
     // Without gradients one warp is enough.
-    const bool finishes = GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32;
-    if (PHASE != PARTIAL && finishes && context.status == ACTIVE) {
+    const bool finishes = PHASE != PARTIAL && (GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);
+    if (finishes && context.status == ACTIVE) {
       done = loss.template finish<N>(row, context, state);
+      own = Work::derivative(done.value);
+      share = done.share;
+    } else if (context.status == INVALID) {
+      own = VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
+      share = T(1);
     }
     if constexpr (VALUES != NO_VALUES) {
-      if (present && rank == 0 && Team::lane() == 0) {
-        T own = T(0), share = T(0);
-        if (context.status == ACTIVE) {
-          own = Work::derivative(done.value);
-          share = done.share;
-        } else if (context.status == INVALID) {
-          own = VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
-          share = T(1);
+      if (rank == 0 && Team::lane() == 0) {
+        if constexpr (VALUES == EACH_VALUE) {
+          if (present) value[index] = convert<Result>(own);
         }
-        if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
-        if constexpr (REDUCED) values += own;
+        if constexpr (SUMS) values += own;
         if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
           if constexpr (Loss::WEIGHTED) {
             shares += share;
@@ -988,6 +1094,18 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
           }
         }
       }
+    }
+    if constexpr (SUMS && RUN > 1) {
+      const Index rows_done = group + Team::ROWS - begin;
+      if (rows_done == (complete + 1) * rows_of_segment && begin + rows_done < end) {
+        end_segment();
+        values = shares = Sum<T>::zero();
+        ++complete;
+      }
+    }
+    // Ahead of the last gradients, which take what this waits for.
+    if constexpr (SUMS && GRADIENTS) {
+      if (group + Team::ROWS >= end) end_block();
     }
     if constexpr (GRADIENTS) {
       T factor = T(1);
@@ -1000,10 +1118,14 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #pragma unroll 1
       for (int part = 0; part < Team::GROUPS; ++part) {
         if constexpr (GRADIENTS) {
-          work.template differentiate<true>(share, part * Team::BATCH, context, done);
+          work.template differentiate<true>(share, part * Team::BATCH, context, done,
+                                            segment >= kept);
         }
         work.prefetch(next, part);
       }
+    } else if constexpr (GRADIENTS && Team::HELD) {
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      work.template differentiate<true>(share, 0, context, done);
     } else if constexpr (GRADIENTS) {
       static_assert(PHASE == FINISH, "gradients of a share that does not stay");
       const Share share = work.share_of(row, present, rank, slots);
@@ -1018,17 +1140,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // The others may still send to this block.
   if constexpr (Team::CLUSTER) cluster_barrier();
 #endif
-  if constexpr (REDUCED && PHASE != PARTIAL) {
-    if (rank == 0) {
-      if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
-        double totals[2] = {values.total(), shares.total()};
-        block_totals<Team::THREADS>(totals);
-        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
-                                     Sum<double>{totals[1], 0.0});
-      } else {
-        reduction.template add<Team::ROWS == 1>(segment, values, shares);
-      }
-      reduction.finish_in_teams(segment);
-    }
+  if constexpr (SUMS) {
+    if constexpr (!GRADIENTS) end_block();
+    if (rank == 0) reduction.finish_in_teams(segment, before, unsigned(complete) + 1);
   }
 }

@@ -7,6 +7,9 @@
 //   ahead(row)       what is read of a row two rows before its turn
 //   begin(row, ahead)
 //                    what is known of a row one row before: a context, with a status
+//   find(context, elements)
+//                    takes it from all elements of the row, where one thread has these: what
+//                    begin() reads apart is not read then
 //   State<N>         what a row accumulates; empty() has nothing
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
@@ -246,8 +249,8 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
   const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
   Class<T, Column, decltype(row.template load<0>(0)), decltype(weight_of(0))> own;
   own.status = ignored ? IGNORED : valid ? ACTIVE : INVALID;
+  own.column = Column(index);
   if (own.status == ACTIVE) {
-    own.column = Column(index);
     own.element = row.template load<0>(own.column);
     own.own_weight = weight_of(own.column);
   }
@@ -265,6 +268,10 @@ struct OfClass {
   template <class Row, class Integer>
   __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
+  }
+  template <class Own, class Elements>
+  __device__ __forceinline__ void find(Own& own, const Elements& elements) const {
+    own.element = elements.template element<0>(own.column);
   }
 };
 template <bool WEIGHTED>
@@ -288,6 +295,8 @@ struct OfRow {
   __device__ __forceinline__ Always begin(const Row&, Nothing) const {
     return {ACTIVE};
   }
+  template <class Context, class Elements>
+  __device__ __forceinline__ void find(const Context&, const Elements&) const {}
 };
 
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
@@ -410,7 +419,11 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     elements.each([&](int place, auto column, const auto& x) {
       const N own = term(terms, get<0>(x));
       N& sum = sums.at[place];
-      sum = SMOOTHED && column == target.column ? sum : sum + own;
+      if constexpr (FIRST && Elements::COUNT == 1 && !SMOOTHED) {
+        sum = own;
+      } else {
+        sum = SMOOTHED && column == target.column ? sum : sum + own;
+      }
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass = mass + counts;

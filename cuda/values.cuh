@@ -64,17 +64,22 @@ struct Reduction {
 
   // All segments of this block are complete.
   __device__ __forceinline__ void finish() const {
-    if (segments > 1 && is_last_block(counter, gridDim.x)) finish(partials, segments);
+    if (segments > 1 && is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
-  // The same for a block that had one segment: those of TEAM neighbours are added by the last of
-  // them, which `counter` needs a further number for each of; many segments are added sooner so.
+  // The same for a block whose segments are neighbours: those of a TEAM are added by the last block
+  // that has some, which `counter` needs a further number for each of; many segments are added
+  // sooner so. What a block waits for is short when it arrives ahead of other work.
   static constexpr int TEAM = 64;
-  __device__ __forceinline__ void finish_in_teams(long long segment) const {
+  __device__ __forceinline__ unsigned arrive_in_team(long long first, unsigned count) const {
+    return segments > 1 ? arrive_at(counter + 1 + first / TEAM, count) : 0;
+  }
+  __device__ __forceinline__ void finish_in_teams(long long first, unsigned before,
+                                                  unsigned count) const {
     if (segments == 1) return;
-    const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
+    const long long team = first / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
-    if (!is_last_block(counter + 1 + team, unsigned(members))) return;
+    if (!is_last(before, unsigned(members), count)) return;
     Sum<double> sums[2];
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
     if (teams == 1) {
@@ -82,11 +87,14 @@ struct Reduction {
     } else {
       double* const of_teams = partials + segments * SUMS * 2;
       if (threadIdx.x == 0) store(of_teams, team, sums);
-      if (is_last_block(counter, unsigned(teams))) finish(of_teams, teams);
+      if (is_last(arrive_at(counter), unsigned(teams))) finish(of_teams, teams);
     }
   }
 
  private:
+  static __device__ __forceinline__ unsigned arrive_at(unsigned* counter, unsigned part = 1) {
+    return threadIdx.x == 0 ? arrive(counter, part) : 0;
+  }
   static __device__ __forceinline__ void store(double* to, long long index,
                                                const Sum<double> (&parts)[2]) {
 #pragma unroll

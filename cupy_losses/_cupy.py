@@ -110,6 +110,12 @@ def shared_memory(device: int) -> int:
 
 
 @functools.cache
+def cache_bytes(device: int) -> int:
+    """The memory that the device's cache holds, in bytes."""
+    return int(cupy().cuda.Device(device).attributes["L2CacheSize"])
+
+
+@functools.cache
 def has_clusters(device: int) -> bool:
     """Whether the blocks of a cluster can share what they compute."""
     return int(cupy().cuda.Device(device).compute_capability) >= 90

@@ -15,13 +15,18 @@ from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
 
 LINE_BYTES = 128  # of device memory: what one request reads
 
-# Of a share of a row one thread gets about LANE_BYTES, of all operands. It takes BATCH_BYTES of
+# Of a share of a row one thread gets about LANE_BYTES, of all operands; of a row of up to SHORT_ROW
+# bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES of
 # them to registers at a time, half of that where several shares follow one another. A block has at
 # most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
 LANE_BYTES = 128
+SHORT_ROW = 256
 BATCH_BYTES = 128
 BLOCK = 256
-SMALL_BLOCK = 64
+SMALL_BLOCK = 128
+
+# What of a row waits in the registers of a thread, where that is all that it works on.
+HELD_BYTES = 32
 
 # A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
 # most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
@@ -31,12 +36,17 @@ CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
 CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
+STATIC_ACROSS = 28 << 10  # with a state of each thread
 
 # The rows are divided among blocks of SEGMENT_THREADS threads in all, several times what a device
-# runs at once, so that all end together. Their sums are added by TEAMs.
+# runs at once, so that all end together. With gradients, whose writing hides the end of a block,
+# there are more, each for SEGMENT_BYTES or two groups of rows. These segments are what is summed
+# without gradients too, then several by one block. TEAMs of segments are added together.
 SEGMENT_THREADS = 1 << 20
+SEGMENT_BYTES = 32 << 10
 MAX_SEGMENTS = 1 << 20  # where nothing is summed
-TEAM = 64  # in cuda/values.cuh
+MAX_RUN = 16
+TEAM = 64  # in cuda/values.cuh, a multiple of any RUN
 
 # Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
 # threads all over the device.
@@ -46,9 +56,11 @@ PARTS = 1024
 PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/row.cu
 
-# Resident at once, with 64 registers each, or 80 for gradients by batches of BATCH_BYTES.
+# Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
+# for losses of rows that are held.
 THREADS_OF_MULTIPROCESSOR = 1024
 THREADS_WITH_GRADIENTS = 768
+THREADS_WITH_HELD = 1536
 
 
 def make_plan(library: Library, problem: Problem, loss: RowLoss) -> Plan:
@@ -84,6 +96,7 @@ class _Team:
     across: bool = False
     shift: int = 0  # elements in which rows may begin anywhere
     exact: bool = False  # all batches are full
+    held: bool = False  # in registers, not in shared memory
 
     @property
     def rows(self) -> int:
@@ -100,6 +113,7 @@ class _Team:
             self.across,
             str(self.shift),
             self.exact,
+            self.held and phase == "WHOLE",
         )
 
 
@@ -132,6 +146,11 @@ class _Planner(Launches):
             for k in order
         ]
 
+    @property
+    def _element_bytes(self) -> int:
+        """What is read of each element."""
+        return sum(kernels.item_size(a.dtype) for a in self._inputs if a.streamed)
+
     def _is_streamed(self, name: str, operand: Operand) -> bool:
         if name == "":  # grad_output, or a tangent of elements
             return len(operand.shape) == len(self._walk.shape)
@@ -160,9 +179,13 @@ class _Planner(Launches):
         total: Slot = 0
         if self._loss.divides_by_shares(problem.call) and (wanted or todo.directions):
             total = self._sum_shares()
-        team = self._team()
+        team = self._team(bool(wanted))
         if team.parts:
             self._in_two_launches(team, values, value, total, wanted, outputs)
+        elif wanted and todo.values and not any(a.streamed for a in self._inputs):
+            # Many threads write a row of which one has the value.
+            self._launch(self._team(False), "WHOLE", values, value, total, (), ())
+            self._launch(team, "WHOLE", "NO_VALUES", 0, total, wanted, outputs)
         else:
             self._launch(team, "WHOLE", values, value, total, wanted, outputs)
         for k, array, slot in summed:
@@ -211,20 +234,25 @@ class _Planner(Launches):
 
     # ---- who works on a row ----------------------------------------------------------------------
 
-    def _team(self) -> _Team:
+    def _team(self, gradients: bool) -> _Team:
         main = self._inputs[self._problem.todo.extra]
         step = main.strides[self._walk.axis]
         streams = [a for a in self._inputs if a.streamed]
-        element_bytes = sum(kernels.item_size(a.dtype) for a in streams)
-        limit = min(CACHE_LIMIT, _cupy.shared_memory(self._problem.device) - STATIC_BYTES)
+        element_bytes = self._element_bytes
+        own = _cupy.shared_memory(self._problem.device)
         width, shift = 1, 0
         if step == 1 or self._columns <= 1:
             width, shift = self._width(main)
         elif self._row_axes and abs(main.strides[self._row_axes[-1]]) < abs(step):
             for rows in (32, 8):
-                if rows * self._columns * element_bytes <= limit:
-                    team = _Team(BLOCK, BLOCK // rows, 1, across=True)
-                    return self._filled(team, self._columns, streams)
+                team = _Team(BLOCK, BLOCK // rows, 1, across=True)
+                team = self._filled(team, self._columns, streams)
+                if team.slots * BLOCK * element_bytes <= min(CACHE_LIMIT, own - STATIC_ACROSS):
+                    return team
+        if not streams and not gradients:  # a number of each row
+            return _Team(BLOCK, 1, width, slots=1, shift=shift)
+        # The last turn of the lanes may be in part beyond the row.
+        limit = min(CACHE_LIMIT, own - STATIC_BYTES - BLOCK * width * element_bytes)
         packs = -(-self._columns // width) + shift // width
         row_bytes = packs * width * element_bytes
         max_ranks = MAX_RANKS if _cupy.has_clusters(self._problem.device) else 1
@@ -236,9 +264,10 @@ class _Planner(Launches):
         ranks = 1
         while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
             ranks *= 2
-        # Without streams only gradients are written.
-        written = row_bytes or packs * width * kernels.item_size(main.dtype)
-        lanes = _power_of_two_from(-(-written // (ranks * LANE_BYTES)))
+        # Where no element is read, gradients are written.
+        moved = row_bytes or packs * width * kernels.item_size(main.dtype)
+        lane_bytes = LANE_BYTES if moved > SHORT_ROW else LANE_BYTES // 2
+        lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
         if lanes <= 32 and ranks == 1:
             threads = BLOCK
             while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
@@ -262,7 +291,9 @@ class _Planner(Launches):
         most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
         batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
         exact = elements == self._columns and slots % batch == 0 and not team.shift
-        return replace(team, slots=slots, batch=batch, exact=exact)
+        held = exact and team.ranks == 1 and not team.parts and slots == batch
+        held = held and 0 < slots * pack_bytes <= HELD_BYTES
+        return replace(team, slots=slots, batch=batch, exact=exact, held=held)
 
     def _width(self, main: _Array) -> tuple[int, int]:
         """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
@@ -340,7 +371,9 @@ class _Planner(Launches):
         chained = todo.chained and not share
         directions = [k - call.weighted for k in todo.directions if not share]
         pack_bytes = team.width * sum(kernels.item_size(a.dtype) for a in streams)
-        shared = team.slots * team.threads * pack_bytes if phase == "WHOLE" else 0
+        shared = team.slots * team.threads * pack_bytes
+        if phase != "WHOLE" or team.held:
+            shared = 0
         whole = phase == "WHOLE" and team.ranks > 1
         team = replace(team, cluster=whole and (bool(wanted) or self._rows < CLUSTERED_ROWS))
         blocks = team.ranks if team.cluster else 1
@@ -348,7 +381,14 @@ class _Planner(Launches):
             blocks = team.parts
         reduced = values not in ("NO_VALUES", "EACH_VALUE")
         groups = -(-self._rows // team.rows)
-        segments = min(groups, self._segments(team) if reduced else MAX_SEGMENTS)
+        most = self._segments(team) if reduced else MAX_SEGMENTS
+        if share:
+            most = min(most, max(TEAM, groups // 4))  # one TEAM, or threads of several rows
+        length = -(-groups // most)
+        segments = -(-groups // length)
+        run = 1
+        while reduced and not wanted and 2 * run <= min(MAX_RUN, segments // self._blocks(team)):
+            run *= 2
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = kernels.c_type(problem.real)
         expression = self._expression()
@@ -358,6 +398,8 @@ class _Planner(Launches):
         threads = THREADS_OF_MULTIPROCESSOR
         if wanted and team.batch * pack_bytes == BATCH_BYTES:
             threads = THREADS_WITH_GRADIENTS
+        elif team.held and not wanted:
+            threads = THREADS_WITH_HELD
         resident = max(1, threads // wide // team.threads)
         result = "double" if share else kernels.c_type(problem.result)
         pointers = [f"const {kernels.c_type(a.dtype)}*" for a in inputs]
@@ -370,6 +412,7 @@ class _Planner(Launches):
             team.c_type(phase, resident),
             phase,
             values,
+            str(run),
             bits(tuple(wanted)),
             bits(tuple(directions)),
             chained,
@@ -386,7 +429,7 @@ class _Planner(Launches):
             partials = self._add_scratch(16 * sums * (segments + teams))
         launch = kernels.Launch(
             kernel,
-            (segments * blocks, 1),
+            (-(-segments // run) * blocks, 1),
             team.threads,
             [
                 self._arguments(),
@@ -396,6 +439,8 @@ class _Planner(Launches):
                 kernels.int64(team.parts),
                 kernels.int64(team.slots),
                 kernels.int64(segments),
+                kernels.int64(length),
+                kernels.int64(self._kept(segments)),
                 kernels.float64(problem.divisor if not share else 1.0),
             ],
             pointers=5 + len(pointers),
@@ -406,13 +451,31 @@ class _Planner(Launches):
 
     def _segments(self, team: _Team) -> int:
         """The most segments of rows that are summed."""
-        segments = SEGMENT_THREADS // team.threads
+        segments = self._blocks(team)
+        if team.ranks == 1 and not team.held:
+            rows_read = SEGMENT_BYTES // max(self._columns * self._element_bytes, 1)
+            if team.rows > 1:
+                rows_read = max(rows_read, 2 * team.rows)
+            segments = min(max(segments, self._rows // max(rows_read, 1)), MAX_SEGMENTS)
+        return segments
+
+    def _blocks(self, team: _Team) -> int:
+        """The blocks, or clusters, that end together."""
+        blocks = SEGMENT_THREADS // team.threads
+        if team.held:
+            blocks //= 2  # short rows end together, if longer after they begin
         if team.ranks > 1:
             # A cluster begins the later the more blocks it has: it takes several rows.
-            segments = 16 * segments // team.ranks**2
+            blocks = 16 * blocks // team.ranks**2
             if self._rows >= CLUSTERED_ROWS:
-                segments = min(segments, self._rows // 2)
-        return segments
+                blocks = min(blocks, self._rows // 2)
+        return max(blocks, 1)
+
+    def _kept(self, segments: int) -> int:
+        """The segments whose elements others are to push out of the cache."""
+        cache = _cupy.cache_bytes(self._problem.device)
+        read = self._rows * self._columns * self._element_bytes
+        return max(0, segments - -(-segments * cache // max(read, 1)))
 
     def _layout(
         self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]

@@ -610,6 +610,20 @@ def machine_code_findings(program: Program) -> list[str]:
     ]
 
 
+def copy_findings(cubin: bytes) -> list[str]:
+    """Asynchronous copies of 16 bytes, which have a cache policy, to an address that is uniform.
+
+    The assembler encodes them with the wrong register: see cuda/row.cu.
+    """
+    return uniform_copies("\n".join(_disassemble(cubin).values()))
+
+
+def uniform_copies(code: str) -> list[str]:
+    """Those in machine code."""
+    copies = re.findall(r"LDGSTS\S*\.BYPASS\S* \[([^\]]*)\]", code)
+    return [address for address in copies if "UR" in address]
+
+
 def _disassemble(cubin: bytes) -> dict[str, str]:
     """The machine code of each kernel, by symbol."""
     command = disassembler()

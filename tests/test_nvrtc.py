@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator, Sequence
 from unittest import mock
 
 import pytest
@@ -12,6 +14,7 @@ from cupy_losses._cuda import make_plan
 from cupy_losses._layout import Operand
 from cupy_losses._losses import FORWARD, Call, Pass
 from cupy_losses._plan import Problem, template
+from cupy_losses._plan_rows import STATIC_ACROSS, STATIC_BYTES
 from cupy_losses._rows import ELEMENTS, INDEX, LABELS, RowLoss
 
 from . import static_checks
@@ -23,8 +26,8 @@ SHORT = ("float", "__nv_bfloat16")
 LOSSES = (*static_checks.LOSSES, *static_checks.FORMULAS)
 
 
-def compile_for(architecture: int, names: list[str], file: str = "pointwise.cu") -> None:
-    """Compile the kernels `names`; raises with the compiler's log."""
+def compile_for(architecture: int, names: list[str], file: str = "pointwise.cu") -> bytes:
+    """Compile the kernels `names` to machine code; raises with the compiler's log."""
     program = nvrtc.createProgram(_kernels.source(file), file, (), ())
     try:
         for name in names:
@@ -36,7 +39,9 @@ def compile_for(architecture: int, names: list[str], file: str = "pointwise.cu")
             pytest.fail(nvrtc.getProgramLog(program))
         for name in names:
             assert nvrtc.getLoweredName(program, name)
-        assert len(nvrtc.getCUBIN(program)) > 1000
+        cubin = bytes(nvrtc.getCUBIN(program)) + b"\0"  # CuPy drops the last byte
+        assert len(cubin) > 1000
+        return cubin
     finally:
         nvrtc.destroyProgram(program)
 
@@ -105,25 +110,33 @@ def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) ->
     return static_checks.dense("int32" if role == INDEX else dtype, shape[0])
 
 
-def row_specialisations() -> list[str]:
-    """What the planner asks for: every loss over rows, every way to divide a row."""
-    names: dict[str, None] = {}
+@contextlib.contextmanager
+def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
+    """Kernels over rows that are planned meanwhile, and the shared memory that they ask for."""
+    names: dict[str, int] = {}
 
     def function(
         file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
     ) -> _kernels.Function:
         if file == "row.cu":
-            names[name] = None
+            names[name] = shared
         return _kernels.Function(None, 0, 1)
 
     with (
         mock.patch.object(_kernels, "function", function),
-        mock.patch.object(_cupy, "shared_memory", return_value=227 << 10),
-        mock.patch.object(_cupy, "has_clusters", return_value=True),
+        mock.patch.object(_cupy, "shared_memory", return_value=shared_memory),
+        mock.patch.object(_cupy, "has_clusters", return_value=shared_memory == 227 << 10),
+        mock.patch.object(_cupy, "cache_bytes", return_value=50 << 20),
     ):
+        yield names
+
+
+def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[str]:
+    """What the planner asks for: every loss over rows, every way to divide a row."""
+    with planned() as names:
         for number, loss in enumerate(ROW_LOSSES):
             dtype = ("float32", "bfloat16", "float64")[number % 3]
-            shape = ROW_SHAPES[number % len(ROW_SHAPES)]
+            shape = shapes[number % len(shapes)]
             call = Call(loss, "mean", (1.0,) * len(loss.parameters), loss.weights, False)
             own = tuple(row_operand(loss, name, shape, dtype) for name in call.names)
             elements = [k for k, n in enumerate(call.names) if loss.role(n) == ELEMENTS]
@@ -140,7 +153,7 @@ def row_specialisations() -> list[str]:
                 misaligned = (0,) * len(operands)
                 problem = Problem(call, todo, operands, misaligned, shape, dtype, device=0)
                 make_plan(static_checks._NoLibrary(), problem)
-    return list(names)
+        return list(names)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -148,3 +161,52 @@ def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
     compile_for(architecture, some, "row.cu")
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_cache_policies_are_encoded(architecture: int) -> None:
+    """Beside gradients, by losses that leave more and fewer registers."""
+    if static_checks.disassembler() is None:
+        pytest.skip("needs nvdisasm")
+    found = row_specialisations([(32768, 4096)])
+    names = [name for name in found if "<float, MultiMargin<" in name and ", 1u, 0u," in name]
+    assert names
+    assert not static_checks.copy_findings(compile_for(architecture, names, "row.cu"))
+
+
+def test_copies_to_uniform_addresses_are_found() -> None:
+    assert static_checks.uniform_copies("LDGSTS.E.BYPASS.128 [R4+UR0], desc[UR1][R8.64] ;")
+    assert not static_checks.uniform_copies("LDGSTS.E.BYPASS.128 [R4+0x80], desc[UR4][R8.64] ;")
+
+
+@pytest.mark.parametrize("available", [64 << 10, 99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("columns", [12, 363, 2304, 9000, 20_011, 100_001])
+def test_shared_memory_suffices(available: int, columns: int) -> None:
+    """With what a kernel has besides, for rows that end within a turn of the threads."""
+    triplet = next(loss for loss in ROW_LOSSES if loss.struct == "TripletMargin")
+    entropy = next(loss for loss in ROW_LOSSES if loss.struct == "CrossEntropy")
+    vectors = (static_checks.dense("bfloat16", 64, columns),) + 2 * (
+        static_checks.dense("float32", 64, columns),
+    )
+    across = Operand("float64", (64, columns, 512), (columns * 512, 512, 1))
+    target = static_checks.dense("int64", 64, 512)
+    with planned(available) as names:
+        for loss, operands, shape in (
+            (triplet, vectors, (64, columns)),
+            (entropy, (across, target), (64, columns, 512)),
+        ):
+            call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
+            problem = Problem(
+                call, FORWARD, operands, (0,) * len(operands), shape, "float32", device=0
+            )
+            make_plan(static_checks._NoLibrary(), problem)
+    for name, shared in names.items():
+        # ACROSS: after RESIDENT and CLUSTER.
+        team = static_checks.template_arguments(
+            next(
+                part for part in static_checks.template_arguments(name) if part.startswith("Team<")
+            )
+        )
+        besides = STATIC_ACROSS if team[8] == "true" else STATIC_BYTES
+        assert shared + besides <= available, name
+    assert any(names.values()) or columns > 2304  # else in two launches

@@ -168,6 +168,39 @@ def test_rows_divided_among_blocks(
         assert any(clusters.search(name) for name in names(device))
 
 
+@pytest.mark.parametrize(("layout", "columns"), [("dense", 2), ("transposed", 8)])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for case in STRUCTURES if case is not NLL),
+        *(case for case in ROWS if str(case).startswith("multilabel")),
+    ],
+    ids=str,
+)
+def test_rows_in_registers(
+    case: RowCase, layout: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than blocks have threads: several turns, of an odd and of an even number."""
+    monkeypatch.setattr(_plan_rows, "SEGMENT_THREADS", 1024)
+    operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, layout)
+        assert any(re.search(r"Team<[^>]*true>, WHOLE", name) for name in names(device))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
+def test_segments_of_one_block(rows: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several without gradients, one with them, and the same sums."""
+    monkeypatch.setattr(_plan_rows, "SEGMENT_THREADS", 512)
+    monkeypatch.setattr(_plan_rows, "SEGMENT_BYTES", 1 << 10)
+    operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise_few_columns(device, CROSS_ENTROPY, operands)
+        found = (re.search(r"WEIGHTED_MEAN_OF_VALUES, (\d+), (\d)", name) for name in names(device))
+        runs = {(run[2], int(run[1]) > 1) for run in found if run}
+        assert runs == {("0", True), ("1", False)}
+
+
 @pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, TRIPLET], ids=str)
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_plan_rows, "LONG_ROW", 64)
@@ -183,7 +216,9 @@ def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
     operands = NLL.draw(np.random.default_rng(9), (3, 4096), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, NLL, operands)
-        assert any("Team<128, 128, " in name for name in names(device))
+        writes = [name for name in names(device) if "Team<128, 128, " in name]
+        assert writes
+        assert all("NO_VALUES" in name for name in writes)
 
 
 def names(device: Device) -> list[str]:
@@ -201,7 +236,8 @@ def exercise_few_columns(
     mean = case.call(arrays)
     value, gradients = case.call(arrays, value_and_grad(case.loss, numbers))
     assert value.get().tobytes() == mean.get().tobytes()
-    columns = [0, 1, 511, 512, 1023, operands[case.positional[0]].shape[1] - 1]
+    last = operands[case.positional[0]].shape[1] - 1
+    columns = [*(column for column in (0, 1, 511, 512, 1023) if column < last), last]
     slopes, divisor = case.slopes(operands, columns), case.divisor(operands, "mean")
     for name, gradient in zip(case.differentiable, gradients, strict=True):
         expected = np.asarray(slopes[name] / divisor, np.float64)
@@ -265,14 +301,14 @@ def test_rows_of_no_use() -> None:
         assert not gradient.get().any()
 
 
-@pytest.mark.parametrize("columns", [40, 3000])
+@pytest.mark.parametrize(("rows", "columns"), [(600, 2), (33, 40), (33, 3000)])
 def test_the_gradient_takes_the_memory_of_the_input(
-    columns: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cupy, "has_clusters", lambda device: False)
     monkeypatch.setattr(_plan_rows, "CACHE_LIMIT", 4 << 10)
-    x = np.random.default_rng(11).standard_normal((33, columns)).astype(np.float32)
-    target = np.arange(33)
+    x = np.random.default_rng(11).standard_normal((rows, columns)).astype(np.float32)
+    target = np.arange(rows) % columns
     with installed(multiprocessors=3, seed=1) as device:
         expected = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
         logits = device.asarray(x, writable=True)

@@ -332,6 +332,7 @@ def _device_class(device: Device) -> type:
             self.attributes = {
                 "MultiProcessorCount": device.multiprocessors,
                 "MaxSharedMemoryPerBlockOptin": DYNAMIC_SHARED_BYTES,
+                "L2CacheSize": 1 << 20,
             }
             self.compute_capability = "90"
             self._previous: list[int] = []
