@@ -117,33 +117,45 @@ EQUIVALENT: dict[str, str] = {
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
-    "const bool finishes = GRADIENTS || Team::LANES <= 32 || threadIdx.x <= 32;": (
-        "one more thread whose result is not used"
-    ),
+    (
+        "const bool finishes = PHASE != PARTIAL && "
+        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x <= 32);"
+    ): "one more thread whose result is not used",
     "constexpr int WARPS = Team::THREADS / 31;": "the same number for every block size",
     "static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 31);": (
         "no loss of rows has 32 operands"
     ),
-    "if (PHASE != PARTIAL && finishes || context.status == ACTIVE) {": "a result that is not used",
+    "if (finishes || context.status == ACTIVE) {": "a result that is not used",
+    (
+        "const bool finishes = PHASE != PARTIAL || "
+        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);"
+    ): "a result that is not used",
     "return !GUARDED || (column >= 0 && column + WIDTH < end);": (
         "the last pack element by element: slower"
     ),
-    "if (PHASE != PARTIAL || finishes && context.status == ACTIVE) {": "a result that is not used",
     'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
         "nothing takes all of the room"
     ),
     "constexpr int WORDS = (sizeof(State) + 3) * 4;": "a larger union",
     "if (rank == 1) left<Context>(memory, index) = context;": "all ranks have the same context",
-    "const bool finishes = GRADIENTS || Team::LANES <= 32 || threadIdx.x < 31;": (
-        "the result of thread 0 is used alone"
-    ),
+    (
+        "const bool finishes = PHASE != PARTIAL && "
+        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x < 31);"
+    ): "the result of thread 0 is used alone",
     "return !GUARDED || (column > 0 && column + WIDTH <= end);": (
         "the first pack element by element: slower"
     ),
-    (
-        "constexpr bool STAYS = PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS || "
-        "Team::RANKS == 1));"
-    ): "makes room for the next share later: slower",
+    "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD));": (
+        "makes room for the next share later: slower"
+    ),
+    "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD));": (
+        "makes room for the next share later: slower"
+    ),
+    "segment > kept);": "what leaves the cache first",
+    "return Loaded{get<FIRST - I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};": (
+        "only the first operand has an element of its own"
+    ),
+    "if constexpr (SUMS || RUN > 1) {": "one segment ends with its block",
     "reduce.cuh: if (threadIdx.x == 1) {": (
         "any thread may count the block: the barrier before orders what the others wrote"
     ),
@@ -173,7 +185,7 @@ EQUIVALENT: dict[str, str] = {
     "work.prefetch(work.share_of(row, first <= end, rank, Team::SLOTS));": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
-    "const bool present = index < end, next_present = index + stride <= end;": (
+    "const bool present = index < end, next_present = index + Team::ROWS <= end;": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "return fabsf(error) <= 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);": (

@@ -305,13 +305,27 @@ def _negative_log_likelihood(device: Device, rng: Any) -> None:
 
 def _teams(device: Device, rng: Any) -> None:
     """The values of many blocks, of one row or more, are added up by teams of blocks."""
-    for shape in (129, 2000), (2048, 200):  # 129 blocks, 64 blocks
+    for shape in (129, 1040), (2048, 200):  # 129 blocks, 64 blocks
         hosts = _scores(rng, *shape), rng.integers(0, shape[1], shape[0])
         arrays = [device.asarray(x) for x in hosts]
         weight = _weight(rng, shape[1])
-        mean = nll_loss(*arrays, weight=device.asarray(weight))
-        close(mean, nll_loss(*hosts, weight=weight))
-        close(nll_loss(*arrays, reduction="sum"), nll_loss(*hosts, reduction="sum"))
+        mean = cross_entropy(*arrays, weight=device.asarray(weight))
+        close(mean, cross_entropy(*hosts, weight=weight), 16)
+        close(cross_entropy(*arrays, reduction="sum"), cross_entropy(*hosts, reduction="sum"), 16)
+    # Of what cancels the errors remain.
+    values = np.tile([[1e16], [-1e16], [1.0], [0.5]], (64, 2))
+    total = nll_loss(device.asarray(-values), device.asarray(np.arange(256) % 2), reduction="sum")
+    close(total, np.float64(96.0))
+
+
+def _segments(device: Device, rng: Any) -> None:
+    """Several segments of one block, and rows that wait in registers, for several turns."""
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    with _planned(SEGMENT_THREADS=512, SEGMENT_BYTES=1 << 10):
+        check((_scores(rng, 150, 520), rng.integers(0, 520, 150)))
+    with _planned(SEGMENT_THREADS=1024):
+        check((_scores(rng, 1100, 2), rng.integers(0, 2, 1100)))
+        check((_scores(rng, 1100, 8), rng.integers(0, 8, 1100)))
 
 
 def _multi_margin(device: Device, rng: Any) -> None:
@@ -425,6 +439,7 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("Share", _ranks),
     ("Phase", _two_launches),
     ("Reduction", _teams),
+    ("Segment HELD", _segments),
     ("NegativeLogLikelihood", _negative_log_likelihood),
     ("MultiMargin RunningSum", _multi_margin),
     ("CosineEmbedding", _cosine_embedding),
