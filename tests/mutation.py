@@ -387,7 +387,7 @@ PREFACE = """# Mutation run
 Written by `python -m tests.mutation --write`: bugs planted one at a time in the kernel files, by
 the rules of tests/mutation.py, and run through batteries of emulated calls. What only a GPU
 compiles, such as clusters and asynchronous copies, has no mutants: the emulator runs the
-alternatives to it.
+alternatives to it. Each part is of the file as it was when it was run.
 """
 
 
