@@ -16,9 +16,9 @@ from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
 LINE_BYTES = 128  # of device memory: what one request reads
 
 # Of a share of a row one thread gets about LANE_BYTES, of all operands; of a row of up to SHORT_ROW
-# bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES of
-# them to registers at a time, half of that where several shares follow one another. A block has at
-# most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
+# bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES of them to
+# registers at a time, half of that where several shares follow one another. A block has at most
+# BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
 LANE_BYTES = 128
 SHORT_ROW = 256
 BATCH_BYTES = 128
@@ -239,7 +239,7 @@ class _Planner(Launches):
         step = main.strides[self._walk.axis]
         streams = [a for a in self._inputs if a.streamed]
         element_bytes = self._element_bytes
-        own = _cupy.shared_memory(self._problem.device)
+        available = _cupy.shared_memory(self._problem.device)
         width, shift = 1, 0
         if step == 1 or self._columns <= 1:
             width, shift = self._width(main)
@@ -247,12 +247,14 @@ class _Planner(Launches):
             for rows in (32, 8):
                 team = _Team(BLOCK, BLOCK // rows, 1, across=True)
                 team = self._filled(team, self._columns, streams)
-                if team.slots * BLOCK * element_bytes <= min(CACHE_LIMIT, own - STATIC_ACROSS):
+                if team.slots * BLOCK * element_bytes <= min(
+                    CACHE_LIMIT, available - STATIC_ACROSS
+                ):
                     return team
         if not streams and not gradients:  # a number of each row
             return _Team(BLOCK, 1, width, slots=1, shift=shift)
         # The last turn of the lanes may be in part beyond the row.
-        limit = min(CACHE_LIMIT, own - STATIC_BYTES - BLOCK * width * element_bytes)
+        limit = min(CACHE_LIMIT, available - STATIC_BYTES - BLOCK * width * element_bytes)
         packs = -(-self._columns // width) + shift // width
         row_bytes = packs * width * element_bytes
         max_ranks = MAX_RANKS if _cupy.has_clusters(self._problem.device) else 1

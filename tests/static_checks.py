@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
+
 from cupy_losses import _kernels, classification, divergence, ranking, regression
 from cupy_losses._cuda import make_plan
 from cupy_losses._layout import Operand, broadcast_shape, dense_strides, result_dtype
@@ -600,6 +602,12 @@ def disassembler() -> str | None:
     return shutil.which("nvdisasm") or shutil.which("nvdisasm", path=path)
 
 
+def require_disassembler() -> None:
+    """Skip a test without one."""
+    if disassembler() is None:
+        pytest.skip("no nvdisasm to look at machine code: pip install nvidia-cuda-nvdisasm")
+
+
 def machine_code_findings(program: Program) -> list[str]:
     """What is wrong in machine code with the accesses of memory, for all kernels of a program."""
     code = _disassemble(program.cubin)
@@ -610,12 +618,12 @@ def machine_code_findings(program: Program) -> list[str]:
     ]
 
 
-def copy_findings(cubin: bytes) -> list[str]:
+def copy_findings(program: Program) -> list[str]:
     """Asynchronous copies of 16 bytes, which have a cache policy, to an address that is uniform.
 
     The assembler encodes them with the wrong register: see cuda/row.cu.
     """
-    return uniform_copies("\n".join(_disassemble(cubin).values()))
+    return uniform_copies("\n".join(_disassemble(program.cubin).values()))
 
 
 def uniform_copies(code: str) -> list[str]:

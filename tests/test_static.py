@@ -86,15 +86,9 @@ def test_too_many_registers_are_found() -> None:
 
 @pytest.mark.parametrize("fault", ["NONE", "NARROW", "SPILL", "LOCAL"])
 def test_faults_are_found_in_machine_code(fault: str) -> None:
-    require_disassembler()
+    static_checks.require_disassembler()
     wrong = static_checks.machine_code_findings(example(fault))
     assert bool(wrong) == (fault != "NONE"), wrong
-
-
-def require_disassembler() -> None:
-    """Skip without one."""
-    if static_checks.disassembler() is None:
-        pytest.skip("no nvdisasm to look at machine code: pip install nvidia-cuda-nvdisasm")
 
 
 def test_all_kinds_of_kernels_are_checked() -> None:
