@@ -7,15 +7,16 @@
 // are in elements: 0 where an operand is broadcast, negative where it runs backwards. Bit k of
 // VECTORS: operand k is contiguous along the last dimension and aligned, so that a pack of it is
 // one access. Packs never cross the end of a row: one location serves a whole pack. Index is
-// `unsigned` where it can count the elements: 32-bit divisions are much cheaper.
-template <int DIMS_, int OPERANDS_, unsigned VECTORS, class Index>
+// `unsigned` where it can count the elements: 32-bit divisions are much cheaper. Offset likewise,
+// where no stride is negative.
+template <int DIMS_, int OPERANDS_, unsigned VECTORS, class Index, class Offset = long long>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
   long long stride[OPERANDS][DIMS];
 
   struct Location {
-    long long offset[OPERANDS];
+    Offset offset[OPERANDS];
   };
 
   __device__ __forceinline__ Location locate(long long element) const {
@@ -24,12 +25,12 @@ struct Layout {
 #pragma unroll
     for (int d = DIMS - 1; d > 0; --d) {
       const Index above = rest / Index(size[d]);
-      const long long coordinate = (long long)(rest - above * Index(size[d]));
+      const Offset coordinate = Offset(rest - above * Index(size[d]));
 #pragma unroll
       for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, d);
       rest = above;
     }
-    const long long coordinate = DIMS == 1 ? element : (long long)(rest);
+    const Offset coordinate = DIMS == 1 ? Offset(element) : Offset(rest);
 #pragma unroll
     for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, 0);
     return at;
@@ -49,7 +50,7 @@ struct Layout {
   }
 
  private:
-  __device__ __forceinline__ long long step(int operand, int d) const {
-    return (d == DIMS - 1 && (VECTORS >> operand & 1u)) ? 1 : stride[operand][d];
+  __device__ __forceinline__ Offset step(int operand, int d) const {
+    return (d == DIMS - 1 && (VECTORS >> operand & 1u)) ? 1 : Offset(stride[operand][d]);
   }
 };

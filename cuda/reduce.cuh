@@ -72,7 +72,6 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
   __shared__ double parts[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // the previous call may still be reading
   const auto add_neighbours = [&](int distance) {
 #pragma unroll
     for (int c = 0; c < COUNT; ++c) {
@@ -104,16 +103,16 @@ __device__ __forceinline__ void fence() {
 #endif
 }
 
-// Blocks count what is complete in a `counter`, which starts at 0 and belongs to one launch alone:
-// thread 0 of each adds its part after what it wrote, and learns what was there before.
-__device__ __forceinline__ unsigned arrive(unsigned* counter, unsigned part = 1) {
+// Blocks count in a `counter`, which starts at 0 and belongs to one launch alone, how many are
+// done: thread 0 of each adds 1 after what it wrote, and learns what was there before.
+__device__ __forceinline__ unsigned arrive(unsigned* counter) {
   fence();
-  return atomicAdd(counter, part);
+  return atomicAdd(counter, 1u);
 }
-// True in every thread of the last block, with which `all` are complete; it then sees what all
-// wrote before they arrived. Thread 0 alone knows what was `before`.
-__device__ __forceinline__ bool is_last(unsigned before, unsigned all, unsigned part = 1) {
-  const bool last = threadIdx.x == 0 && before + part == all;
+// True in every thread of the last of `all` blocks; it then sees what all wrote before they
+// arrived. Thread 0 alone knows what was `before`.
+__device__ __forceinline__ bool is_last(unsigned before, unsigned all) {
+  const bool last = threadIdx.x == 0 && before + 1 == all;
   if (last) fence();
   return __syncthreads_or(last);
 }

@@ -71,12 +71,12 @@ struct Team {
 
 // Where rows lie: a walk over them, and the step of each array along its row. Bit k of VECTORS:
 // that step is 1 and the packs of a row are aligned, so that a pack is one access.
-template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index_, class Column_>
+template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index_, class Column_, class Offset>
 struct RowLayout {
   using Index = Index_;
   using Column = Column_;
   static constexpr unsigned VECTORS = VECTORS_;
-  Layout<DIMS, ARRAYS, 0u, Index> rows;
+  Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
   long long steps[ARRAYS];
 
   template <int K>
@@ -112,7 +112,7 @@ struct RowOf {
 
   template <int K>
   __device__ __forceinline__ auto* address(Column column) const {
-    return get<K>(pointers) + (at.offset[K] + (long long)(column)*layout.template step<K>());
+    return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
   }
   // An element as it is in memory: only who asks for its number waits for it.
   template <int I>
@@ -299,11 +299,9 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   __device__ __forceinline__ void release(const Row& row) const { (release_array<K>(row), ...); }
 
   // Whether a column is one of these, which neighbours in a row share in turns.
-  template <class Team>
   __device__ __forceinline__ bool has(Column column) const {
-    constexpr Column TURN = Team::LANES * WIDTH;
-    const auto place = Unsigned(column - first);
-    return place < Unsigned(BATCH * TURN) && place % TURN < WIDTH && holds(column);
+    const auto place = Unsigned(column - first), turn = Unsigned(stride);
+    return place < BATCH * turn && place % turn < WIDTH && holds(column);
   }
 
   // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
@@ -319,10 +317,9 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   }
   template <class Team>
   __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot) const {
-    constexpr Column TURN = Team::LANES * WIDTH;
-    if (!has<Team>(hidden)) return;
-    const auto place = Unsigned(hidden - first);
-    (hide_in_array<K, Team>(shared, slot + int(place / TURN), int(place % TURN)), ...);
+    if (!has(hidden)) return;
+    const auto place = Unsigned(hidden - first), turn = Unsigned(stride);
+    (hide_in_array<K, Team>(shared, slot + int(place / turn), int(place % turn)), ...);
   }
 
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
@@ -745,6 +742,11 @@ struct RowWorker {
     }
   }
 
+  template <class Context, class F>
+  __device__ __forceinline__ void each_hidden(const Row& row, const Context& context, F f) const {
+    if constexpr (Loss::HIDES) loss.each_hidden(row, context, f);
+  }
+
   // What a share accumulates, from device memory.
   template <class Context>
   __device__ __forceinline__ State accumulate(const Share& share, long long slots,
@@ -755,9 +757,9 @@ struct RowWorker {
         batch(share, slot, [&](auto elements, long long) {
           elements.load(share.row);
           if (context.status != ACTIVE) return;
-          if constexpr (Loss::HIDES) {
-            if (elements.template has<Team>(context.column)) elements.hide(context.column);
-          }
+          each_hidden(share.row, context, [&](Column column) {
+            if (elements.has(column)) elements.hide(column);
+          });
           loss.template add<false>(state, share.row, context, elements);
         });
       }
@@ -777,10 +779,8 @@ struct RowWorker {
       prefetch(next, 0);
       Elements elements = own;
       if constexpr (Team::LANES == 1) loss.find(context, elements);
-      if (context.status == ACTIVE) {
-        if constexpr (Loss::HIDES) elements.hide(context.column);
-        loss.template add<true>(state, share.row, context, elements);
-      }
+      each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
+      loss.template add<true>(state, share.row, context, elements);
     } else if constexpr (Loss::READS != 0) {
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
@@ -790,15 +790,18 @@ struct RowWorker {
         batch(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = Team::BATCH * WIDTH <= 8;
-          if constexpr (Loss::HIDES && !FEW) {
-            elements.template hide<Team>(context.column, shared, slot);
+          if constexpr (!FEW) {
+            each_hidden(share.row, context,
+                        [&](Column column) { elements.template hide<Team>(column, shared, slot); });
           }
           elements.template fetch<Team>(shared, slot);
           if constexpr (REPLACE && Team::EXACT) {
             prefetch(next, group);
             replaced = true;
           }
-          if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
+          if constexpr (FEW) {
+            each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
+          }
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
         if (REPLACE && !replaced) prefetch(next, group);
@@ -838,7 +841,7 @@ struct RowWorker {
       if (context.status != ACTIVE) {
         const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
         write(Range<Loss::OPERANDS>(), share.row, elements,
-              [&](auto, Column, const auto&) { return number; });
+              [&](int) { return [&](auto, Column, const auto&) { return number; }; });
         return;
       }
       if constexpr (Loss::READS != 0) {
@@ -850,19 +853,55 @@ struct RowWorker {
           elements.load(share.row);
         }
       }
-      write(Range<Loss::OPERANDS>(), share.row, elements,
-            [&](auto which, Column column, const auto& x) {
-              return derivative(loss.template gradient<decltype(which)::value, N>(
-                  share.row, context, done, column, x));
-            });
+      write(Range<Loss::OPERANDS>(), share.row, elements, [&](int p) {
+        const auto of_pack = finished_of_pack(share.row, context, done, elements, p);
+        return [&, of_pack](auto which, Column column, const auto& x) {
+          return derivative(loss.template gradient<decltype(which)::value, N>(share.row, context,
+                                                                              of_pack, column, x));
+        };
+      });
       if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
-        if (elements.template has<Team>(context.column)) {
+        if (elements.has(context.column)) {
           auto* const element = share.row.template address<Row::INPUTS>(context.column);
           *element = convert<typename Row::template Element<Row::INPUTS>>(
               derivative(loss.gradient_of_target(context, done)));
         }
       }
     });
+  }
+
+  // Writes the gradients of the elements that a row lists, which follow from all others: the
+  // threads of the row count these together, after they have written something else there.
+  template <class Context>
+  __device__ __forceinline__ void differentiate_listed(const Share& share, const Context& context,
+                                                       const Finished& done) const {
+    static_assert(WANTED == 1u, "what is listed are elements of the first operand");
+    const Row& row = share.row;
+    const Column count = context.status == ACTIVE ? context.count : 0;
+    using Counts = typename Loss::template Counts<Column>;
+    const bool repeats = any(loss.repeats(row, count, Team::lane(), Team::LANES));
+    constexpr int TOGETHER = Loss::LISTED_TOGETHER;
+    for (Column k = 0; any(k < count); k += TOGETHER) {
+      Counts counts = Counts::empty();
+      Column listed[TOGETHER];
+      bool present = false;
+#pragma unroll
+      for (int t = 0; t < TOGETHER; ++t) {
+        listed[t] = k + t < count ? Column(row.template index<1>(k + t)) : -1;
+        if (listed[t] < share.begin || listed[t] >= share.end) listed[t] = -1;
+        present = present || listed[t] >= 0;
+      }
+      if (present) counts = loss.count(row, count, repeats, listed, Team::lane(), Team::LANES);
+      counts = combined<Team>(counts);
+      if (Team::lane() != 0) continue;
+#pragma unroll
+      for (int t = 0; t < TOGETHER; ++t) {
+        if (listed[t] < 0) continue;
+        *row.template address<Row::INPUTS>(listed[t]) =
+            convert<typename Row::template Element<Row::INPUTS>>(
+                derivative(loss.template gradient_of_listed<N>(counts, t, done)));
+      }
+    }
   }
 
   // What a pass asks for of a number: along a direction, its derivative.
@@ -888,16 +927,35 @@ struct RowWorker {
     return dual(scaled(x.value, factor, divisor), scaled(x.slope, factor, divisor));
   }
 
+  // Whether it is so for a thread of those that combine what they have in step.
+  static __device__ __forceinline__ bool any(bool mine) {
+    if constexpr (Team::ACROSS || Team::LANES > 32) return __syncthreads_or(mine);
+    return Team::LANES > 1 ? __any_sync(0xffffffffu, mine) : mine;
+  }
+
   template <int I>
   struct Which {
     static constexpr int value = I;
   };
-  // Gradients f(operand, column, x).
+  template <class Context, class E>
+  __device__ __forceinline__ auto finished_of_pack(const Row& row, const Context& context,
+                                                   const Finished& done, const E& elements,
+                                                   int p) const {
+    if constexpr (Loss::LISTS) {
+      return loss.of_pack(row, context, done, elements, p);
+    } else {
+      return done;
+    }
+  }
+  // Gradients f(operand, column, x), with an f = of_pack(p) for each pack.
   template <int... I, class E, class F>
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
-                                        F f) const {
+                                        F of_pack) const {
 #pragma unroll
-    for (int p = 0; p < E::COUNT; ++p) (write_operand<I>(row, elements, p, f), ...);
+    for (int p = 0; p < E::COUNT; ++p) {
+      const auto f = of_pack(p);
+      (write_operand<I>(row, elements, p, f), ...);
+    }
   }
   template <int I, class E, class F>
   __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,
@@ -931,13 +989,13 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }
 
-// Values and divisors as in pointwise.cu, with rows for elements. A segment is `length` times the
-// rows of a block, one after the other; RUN of them are the work of one block, of the blocks of a
-// cluster, or of one for each rank: few segments with gradients, more without, so that the sums are
-// the same. `ranks` are those of PARTIAL and FINISH; `slots` the packs of one thread in a rank;
-// `memory` what PARTIAL leaves. Segments after the first `kept` ones release what they keep in the
-// cache. In phase WHOLE the dynamic shared memory holds a share of a row for each row of the block.
-template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES, int RUN,
+// Values and divisors as in pointwise.cu, with rows for elements. The work of a block, of the
+// blocks of a cluster, or of one for each rank is a segment: every so many-th of the groups of rows
+// that a block holds at a time, so that all read what lies together. `ranks` are those of PARTIAL
+// and FINISH; `slots` the packs of one thread in a rank; `memory` what PARTIAL leaves. The
+// segments after the first `kept` ones release what they keep in the cache. In phase WHOLE the
+// dynamic shared memory holds a share of a row for each row of the block.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
 __global__ void
 #if CLUSTERS
@@ -945,7 +1003,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
-             long long slots, long long segments, long long length, long long kept, double divisor,
+             long long slots, long long segments, long long kept, double divisor,
              const double* total, Result* value, unsigned* counter, double* partials,
              unsigned char* memory, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
@@ -965,18 +1023,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD));
 
   const Pointers pointers{{pointer}...};
-  // With all rows ignored what is derived is 0, not 0 / 0.
-  if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
-  const Reciprocal<T> scale(divisor);
-  const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
-                                                                  segments, divisor};
   const Work work{loss, layout, pointers, n, columns, shared};
   const int blocks = PHASE == WHOLE ? Team::BLOCKS : PHASE == PARTIAL || GRADIENTS ? ranks : 1;
   const int rank = int(blockIdx.x % blocks);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index segment = blockIdx.x / blocks * RUN, rows_of_segment = Index(length) * Team::ROWS;
-  const Index begin = segment * rows_of_segment, end = min(Index(n), begin + RUN * rows_of_segment);
+  const Index segment = blockIdx.x / blocks, step = Index(segments) * Team::ROWS, end = Index(n);
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) Arrivals::of_block().begin();
@@ -984,8 +1036,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 
   // What is known of a row ahead of its elements is read two rows before them, what that leads to
   // one row before.
-  const Index first = begin + Team::row();
-  auto next_ahead = loss.ahead(work.row_at(first + Team::ROWS));
+  const Index first = segment * Team::ROWS + Team::row();
+  auto next_ahead = loss.ahead(work.row_at(first + step));
   using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
   Context context;
   if constexpr (PHASE != FINISH) {
@@ -996,32 +1048,33 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     context = work.begin(row, first < end, ahead);
   }
+  // The first elements are on their way. With all rows ignored what is derived is 0,
+  // not 0 / 0.
+  if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
+  const Reciprocal<T> scale(divisor);
+  const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
+                                                                  segments, divisor};
   Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
-  // The sums of a segment are complete.
-  Index complete = 0;  // such segments, but for the last one of the block
-  [[maybe_unused]] const auto end_segment = [&] {
+  unsigned before = 0;
+  [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
     if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
       double totals[2] = {values.total(), shares.total()};
       block_totals<Team::THREADS>(totals);
-      reduction.template add<true>(segment + complete, Sum<double>{totals[0], 0.0},
+      reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
                                    Sum<double>{totals[1], 0.0});
     } else {
-      reduction.template add<Team::ROWS == 1>(segment + complete, values, shares);
+      reduction.template add<Team::ROWS == 1>(segment, values, shares);
     }
-  };
-  unsigned before = 0;
-  [[maybe_unused]] const auto end_block = [&] {
-    end_segment();
-    if (rank == 0) before = reduction.arrive_in_team(segment, unsigned(complete) + 1);
+    before = reduction.arrive_in_team(segment);
   };
 #pragma unroll(Team::HELD ? 2 : 1)
-  for (Index group = begin; group < end; group += Team::ROWS) {
+  for (Index group = segment * Team::ROWS; group < end; group += step) {
     const Index index = group + Team::row();
-    const bool present = index < end, next_present = index + Team::ROWS < end;
+    const bool present = index < end, next_present = index + step < end;
     // Not kept from turn to turn: registers are scarcer than multiplications.
-    const Row row = work.row_at(index), next_row = work.row_at(index + Team::ROWS);
-    const auto ahead_after = loss.ahead(work.row_at(index + 2 * Team::ROWS));
+    const Row row = work.row_at(index), next_row = work.row_at(index + step);
+    const auto ahead_after = loss.ahead(work.row_at(index + 2 * step));
     Context next_context = context;
     if constexpr (PHASE == FINISH) {
       context = left<Context>(memory, index);  // the elements may be overwritten already
@@ -1069,16 +1122,18 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
 
     typename Work::Finished done;
-    T own = T(0), share = T(0);  // of a row that is ignored, or not there
+    T own = T(0), share = T(0);
     // Without gradients one warp is enough.
     const bool finishes = PHASE != PARTIAL && (GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);
-    if (finishes && context.status == ACTIVE) {
+    if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state);
       own = Work::derivative(done.value);
       share = done.share;
-    } else if (context.status == INVALID) {
-      own = VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
-      share = T(1);
+    }
+    if (context.status != ACTIVE) {
+      const bool invalid = context.status == INVALID;
+      share = T(invalid);
+      own = !invalid ? T(0) : VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
     }
     if constexpr (VALUES != NO_VALUES) {
       if (rank == 0 && Team::lane() == 0) {
@@ -1095,17 +1150,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         }
       }
     }
-    if constexpr (SUMS && RUN > 1) {
-      const Index rows_done = group + Team::ROWS - begin;
-      if (rows_done == (complete + 1) * rows_of_segment && begin + rows_done < end) {
-        end_segment();
-        values = shares = Sum<T>::zero();
-        ++complete;
-      }
-    }
     // Ahead of the last gradients, which take what this waits for.
     if constexpr (SUMS && GRADIENTS) {
-      if (group + Team::ROWS >= end) end_block();
+      if (group + step >= end) hand_over_sums();
     }
     if constexpr (GRADIENTS) {
       T factor = T(1);
@@ -1123,15 +1170,18 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         }
         work.prefetch(next, part);
       }
+      if constexpr (GRADIENTS && Loss::LISTS) work.differentiate_listed(share, context, done);
     } else if constexpr (GRADIENTS && Team::HELD) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
       work.template differentiate<true>(share, 0, context, done);
+      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
     } else if constexpr (GRADIENTS) {
       static_assert(PHASE == FINISH, "gradients of a share that does not stay");
       const Share share = work.share_of(row, present, rank, slots);
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
         work.template differentiate<false>(share, slot, context, done);
       }
+      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
     }
     context = next_context;
     next_ahead = ahead_after;
@@ -1141,7 +1191,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   if constexpr (Team::CLUSTER) cluster_barrier();
 #endif
   if constexpr (SUMS) {
-    if constexpr (!GRADIENTS) end_block();
-    if (rank == 0) reduction.finish_in_teams(segment, before, unsigned(complete) + 1);
+    if constexpr (!GRADIENTS) hand_over_sums();
+    if (rank == 0) reduction.finish_in_teams(segment, before);
   }
 }

@@ -16,7 +16,9 @@
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
 //                    and `place` that in its pack; elements.largest(y) is the largest number of
 //                    the first operand, or y
-//   HIDES            whether the element of context.column is -inf in the first operand
+//   HIDES            whether some elements of the first operand are -inf for `add`,
+//   each_hidden(row, context, f)
+//                    calls f(column) for these
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
 //   settle, join     of many states: see below
 //   finish(row, context, state)
@@ -27,6 +29,14 @@
 //                    the derivative of the value by this element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
 //   gradient_of_target(context, finished)
+//   LISTS            whether the first context.count indices of a row are elements that have one,
+//   repeats(row, count, lane, lanes), count(row, count, repeats, listed, lane, lanes)
+//                    whether an index comes again, and what follows from all elements for some of
+//                    these, as far as one thread of several looks
+//   gradient_of_listed(counts, t, finished)
+//                    of the t-th of them; then
+//   of_pack(row, context, finished, elements, p)
+//                    takes the place of `finished` for the gradients of a pack
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a direction, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
@@ -269,6 +279,10 @@ struct OfClass {
   __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
   }
+  template <class Row, class Own, class F>
+  __device__ __forceinline__ void each_hidden(const Row&, const Own& own, F f) const {
+    f(own.column);
+  }
   template <class Own, class Elements>
   __device__ __forceinline__ void find(Own& own, const Elements& elements) const {
     own.element = elements.template element<0>(own.column);
@@ -399,7 +413,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u | (SMOOTHED && WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = true, HIDES = !SMOOTHED;
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = !SMOOTHED;
   Parameter<T> label_smoothing, z_loss;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
@@ -520,7 +534,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
@@ -606,7 +620,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = true, HIDES = false;
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = false;
 
   template <class N>
   using State = Nothing;
@@ -645,7 +659,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = true, HIDES = true;
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = true;
   Parameter<T> margin;
 
   template <class N>
@@ -711,14 +725,15 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   }
 };
 
-// 1 / C sum over targets t and all j that are none of max(0, 1 - (x_t - x_j)). The targets of a row
-// are its first indices, up to a negative one. An element takes time in proportion to their number.
+// 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). The targets of a row
+// are its first indices, up to a negative one. An element takes time in proportion to their number;
+// a target, which has -1 for each element that violates its margin, in proportion to the row.
 template <class T>
 struct MultilabelMargin : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool SINGLE = false, LISTS = true, HIDES = true;
 
   template <class N>
   struct State {
@@ -731,39 +746,51 @@ struct MultilabelMargin : OfRow {
 
   template <class Column>
   struct Targets {
-    Status status;
-    Column count;
+    Status status = ACTIVE;
+    Column count = 0;
   };
 
+  // Several indices are read before the first is looked at.
   template <class Row>
   __device__ __forceinline__ auto begin(const Row& row, Nothing) const {
     using Column = typename Row::Column;
-    Targets<Column> targets{ACTIVE, 0};
-    for (; targets.count < row.columns; ++targets.count) {
-      const long long index = row.template index<1>(targets.count);
-      if (index < 0) break;
-      if (index >= row.columns) targets.status = INVALID;
+    constexpr int AHEAD = 8;
+    Targets<Column> targets;
+    bool valid = true, ended = false;
+    for (Column from = 0; !ended && from < row.columns; from += AHEAD) {
+      long long index[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        index[k] = from + k < row.columns ? row.template index<1>(from + k) : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        ended = ended || index[k] < 0;
+        targets.count += !ended;
+        valid = valid && (ended || index[k] < row.columns);
+      }
     }
+    if (!valid) targets = {INVALID, 0};
     return targets;
+  }
+  template <class Row, class Column, class F>
+  __device__ __forceinline__ void each_hidden(const Row& row, const Targets<Column>& targets,
+                                              F f) const {
+    for (Column k = 0; k < targets.count; ++k) f(target(row, k));
   }
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& targets,
                                       Elements& elements) const {
-    using Column = typename Row::Column;
-    elements.each([&](int, Column column, const auto& x) {
+    for (decltype(targets.count) k = 0; k < targets.count; ++k) {
+      const N threshold = 1.0 - row.template number<0>(target(row, k));
       N sum = N(0.0);
-      for (auto k = decltype(targets.count)(0); k < targets.count; ++k) {
-        const auto target = row.template index<1>(k);
-        if (target == column) {
-          sum = N(0.0);
-          break;
-        }
-        const N violation = 1.0 - row.template number<0>(Column(target)) + get<0>(x);
+      elements.each([&](int, auto, const auto& x) {
+        const N violation = threshold + get<0>(x);
         if (violation > 0.0) sum = sum + violation;
-      }
+      });
       state.sum += sum;
-    });
+    }
   }
 
   template <class N>
@@ -782,40 +809,103 @@ struct MultilabelMargin : OfRow {
     done.scale = by(done.scale);
   }
 
-  template <int K, class N, class Row, class Context, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row& row, const Context& targets,
-                                        const Finished<N>& done, Column column, const X& x) const {
-    // A target that is listed twice counts twice.
-    Column times = 0, violated = 0;
+  // Of the elements of a pack: whose margins each violates.
+  template <class Column, int WIDTH>
+  struct Violations {
+    T scale;
+    Column first;
+    Column violated[WIDTH];
+  };
+  template <class N, class Row, class Context, class Elements>
+  __device__ __forceinline__ auto of_pack(const Row& row, const Context& targets,
+                                          const Finished<N>& done, const Elements& elements,
+                                          int p) const {
+    using Column = typename Row::Column;
+    Violations<Column, Elements::WIDTH> all{done.scale, elements.column(p), {}};
     for (Column k = 0; k < targets.count; ++k) {
-      const auto target = row.template index<1>(k);
-      times += target == column;
-      violated += violates(row, target, column);
+      const T threshold = T(1) - score(row, target(row, k));
+      elements.each_of(p, [&](int j, Column, const auto& x) {
+        all.violated[j] += threshold + plain(get<0>(x)) > T(0);
+      });
     }
-    if (times > 0) {
-      violated = 0;
-      for (Column other = 0; other < row.columns; ++other) {
-        if (violates(row, column, other) && !is_target(row, targets, other)) ++violated;
+    return all;
+  }
+  template <int K, class N, class Row, class Context, class Pack, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Context&, const Pack& pack, Column column,
+                                        const X&) const {
+    return N(Real<T>(T(pack.violated[column - pack.first]) * pack.scale));
+  }
+
+  // Of some targets together: how many elements violate their margins, and how often each is
+  // listed.
+  static constexpr int LISTED_TOGETHER = 4;
+  template <class Column>
+  struct Counts {
+    Column violated[LISTED_TOGETHER], times[LISTED_TOGETHER];
+    static __device__ __forceinline__ Counts empty() { return {}; }
+    friend __device__ __forceinline__ Counts combine(Counts a, const Counts& b) {
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) {
+        a.violated[t] += b.violated[t];
+        a.times[t] += b.times[t];
       }
+      return a;
     }
-    const T counted = times > 0 ? -T(times) * T(violated) : T(violated);
-    return N(Real<T>(counted * done.scale));
+  };
+  template <class Row, class Column>
+  __device__ __forceinline__ bool repeats(const Row& row, Column count, int lane, int lanes) const {
+    bool repeats = false;
+    for (Column k = lane; k < count; k += lanes) repeats = repeats || is_repeated(row, k);
+    return repeats;
+  }
+  template <class Row, class Column>
+  __device__ __forceinline__ auto count(const Row& row, Column count, bool repeats,
+                                        const Column (&listed)[LISTED_TOGETHER], int lane,
+                                        int lanes) const {
+    Counts<Column> counts{};
+    T threshold[LISTED_TOGETHER];
+#pragma unroll
+    for (int t = 0; t < LISTED_TOGETHER; ++t) {
+      if (listed[t] >= 0) threshold[t] = T(1) - score(row, listed[t]);
+    }
+    const auto add = [&](Column column, int times) {
+      const T own = score(row, column);
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) {
+        if (listed[t] >= 0 && threshold[t] + own > T(0)) counts.violated[t] += times;
+      }
+    };
+#pragma unroll 8
+    for (Column j = lane; j < row.columns; j += lanes) add(j, 1);
+    // Not by one another.
+    for (Column k = lane; k < count; k += lanes) {
+      const Column other = target(row, k);
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) counts.times[t] += other == listed[t];
+      if (!repeats || !is_repeated(row, k)) add(other, -1);
+    }
+    return counts;
+  }
+  template <class N, class Column>
+  __device__ __forceinline__ N gradient_of_listed(const Counts<Column>& counts, int t,
+                                                  const Finished<N>& done) const {
+    return N(Real<T>(-T(counts.times[t]) * T(counts.violated[t]) * done.scale));
   }
 
  private:
-  template <class Row>
-  static __device__ __forceinline__ bool violates(const Row& row, long long target,
-                                                  long long other) {
-    using Column = typename Row::Column;
-    const auto x = row.template number<0>(Column(target)),
-               y = row.template number<0>(Column(other));
-    return 1.0 - x + y > 0.0;
+  template <class Row, class Column>
+  static __device__ __forceinline__ Column target(const Row& row, Column k) {
+    return Column(row.template index<1>(k));
   }
-  template <class Row, class Context, class Column>
-  static __device__ __forceinline__ bool is_target(const Row& row, const Context& targets,
-                                                   Column column) {
-    for (Column k = 0; k < targets.count; ++k) {
-      if (row.template index<1>(k) == column) return true;
+  template <class Row, class Column>
+  static __device__ __forceinline__ T score(const Row& row, Column column) {
+    return plain(row.template number<0>(column));
+  }
+  template <class Row, class Column>
+  static __device__ __forceinline__ bool is_repeated(const Row& row, Column k) {
+    const Column own = target(row, k);
+    for (Column before = 0; before < k; ++before) {
+      if (target(row, before) == own) return true;
     }
     return false;
   }
@@ -829,7 +919,7 @@ struct CosineEmbedding : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 3u;
-  static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
   Parameter<T> margin;
 
   template <class N>
@@ -1030,7 +1120,7 @@ struct TripletMargin : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 7u;
-  static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
   Parameter<T> margin, p, eps;
   using Metric = Norm<T, NORM>;
 
@@ -1146,7 +1236,7 @@ struct ShareOf {
   static constexpr int OPERANDS = Loss::OPERANDS;
   static constexpr bool WEIGHTED = Loss::WEIGHTED;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
   Loss loss;
 
   template <class N>

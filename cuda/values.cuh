@@ -67,19 +67,18 @@ struct Reduction {
     if (segments > 1 && is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
-  // The same for a block whose segments are neighbours: those of a TEAM are added by the last block
-  // that has some, which `counter` needs a further number for each of; many segments are added
-  // sooner so. What a block waits for is short when it arrives ahead of other work.
+  // The same where each TEAM of segments is added by the last of its blocks, which `counter` needs
+  // a further number for each of; many segments are added sooner so. What a block waits for is
+  // short when it arrives ahead of other work.
   static constexpr int TEAM = 64;
-  __device__ __forceinline__ unsigned arrive_in_team(long long first, unsigned count) const {
-    return segments > 1 ? arrive_at(counter + 1 + first / TEAM, count) : 0;
+  __device__ __forceinline__ unsigned arrive_in_team(long long segment) const {
+    return segments > 1 ? arrive_at(counter + 1 + segment / TEAM) : 0;
   }
-  __device__ __forceinline__ void finish_in_teams(long long first, unsigned before,
-                                                  unsigned count) const {
+  __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
     if (segments == 1) return;
-    const long long team = first / TEAM, teams = (segments + TEAM - 1) / TEAM;
+    const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
-    if (!is_last(before, unsigned(members), count)) return;
+    if (!is_last(before, unsigned(members))) return;
     Sum<double> sums[2];
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
     if (teams == 1) {
@@ -92,8 +91,8 @@ struct Reduction {
   }
 
  private:
-  static __device__ __forceinline__ unsigned arrive_at(unsigned* counter, unsigned part = 1) {
-    return threadIdx.x == 0 ? arrive(counter, part) : 0;
+  static __device__ __forceinline__ unsigned arrive_at(unsigned* counter) {
+    return threadIdx.x == 0 ? arrive(counter) : 0;
   }
   static __device__ __forceinline__ void store(double* to, long long index,
                                                const Sum<double> (&parts)[2]) {

@@ -39,14 +39,10 @@ STATIC_BYTES = 8 << 10  # what the kernels need besides
 STATIC_ACROSS = 28 << 10  # with a state of each thread
 
 # The rows are divided among blocks of SEGMENT_THREADS threads in all, several times what a device
-# runs at once, so that all end together. With gradients, whose writing hides the end of a block,
-# there are more, each for SEGMENT_BYTES or two groups of rows. These segments are what is summed
-# without gradients too, then several by one block. TEAMs of segments are added together.
+# runs at once, so that all end together. Their sums are added by TEAMs.
 SEGMENT_THREADS = 1 << 20
-SEGMENT_BYTES = 32 << 10
 MAX_SEGMENTS = 1 << 20  # where nothing is summed
-MAX_RUN = 16
-TEAM = 64  # in cuda/values.cuh, a multiple of any RUN
+TEAM = 64  # in cuda/values.cuh
 
 # Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
 # threads all over the device.
@@ -383,14 +379,10 @@ class _Planner(Launches):
             blocks = team.parts
         reduced = values not in ("NO_VALUES", "EACH_VALUE")
         groups = -(-self._rows // team.rows)
-        most = self._segments(team) if reduced else MAX_SEGMENTS
+        segments = self._segments(team) if reduced else MAX_SEGMENTS
         if share:
-            most = min(most, max(TEAM, groups // 4))  # one TEAM, or threads of several rows
-        length = -(-groups // most)
-        segments = -(-groups // length)
-        run = 1
-        while reduced and not wanted and 2 * run <= min(MAX_RUN, segments // self._blocks(team)):
-            run *= 2
+            segments = min(segments, max(TEAM, groups // 4))  # one TEAM, or threads of several rows
+        segments = min(groups, segments)
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = kernels.c_type(problem.real)
         expression = self._expression()
@@ -414,7 +406,6 @@ class _Planner(Launches):
             team.c_type(phase, resident),
             phase,
             values,
-            str(run),
             bits(tuple(wanted)),
             bits(tuple(directions)),
             chained,
@@ -431,7 +422,7 @@ class _Planner(Launches):
             partials = self._add_scratch(16 * sums * (segments + teams))
         launch = kernels.Launch(
             kernel,
-            (-(-segments // run) * blocks, 1),
+            (segments * blocks, 1),
             team.threads,
             [
                 self._arguments(),
@@ -441,7 +432,6 @@ class _Planner(Launches):
                 kernels.int64(team.parts),
                 kernels.int64(team.slots),
                 kernels.int64(segments),
-                kernels.int64(length),
                 kernels.int64(self._kept(segments)),
                 kernels.float64(problem.divisor if not share else 1.0),
             ],
@@ -452,26 +442,16 @@ class _Planner(Launches):
         self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
 
     def _segments(self, team: _Team) -> int:
-        """The most segments of rows that are summed."""
-        segments = self._blocks(team)
-        if team.ranks == 1 and not team.held:
-            rows_read = SEGMENT_BYTES // max(self._columns * self._element_bytes, 1)
-            if team.rows > 1:
-                rows_read = max(rows_read, 2 * team.rows)
-            segments = min(max(segments, self._rows // max(rows_read, 1)), MAX_SEGMENTS)
-        return segments
-
-    def _blocks(self, team: _Team) -> int:
         """The blocks, or clusters, that end together."""
-        blocks = SEGMENT_THREADS // team.threads
+        segments = SEGMENT_THREADS // team.threads
         if team.held:
-            blocks //= 2  # short rows end together, if longer after they begin
+            segments //= 2  # short rows end together, if longer after they begin
         if team.ranks > 1:
             # A cluster begins the later the more blocks it has: it takes several rows.
-            blocks = 16 * blocks // team.ranks**2
+            segments = 16 * segments // team.ranks**2
             if self._rows >= CLUSTERED_ROWS:
-                blocks = min(blocks, self._rows // 2)
-        return max(blocks, 1)
+                segments = min(segments, self._rows // 2)
+        return max(segments, 1)
 
     def _kept(self, segments: int) -> int:
         """The segments whose elements others are to push out of the cache."""
@@ -491,9 +471,11 @@ class _Planner(Launches):
         vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
         index = "unsigned" if self._rows < 2**30 else "unsigned long long"
         column = "int" if self._columns < 2**30 else "long long"
-        name = template(
-            "RowLayout", str(len(walk.shape)), str(len(arrays)), bits(vectors), index, column
-        )
+        spans = [sum(n * step for n, step in zip(walk.shape, s, strict=True)) for s in walk.strides]
+        backwards = any(step < 0 for s in walk.strides for step in s)
+        offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
+        numbers = str(len(walk.shape)), str(len(arrays)), bits(vectors)
+        name = template("RowLayout", *numbers, index, column, offset)
         steps = [a.strides[self._walk.axis] for a in arrays]
         strides = (length for step in walk.strides for length in step)
         return name, kernels.int64(*walk.shape, *strides, *steps)

@@ -155,7 +155,6 @@ EQUIVALENT: dict[str, str] = {
     "return Loaded{get<FIRST - I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};": (
         "only the first operand has an element of its own"
     ),
-    "if constexpr (SUMS || RUN > 1) {": "one segment ends with its block",
     "reduce.cuh: if (threadIdx.x == 1) {": (
         "any thread may count the block: the barrier before orders what the others wrote"
     ),

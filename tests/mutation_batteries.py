@@ -319,9 +319,9 @@ def _teams(device: Device, rng: Any) -> None:
 
 
 def _segments(device: Device, rng: Any) -> None:
-    """Several segments of one block, and rows that wait in registers, for several turns."""
+    """Several rows of one block, and rows that wait in registers, for several turns."""
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
-    with _planned(SEGMENT_THREADS=512, SEGMENT_BYTES=1 << 10):
+    with _planned(SEGMENT_THREADS=512):
         check((_scores(rng, 150, 520), rng.integers(0, 520, 150)))
     with _planned(SEGMENT_THREADS=1024):
         check((_scores(rng, 1100, 2), rng.integers(0, 2, 1100)))
@@ -439,7 +439,7 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("Share", _ranks),
     ("Phase", _two_launches),
     ("Reduction", _teams),
-    ("Segment HELD", _segments),
+    ("step HELD", _segments),
     ("NegativeLogLikelihood", _negative_log_likelihood),
     ("MultiMargin RunningSum", _multi_margin),
     ("CosineEmbedding", _cosine_embedding),
