@@ -779,6 +779,7 @@ struct RowWorker {
       prefetch(next, 0);
       Elements elements = own;
       if constexpr (Team::LANES == 1) loss.find(context, elements);
+      // Of any row: to find out takes longer than to leave it unused.
       each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
       loss.template add<true>(state, share.row, context, elements);
     } else if constexpr (Loss::READS != 0) {
@@ -927,7 +928,7 @@ struct RowWorker {
     return dual(scaled(x.value, factor, divisor), scaled(x.slope, factor, divisor));
   }
 
-  // Whether it is so for a thread of those that combine what they have in step.
+  // Whether it is so for one of the threads that are in step, those of a row among them.
   static __device__ __forceinline__ bool any(bool mine) {
     if constexpr (Team::ACROSS || Team::LANES > 32) return __syncthreads_or(mine);
     return Team::LANES > 1 ? __any_sync(0xffffffffu, mine) : mine;
@@ -1048,8 +1049,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     context = work.begin(row, first < end, ahead);
   }
-  // The first elements are on their way. With all rows ignored what is derived is 0,
-  // not 0 / 0.
+  // With all rows ignored what is derived is 0, not 0 / 0.
   if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
   const Reciprocal<T> scale(divisor);
   const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
@@ -1133,7 +1133,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     if (context.status != ACTIVE) {
       const bool invalid = context.status == INVALID;
       share = T(invalid);
-      own = !invalid ? T(0) : VALUES == GRADIENT_DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
+      constexpr bool DIVISOR = VALUES >= GRADIENT_DIVISOR;
+      own = !invalid ? T(0) : DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
     }
     if constexpr (VALUES != NO_VALUES) {
       if (rank == 0 && Team::lane() == 0) {

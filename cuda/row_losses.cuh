@@ -16,6 +16,8 @@
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
 //                    and `place` that in its pack; elements.largest(y) is the largest number of
 //                    the first operand, or y
+//                    Where elements are held in registers, it and finish() get those of any row
+//                    and must not read what a context only has of an active one.
 //   HIDES            whether some elements of the first operand are -inf for `add`,
 //   each_hidden(row, context, f)
 //                    calls f(column) for these
@@ -335,11 +337,12 @@ struct Mixture<N, false> {};
 
 // SUM: of one thread, with its rounding errors; those of threads are added without where the own
 // term of the target stays out of the sum: it is not small against what they have in common then.
-template <class N, bool MIXED, class Sum = RunningSum<N>>
+template <class N, bool MIXED, bool FEW, class Sum = RunningSum<N>>
 struct Softmax : Mixture<N, MIXED> {
   using T = typename ScalarOf<N>::type;
-  using Terms = Select<(MIXED || sizeof(T) != sizeof(float)), ::Terms<T>, FastTerms>;
-  using Settled = Softmax<N, MIXED, Select<MIXED, Sum, N>>;
+  // Those that are fast take time for a row.
+  using Terms = Select<(MIXED || FEW || sizeof(T) != sizeof(float)), ::Terms<T>, FastTerms>;
+  using Settled = Softmax<N, MIXED, FEW, Select<MIXED, Sum, N>>;
   T top;
   Sum sum;
 
@@ -408,7 +411,8 @@ struct Softmax : Mixture<N, MIXED> {
 // ---- cross entropy ------------------------------------------------------------------------------
 
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
-template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_>
+// FEW: a thread has few elements of a row.
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool FEW>
 struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
@@ -419,7 +423,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
   // the others add.
   template <class N>
-  using State = Softmax<N, SMOOTHED>;
+  using State = Softmax<N, SMOOTHED, FEW>;
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
@@ -511,11 +515,11 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
 
  private:
   template <class N>
-  static __device__ __forceinline__ N sum_of(const Softmax<N, false, N>& state) {
+  static __device__ __forceinline__ N sum_of(const Softmax<N, false, FEW, N>& state) {
     return state.sum;
   }
   template <class N>
-  static __device__ __forceinline__ N sum_of(const Softmax<N, true>& state) {
+  static __device__ __forceinline__ N sum_of(const Softmax<N, true, FEW>& state) {
     return state.sum.total();
   }
   template <class X>
@@ -538,7 +542,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
-  using State = Softmax<N, true>;
+  using State = Softmax<N, true, false>;
 
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,

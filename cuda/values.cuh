@@ -5,8 +5,15 @@
 #include "vector.cuh"
 
 // Shares are what elements or rows count in a mean: weights, what a mask leaves. A gradient divisor
-// is a sum of them, computed ahead of the gradients of a mean.
-enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, WEIGHTED_MEAN_OF_VALUES, GRADIENT_DIVISOR };
+// is a sum of them, computed ahead of the gradients of a mean; a count is one where each is 0 or 1.
+enum Values {
+  NO_VALUES,
+  EACH_VALUE,
+  SUM_OF_VALUES,
+  WEIGHTED_MEAN_OF_VALUES,
+  GRADIENT_DIVISOR,
+  COUNT
+};
 
 // Division of a gradient by the number of elements (or the sum of weights): a reciprocal in two
 // parts, so that the quotient is rounded once.
@@ -35,7 +42,8 @@ struct Reciprocal {
 // The value of a call, one number. The elements (or rows) form segments, each the work of one
 // block; the last block adds them up. With more than one segment `counter` (zeroed) and `partials`
 // (2 doubles a segment, 4 for a weighted mean) are workspace of this launch alone. MASKED: with
-// nothing left a gradient divisor is infinite, so that the gradient is 0 and not 0 / 0.
+// nothing left a gradient divisor is infinite, so that the gradient is 0 and not 0 / 0. A COUNT is
+// exact in any order: blocks add theirs to the value (a double, zeroed), and are done.
 template <Values VALUES, int THREADS, bool MASKED, class Result>
 struct Reduction {
   static constexpr int SUMS = VALUES == WEIGHTED_MEAN_OF_VALUES ? 2 : 1;
@@ -55,7 +63,9 @@ struct Reduction {
       if constexpr (SUMS == 2) parts[1] = block_sum<THREADS>(parts[1]);
     }
     if (threadIdx.x != 0) return;
-    if (segments == 1) {
+    if constexpr (VALUES == COUNT) {
+      atomicAdd(value, parts[0].total());
+    } else if (segments == 1) {
       *value = convert<Result>(reduced(parts));
     } else {
       store(partials, segment, parts);
@@ -72,10 +82,10 @@ struct Reduction {
   // short when it arrives ahead of other work.
   static constexpr int TEAM = 64;
   __device__ __forceinline__ unsigned arrive_in_team(long long segment) const {
-    return segments > 1 ? arrive_at(counter + 1 + segment / TEAM) : 0;
+    return VALUES != COUNT && segments > 1 ? arrive_at(counter + 1 + segment / TEAM) : 0;
   }
   __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
-    if (segments == 1) return;
+    if (VALUES == COUNT || segments == 1) return;
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
     if (!is_last(before, unsigned(members))) return;

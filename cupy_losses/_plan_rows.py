@@ -39,9 +39,13 @@ STATIC_BYTES = 8 << 10  # what the kernels need besides
 STATIC_ACROSS = 28 << 10  # with a state of each thread
 
 # The rows are divided among blocks of SEGMENT_THREADS threads in all, several times what a device
-# runs at once, so that all end together. Their sums are added by TEAMs.
-SEGMENT_THREADS = 1 << 20
+# runs at once, so that all end together: fewer where they work on several rows at a time, and on
+# rows that are held. Their sums are added by TEAMs.
+SEGMENT_THREADS = 5 << 18
+THREADS_OF_SEVERAL = 1 << 20
+THREADS_OF_HELD = 1 << 19
 MAX_SEGMENTS = 1 << 20  # where nothing is summed
+MAX_SHARING = 1 << 10  # that sum what a mean is divided by
 TEAM = 64  # in cuda/values.cuh
 
 # Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
@@ -346,9 +350,11 @@ class _Planner(Launches):
 
     def _sum_shares(self) -> Slot:
         """What a mean divides its gradients by: the sum of the weights of the rows."""
-        total = self._add_scratch(8)
+        weighted = self._problem.call.weighted
+        total = self._add_scratch(8) if weighted else self._add_counter()
+        values = "GRADIENT_DIVISOR" if weighted else "COUNT"
         team = _Team(BLOCK, 1, 1, slots=1)
-        self._launch(team, "WHOLE", "GRADIENT_DIVISOR", total, 0, (), (), share=True)
+        self._launch(team, "WHOLE", values, total, 0, (), (), share=True)
         return total
 
     def _launch(
@@ -377,15 +383,15 @@ class _Planner(Launches):
         blocks = team.ranks if team.cluster else 1
         if phase == "PARTIAL" or (phase == "FINISH" and wanted):
             blocks = team.parts
-        reduced = values not in ("NO_VALUES", "EACH_VALUE")
+        reduced = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
         segments = self._segments(team) if reduced else MAX_SEGMENTS
         if share:
-            segments = min(segments, max(TEAM, groups // 4))  # one TEAM, or threads of several rows
+            segments = min(MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows each
         segments = min(groups, segments)
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = kernels.c_type(problem.real)
-        expression = self._expression()
+        expression = self._expression(team)
         if share:
             expression = template("ShareOf", expression)
         wide = 2 if directions or problem.real == "float64" else 1
@@ -443,9 +449,8 @@ class _Planner(Launches):
 
     def _segments(self, team: _Team) -> int:
         """The blocks, or clusters, that end together."""
-        segments = SEGMENT_THREADS // team.threads
-        if team.held:
-            segments //= 2  # short rows end together, if longer after they begin
+        threads = THREADS_OF_SEVERAL if team.rows > 1 else SEGMENT_THREADS
+        segments = (THREADS_OF_HELD if team.held else threads) // team.threads
         if team.ranks > 1:
             # A cluster begins the later the more blocks it has: it takes several rows.
             segments = 16 * segments // team.ranks**2
@@ -480,11 +485,12 @@ class _Planner(Launches):
         strides = (length for step in walk.strides for length in step)
         return name, kernels.int64(*walk.shape, *strides, *steps)
 
-    def _expression(self) -> str:
+    def _expression(self, team: _Team) -> str:
         loss, call = self._loss, self._problem.call
         options = [x if isinstance(x, bool) else str(x) for x in loss.options]
         weighted = (call.weighted,) if loss.weights else ()
-        return template(loss.struct, kernels.c_type(self._problem.real), *options, *weighted)
+        few = (team.held,) if loss.minds_few else ()
+        return template(loss.struct, kernels.c_type(self._problem.real), *options, *weighted, *few)
 
     def _arguments(self) -> bytes:
         """The fields of the loss."""

@@ -95,6 +95,7 @@ _CROSS_ENTROPY = {
         weighs_elements=smoothed,
         weighted_mean=True,
         overwrites=overwrites,
+        minds_few=True,
     )
     for smoothed, z, overwrites in _VARIANTS
 }

@@ -323,7 +323,7 @@ def _segments(device: Device, rng: Any) -> None:
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
     with _planned(SEGMENT_THREADS=512):
         check((_scores(rng, 150, 520), rng.integers(0, 520, 150)))
-    with _planned(SEGMENT_THREADS=1024):
+    with _planned(THREADS_OF_HELD=512):
         check((_scores(rng, 1100, 2), rng.integers(0, 2, 1100)))
         check((_scores(rng, 1100, 8), rng.integers(0, 8, 1100)))
 
@@ -423,7 +423,7 @@ def _layouts(device: Device, rng: Any) -> None:
     x, target = _scores(rng, 300, 53), rng.integers(0, 53, 300)
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
     check((x[:21, :50], target[:21] % 50))  # rows begin inside packs
-    with _planned(SEGMENT_THREADS=512):  # neighbours are in other rows
+    with _planned(THREADS_OF_SEVERAL=512):  # neighbours are in other rows
         check((np.asfortranarray(x[:, :30]), target % 30))
     check((np.ascontiguousarray(x[:40, :32]), target[:40] % 32))  # nothing but full batches
     check((_scores(rng, 5, 600), target[:5]), reduction="none")  # a warp for each row

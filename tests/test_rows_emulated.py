@@ -181,7 +181,7 @@ def test_rows_in_registers(
     case: RowCase, layout: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
-    monkeypatch.setattr(_plan_rows, "SEGMENT_THREADS", 1024)
+    monkeypatch.setattr(_plan_rows, "THREADS_OF_HELD", 512)
     operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
@@ -193,6 +193,7 @@ def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_plan_rows, "SEGMENT_THREADS", 512)
+    monkeypatch.setattr(_plan_rows, "THREADS_OF_SEVERAL", 512)
     operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, CROSS_ENTROPY, operands)
