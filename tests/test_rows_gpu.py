@@ -8,7 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
+from cupy_losses import (
+    cross_entropy,
+    multilabel_margin_loss,
+    triplet_margin_loss,
+    value_and_grad,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -90,3 +95,25 @@ def test_triplets() -> None:
         torch.autograd.grad(loss, arrays), torch.autograd.grad(exact, arrays), strict=True
     ):
         assert ((got - expected).abs() <= 2e-6 * expected.abs().max()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3000, 20), (500, 80), (200, 1000), (40, 20_000), (2, 300_001)])
+def test_labels(shape: tuple[int, int], dtype: Any) -> None:
+    """As torch on a CPU: on a GPU it loses the gradients of some labels (2.11)."""
+    rows, columns = shape
+    generator = torch.Generator().manual_seed(rows + columns)
+    x = torch.randn(shape, generator=generator, dtype=dtype)
+    labels = torch.randint(0, columns, shape, generator=generator)
+    labels[torch.arange(rows), torch.arange(rows) % 12] = -1
+    labels[1, 0] = -1
+    labels[rows // 2, :4] = torch.tensor([3, 5, 3, -1])  # one of them twice
+    wide = x.double().requires_grad_()
+    exact = F.multilabel_margin_loss(wide, labels)
+    (exact_gradient,) = torch.autograd.grad(exact, wide)
+    value, gradient = value_and_grad(multilabel_margin_loss)(x.cuda(), labels.cuda())
+    single = dtype == torch.float32
+    torch.testing.assert_close(value.cpu().double(), exact, rtol=3e-7 if single else 1e-14, atol=0)
+    # Elements at the margin may be on its other side.
+    bound = 1e-14 * exact_gradient.abs().max() + (2.1 / x.numel() if single else 0)
+    assert ((gradient.cpu().double() - exact_gradient).abs() <= bound).all()
