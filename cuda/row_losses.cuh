@@ -834,10 +834,10 @@ struct MultilabelMargin : OfRow {
     }
     return all;
   }
-  template <int K, class N, class Row, class Context, class Pack, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Context&, const Pack& pack, Column column,
+  template <int K, class N, class Row, class Context, class All, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Context&, const All& all, Column column,
                                         const X&) const {
-    return N(Real<T>(T(pack.violated[column - pack.first]) * pack.scale));
+    return N(Real<T>(T(all.violated[column - all.first]) * all.scale));
   }
 
   // Of some targets together: how many elements violate their margins, and how often each is
