@@ -152,6 +152,19 @@ EQUIVALENT: dict[str, str] = {
         "makes room for the next share later: slower"
     ),
     "segment > kept);": "what leaves the cache first",
+    "if (listed[t] < share.begin || listed[t] > share.end) listed[t] = -1;": (
+        "written by two blocks, the same"
+    ),
+    "if (SHARED || releases) elements.release(share.row);": "what leaves the cache first",
+    "constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 31 ? Team::LANES : 32;": (
+        "the same number for every size of team"
+    ),
+    "if (REPLACE || !replaced) prefetch(next, group);": "copies the same again: slower",
+    "for (Column k = 0; any(k <= count); k += TOGETHER) {": "a turn with nothing listed",
+    "unsigned before = 1;": "not used unless it is set",
+    "for (Column from = 0; !ended || from < row.columns; from += AHEAD) {": (
+        "labels that are read after the end do not count"
+    ),
     "return Loaded{get<FIRST - I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};": (
         "only the first operand has an element of its own"
     ),

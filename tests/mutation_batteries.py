@@ -358,6 +358,15 @@ def _multilabel_margin(device: Device, rng: Any) -> None:
     target[3, 0] = 12
     check((x, target), reduction="none")
     check((x, target), wanted=(0,))
+    # As many labels as classes, and not so many at a time.
+    check((_scores(rng, 3, 13), rng.integers(0, 13, (3, 13))), wanted=(0,))
+    # Labels where shares of a row begin.
+    x = _scores(rng, 3, 2000)
+    labels = np.full((3, 2000), -1)
+    labels[:, :9] = np.arange(9) * 250
+    labels[:, 9:17] = np.arange(8) * 256
+    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256):
+        check((x, labels), wanted=(0,))
 
 
 def _cosine_embedding(device: Device, rng: Any) -> None:
