@@ -340,7 +340,7 @@ struct Mixture<N, false> {};
 template <class N, bool MIXED, bool FEW, class Sum = RunningSum<N>>
 struct Softmax : Mixture<N, MIXED> {
   using T = typename ScalarOf<N>::type;
-  // Those that are fast take time for a row.
+  // FastTerms take an instruction less for an element, and ten more for a row.
   using Terms = Select<(MIXED || FEW || sizeof(T) != sizeof(float)), ::Terms<T>, FastTerms>;
   using Settled = Softmax<N, MIXED, FEW, Select<MIXED, Sum, N>>;
   T top;
