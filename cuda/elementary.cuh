@@ -3,6 +3,19 @@
 // of CUDA. The polynomials are minimax ones in relative error.
 #pragma once
 
+// 2^x, exact for a whole number that leaves it a normal one, else with an error of 2^-22. Volatile,
+// as the compiler would otherwise branch around it where its result is selected or not, and wait
+// for each result before it begins the next.
+__device__ __forceinline__ float power_of_two(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
 // a / b of a b between 2^-100 and 2^100, and a quotient that is no subnormal number.
 __device__ __forceinline__ float quotient(float a, float b) {
   const float reciprocal = __fdividef(1.0f, b);
@@ -10,14 +23,17 @@ __device__ __forceinline__ float quotient(float a, float b) {
   return fmaf(fmaf(-b, q, a), reciprocal, q);
 }
 __device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+// The same with an error of 2 ulp.
+__device__ __forceinline__ float rough_quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double rough_quotient(double a, double b) { return a / b; }
 
 // log(1 + x) of an x in [0, 1].
 __device__ __forceinline__ float log1p_of_fraction(float x) {
-  float p = -0.003318469738587737f;
-  p = fmaf(p, x, 0.02020457200706005f);
-  p = fmaf(p, x, -0.0576644204556942f);
-  p = fmaf(p, x, 0.10680553317070007f);
-  p = fmaf(p, x, -0.15355394780635834f);
+  float p = -0.0033184722997248173f;
+  p = fmaf(p, x, 0.020204583182930946f);
+  p = fmaf(p, x, -0.05766443908214569f);
+  p = fmaf(p, x, 0.10680554807186127f);
+  p = fmaf(p, x, -0.15355396270751953f);
   p = fmaf(p, x, 0.19695399701595306f);
   p = fmaf(p, x, -0.24958586692810059f);
   p = fmaf(p, x, 0.33330512046813965f);
@@ -25,6 +41,53 @@ __device__ __forceinline__ float log1p_of_fraction(float x) {
   return fmaf(x * x, p, x);
 }
 __device__ __forceinline__ double log1p_of_fraction(double x) { return log1p(x); }
+
+// log(1 + x) of a finite x from 0 up; in float within 1 ulp.
+__device__ __forceinline__ float log1p_of_positive(float x) {
+  // 1 + x = 2^k (1 + m), of an m in [-1/4, 1/2); `steps` is 2^23 k.
+  const int steps = (__float_as_int(1.0f + x) - 0x3f400000) & 0xff800000;
+  const float scale = __int_as_float(0x3f800000 - steps);
+  const float m = fmaf(x, scale, scale - 1.0f);
+  float p = -0.041784416884183884f;
+  p = fmaf(p, m, 0.10117045044898987f);
+  p = fmaf(p, m, -0.13117872178554535f);
+  p = fmaf(p, m, 0.14532889425754547f);
+  p = fmaf(p, m, -0.16660362482070923f);
+  p = fmaf(p, m, 0.1998809427022934f);
+  p = fmaf(p, m, -0.2499934285879135f);
+  p = fmaf(p, m, 0.33333495259284973f);
+  p = fmaf(p, m, -0.5000001192092896f);
+  return fmaf(float(steps), 8.2629582e-08f, fmaf(m * m, p, m));
+}
+__device__ __forceinline__ double log1p_of_positive(double x) { return log1p(x); }
+
+// A number, and what has been rounded off.
+template <class T>
+struct Rounded {
+  T value, rest;
+};
+
+// exp(x + rest) of an x up to 0, and a rest that is small against it; in float the value is within
+// 0.8 ulp, and within 0.3 with its rest.
+__device__ __forceinline__ Rounded<float> exp_of_negative(float x, float rest) {
+  constexpr float ROUNDS = 12582912.0f;  // and what is added to it, to a whole number
+  const float bounded = fmaxf(x, -150.0f);
+  const float n = fmaf(bounded, 1.44269504f, ROUNDS) - ROUNDS;
+  float f = fmaf(n, -0.693145752f, bounded);
+  f = fmaf(n, -1.42860677e-06f, f) + rest;
+  float p = 0.0013814599951729178f;
+  p = fmaf(p, f, 0.008368750102818012f);
+  p = fmaf(p, f, 0.04166838899254799f);
+  p = fmaf(p, f, 0.1666651964187622f);
+  p = fmaf(p, f, 0.4999999403953552f);
+  p = fmaf(p, f, 1.0f);
+  const float y = fmaf(p, f, 1.0f), scale = power_of_two(n);
+  return {y * scale, fmaf(p, f, 1.0f - y) * scale};
+}
+__device__ __forceinline__ Rounded<double> exp_of_negative(double x, double rest) {
+  const double y = exp(x);
+  return {fma(y, rest, y), 0.0};
+}
 
 // x^exponent of an x in [0, 1], in float with an error in units of 1 rather than of the result:
 // where that is small, its logarithm is rounded more than it.

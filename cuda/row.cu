@@ -49,9 +49,9 @@ constexpr int LINE = 128;  // bytes of a line of the cache
 // pack or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
 // each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
 // hold. EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in
-// registers.
+// registers, from so many rows ahead, if not 0.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_, bool HELD_>
+          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_, int HELD_>
 struct Team {
   static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
@@ -59,7 +59,9 @@ struct Team {
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
   static constexpr int SHIFT = SHIFT_;
   static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_, EXACT = EXACT_;
-  static constexpr bool HELD = HELD_;
+  static constexpr bool HELD = HELD_ != 0;
+  static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
+  static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
 
   static __device__ __forceinline__ int lane() {
     return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
@@ -686,7 +688,7 @@ struct RowWorker {
   const Pointers& pointers;
   const long long n, columns;
   unsigned char* const shared;
-  mutable Select<Team::HELD, Elements, Nothing> own, coming;
+  mutable Select<Team::HELD, Elements, Nothing> own, coming[Team::ROWS_AHEAD];
 
   // The share of a rank in a row: the columns from begin (or 0) up to end. Without a row it is
   // empty.
@@ -775,7 +777,7 @@ struct RowWorker {
                                               Context& context) const {
     State state = State::empty();
     if constexpr (Team::HELD) {
-      own = coming;
+      own = coming[0];
       prefetch(next, 0);
       Elements elements = own;
       if constexpr (Team::LANES == 1) loss.find(context, elements);
@@ -812,9 +814,10 @@ struct RowWorker {
   }
   __device__ __forceinline__ void prefetch(const Share& share, int group) const {
     if constexpr (Team::HELD) {
-      coming =
-          Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
-      if (share.begin < share.end) coming.load(share.row);
+      Elements& last = coming[Team::ROWS_AHEAD - 1];
+      coming[0] = last;
+      last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
+      if (share.begin < share.end) last.load(share.row);
     } else if constexpr (Loss::READS != 0) {
       batch(share, group * Team::BATCH, [&](auto elements, int slot) {
         elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
@@ -991,11 +994,12 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
 }
 
 // Values and divisors as in pointwise.cu, with rows for elements. The work of a block, of the
-// blocks of a cluster, or of one for each rank is a segment: every so many-th of the groups of rows
-// that a block holds at a time, so that all read what lies together. `ranks` are those of PARTIAL
-// and FINISH; `slots` the packs of one thread in a rank; `memory` what PARTIAL leaves. The
-// segments after the first `kept` ones release what they keep in the cache. In phase WHOLE the
-// dynamic shared memory holds a share of a row for each row of the block.
+// blocks of a cluster, or of one for each rank: every so many-th of the groups of rows that a block
+// holds at a time, so that all read what lies together. What that sums is a segment; where rows
+// have many ranks, each row is one, as clusters take more rows at a time than single blocks do.
+// `ranks` are those of PARTIAL and FINISH; `slots` the packs of one thread in a rank; `memory` what
+// PARTIAL leaves. Who comes after the first `kept` ones releases what it keeps in the cache. In
+// phase WHOLE the dynamic shared memory holds a share of a row for each row of the block.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
 __global__ void
@@ -1022,6 +1026,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // it is the only one of this block in a row.
   constexpr bool STAYS =
       PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD));
+  constexpr bool SUMS_EACH = SUMS && Team::RANKS > 2;
 
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, shared};
@@ -1029,7 +1034,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const int rank = int(blockIdx.x % blocks);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index segment = blockIdx.x / blocks, step = Index(segments) * Team::ROWS, end = Index(n);
+  const Index worker = blockIdx.x / blocks, step = Index(gridDim.x / blocks) * Team::ROWS;
+  const Index end = Index(n);
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) Arrivals::of_block().begin();
@@ -1037,7 +1043,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 
   // What is known of a row ahead of its elements is read two rows before them, what that leads to
   // one row before.
-  const Index first = segment * Team::ROWS + Team::row();
+  const Index first = worker * Team::ROWS + Team::row();
   auto next_ahead = loss.ahead(work.row_at(first + step));
   using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
   Context context;
@@ -1047,6 +1053,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     if constexpr (PHASE == WHOLE) {
       work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
     }
+    if constexpr (PHASE == WHOLE && Team::ROWS_AHEAD == 2) {
+      const Row second = work.row_at(first + step);
+      work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
+    }
     context = work.begin(row, first < end, ahead);
   }
   // With all rows ignored what is derived is 0, not 0 / 0.
@@ -1055,6 +1065,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
                                                                   segments, divisor};
   Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
+  [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
@@ -1067,9 +1078,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       reduction.template add<Team::ROWS == 1>(segment, values, shares);
     }
     before = reduction.arrive_in_team(segment);
+    values = shares = Sum<T>::zero();
   };
 #pragma unroll(Team::HELD ? 2 : 1)
-  for (Index group = segment * Team::ROWS; group < end; group += step) {
+  for (Index group = worker * Team::ROWS; group < end; group += step) {
     const Index index = group + Team::row();
     const bool present = index < end, next_present = index + step < end;
     // Not kept from turn to turn: registers are scarcer than multiplications.
@@ -1110,6 +1122,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         if constexpr (STAYS) {
           part = r == rank ? work.template accumulate<false>(share, share, context)
                            : work.accumulate(share, Team::SLOTS, context);
+        } else if constexpr (Team::ROWS_AHEAD == 2) {
+          const Index later = index + 2 * step;
+          const Share next = work.share_of(work.row_at(later), later < end, 0, Team::SLOTS);
+          part = work.template accumulate<true>(share, next, context);
         } else {
           const bool last = r == Team::RANKS - 1;
           const Share next = last ? work.share_of(next_row, next_present, 0, Team::SLOTS)
@@ -1123,10 +1139,11 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 
     typename Work::Finished done;
     T own = T(0), share = T(0);
-    // Without gradients one warp is enough.
-    const bool finishes = PHASE != PARTIAL && (GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);
+    // For the value one warp is enough.
+    const bool valued = Team::LANES <= 32 || threadIdx.x < 32;
+    const bool finishes = PHASE != PARTIAL && (GRADIENTS || valued);
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
-      done = loss.template finish<N>(row, context, state);
+      done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
       own = Work::derivative(done.value);
       share = done.share;
     }
@@ -1152,7 +1169,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       }
     }
     // Ahead of the last gradients, which take what this waits for.
-    if constexpr (SUMS && GRADIENTS) {
+    if constexpr (SUMS_EACH) {
+      // That of the row before has arrived meanwhile.
+      if (rank == 0 && segment != group) reduction.finish_in_teams(segment, before);
+      segment = group;
+      hand_over_sums();
+    } else if constexpr (SUMS && GRADIENTS) {
       if (group + step >= end) hand_over_sums();
     }
     if constexpr (GRADIENTS) {
@@ -1167,7 +1189,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       for (int part = 0; part < Team::GROUPS; ++part) {
         if constexpr (GRADIENTS) {
           work.template differentiate<true>(share, part * Team::BATCH, context, done,
-                                            segment >= kept);
+                                            worker >= kept);
         }
         work.prefetch(next, part);
       }
@@ -1192,7 +1214,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   if constexpr (Team::CLUSTER) cluster_barrier();
 #endif
   if constexpr (SUMS) {
-    if constexpr (!GRADIENTS) hand_over_sums();
+    if constexpr (!GRADIENTS && !SUMS_EACH) hand_over_sums();
     if (rank == 0) reduction.finish_in_teams(segment, before);
   }
 }

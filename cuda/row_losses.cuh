@@ -23,8 +23,8 @@
 //                    calls f(column) for these
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
 //   settle, join     of many states: see below
-//   finish(row, context, state)
-//                    the value, its share in a mean, and what gradients need
+//   finish(row, context, state, valued)
+//                    the value, if it is asked for, its share in a mean, and what gradients need
 //   scale(finished, by)
 //                    puts by(x) for each x that gradients are proportional to
 //   gradient<K>(row, context, finished, column, x)
@@ -58,10 +58,19 @@ struct RunningSum;
 
 template <class T>
 struct RunningSum<Real<T>> {
+  static constexpr bool KEEPS_ERRORS = true;
   Sum<T> sum;
   static __device__ __forceinline__ RunningSum zero() { return {Sum<T>::zero()}; }
   static __device__ __forceinline__ RunningSum of(Real<T> x) { return {{x.value, T(0)}}; }
   __device__ __forceinline__ void operator+=(Real<T> x) { sum += x.value; }
+  // Adds what is not larger than the sum: Dekker's FastTwoSum.
+  __device__ __forceinline__ void add_smaller(Real<T> x) {
+    const T high = sum.high + x.value;
+    sum.low += x.value - (high - sum.high);
+    sum.high = high;
+  }
+  // Takes 1 from a sum of at least that, which adds no error.
+  __device__ __forceinline__ void take_one() { sum.high -= T(1); }
   __device__ __forceinline__ void scale(T factor) {
     sum.high *= factor;
     sum.low *= factor;
@@ -71,6 +80,8 @@ struct RunningSum<Real<T>> {
     const T high = sum.high - less;
     return Real<T>(isfinite(high) ? high + sum.low : high);
   }
+  // What a finite total leaves.
+  __device__ __forceinline__ T rest() const { return (sum.high - total().value) + sum.low; }
   // Exact up to the sum of the errors, hence the same whichever comes first.
   friend __device__ __forceinline__ RunningSum operator+(RunningSum a, RunningSum b) {
     const T low = a.sum.low + b.sum.low;
@@ -83,6 +94,7 @@ struct RunningSum<Real<T>> {
 
 template <class X>
 struct RunningSum<Dual<X>> {
+  static constexpr bool KEEPS_ERRORS = true;
   RunningSum<X> value, slope;
   static __device__ __forceinline__ RunningSum zero() {
     return {RunningSum<X>::zero(), RunningSum<X>::zero()};
@@ -94,6 +106,11 @@ struct RunningSum<Dual<X>> {
     value += x.value;
     slope += x.slope;
   }
+  __device__ __forceinline__ void add_smaller(Dual<X> x) {
+    value.add_smaller(x.value);
+    slope += x.slope;
+  }
+  __device__ __forceinline__ void take_one() { value.take_one(); }
   template <class T>
   __device__ __forceinline__ void scale(T factor) {
     value.scale(factor);
@@ -104,12 +121,32 @@ struct RunningSum<Dual<X>> {
     return dual(value.total(less), slope.total());
   }
   __device__ __forceinline__ Dual<X> total() const { return dual(value.total(), slope.total()); }
+  __device__ __forceinline__ auto rest() const { return value.rest(); }
   friend __device__ __forceinline__ RunningSum operator+(const RunningSum& a, const RunningSum& b) {
     return {a.value + b.value, a.slope + b.slope};
   }
 };
 
-// Adds a number to a sum, which is empty where FIRST.
+// A sum of the same form that does not keep its rounding errors.
+template <class N>
+struct PlainSum {
+  static constexpr bool KEEPS_ERRORS = false;
+  N sum;
+  static __device__ __forceinline__ PlainSum zero() { return {N(0.0)}; }
+  static __device__ __forceinline__ PlainSum of(N x) { return {x}; }
+  __device__ __forceinline__ void operator+=(N x) { sum = sum + x; }
+  template <class T>
+  __device__ __forceinline__ void scale(T factor) {
+    sum = sum * Real<T>(factor);
+  }
+  __device__ __forceinline__ N total() const { return sum; }
+  __device__ __forceinline__ auto rest() const { return decltype(plain(sum))(0); }
+  friend __device__ __forceinline__ PlainSum operator+(PlainSum a, PlainSum b) {
+    return {a.sum + b.sum};
+  }
+};
+
+// Adds a number, or another sum, to a sum, which is empty where FIRST.
 template <bool FIRST, class N>
 __device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
   if constexpr (FIRST) {
@@ -117,6 +154,10 @@ __device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
   } else {
     sum += x;
   }
+}
+template <bool FIRST, class Sum>
+__device__ __forceinline__ void put(Sum& sum, const Sum& more) {
+  sum = FIRST ? more : sum + more;
 }
 
 // ---- what several losses share ------------------------------------------------------------------
@@ -130,18 +171,6 @@ __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b)
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
-// 2^x with an error of 2^-22. Volatile, as the compiler would otherwise branch around it where its
-// result is selected or not, and wait for each result before it begins the next.
-__device__ __forceinline__ float power_of_two(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
-
 // exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
 // it adds to a sum that has an exp(0).
 __device__ __forceinline__ float exponential(float x) { return power_of_two(LOG2_E * x); }
@@ -154,6 +183,14 @@ template <class X>
 __device__ __forceinline__ Dual<X> exponential(Dual<X> x) {
   const X y = exponential(x.value);
   return dual(y, y * x.slope);
+}
+
+// a - b is the difference, and this: Knuth's TwoSum.
+template <class T>
+__device__ __forceinline__ T error_of_difference(T a, T b) {
+  const T difference = a - b;
+  const T moved = difference - a;
+  return (a - (difference - moved)) - (b + moved);
 }
 
 // Terms exp(x - top) for the x of a row, top being the largest so far: all are 1 at most.
@@ -190,6 +227,19 @@ struct FastTerms {
   }
 };
 
+// The same as well as can be: also where one term is 1 and the sum of the others what counts.
+template <class T>
+struct ExactTerms {
+  T top;
+  static __device__ __forceinline__ ExactTerms up_to(T top) { return {top}; }
+  __device__ __forceinline__ T of(T x) const {
+    const T below = x - top;
+    const T rest = below < T(-1000) ? T(0) : error_of_difference(x, top);
+    return exp_of_negative(below, rest).value;
+  }
+  __device__ __forceinline__ T from(const ExactTerms& other) const { return of(other.top); }
+};
+
 template <class Terms, class T>
 __device__ __forceinline__ Real<T> term(const Terms& terms, Real<T> x) {
   return Real<T>(terms.of(x.value));
@@ -200,20 +250,39 @@ __device__ __forceinline__ Dual<X> term(const Terms& terms, Dual<X> x) {
   return dual(y, y * x.slope);
 }
 
-// One sum for each place in a pack: what one thread adds does not wait for the sum before.
-template <class N, int WIDTH>
+// Sums of COUNT numbers up to 1 in each place of a pack of WIDTH. They are several, so that what
+// one thread adds does not wait for the sum before: one for each place or, with their errors, two
+// for all, or one of few numbers. Those begin with 1, which no number is larger than.
+template <class Sum, class N, int WIDTH, int COUNT>
 struct SumsOfPlaces {
-  N at[WIDTH];
+  static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
+  static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;
+  Sum at[PLACES];
   __device__ __forceinline__ SumsOfPlaces() {
 #pragma unroll
-    for (int j = 0; j < WIDTH; ++j) at[j] = N(0.0);
+    for (int j = 0; j < PLACES; ++j) at[j] = FROM_ONE ? Sum::of(N(1.0)) : Sum::zero();
   }
-  __device__ __forceinline__ N total() const {
+  __device__ __forceinline__ void add(int place, N x) {
+    if constexpr (FROM_ONE) {
+      at[place % PLACES].add_smaller(x);
+    } else if constexpr (COUNT > 1) {
+      at[place] += x;
+    } else {
+      at[place] = Sum::of(x);
+    }
+  }
+  __device__ __forceinline__ Sum total() const {
     SumsOfPlaces sums = *this;
+    if constexpr (FROM_ONE) {
 #pragma unroll
-    for (int step = 1; step < WIDTH; step *= 2) {
+      for (int j = 0; j < PLACES; ++j) sums.at[j].take_one();
+    }
 #pragma unroll
-      for (int j = 0; j + step < WIDTH; j += 2 * step) sums.at[j] = sums.at[j] + sums.at[j + step];
+    for (int step = 1; step < PLACES; step *= 2) {
+#pragma unroll
+      for (int j = 0; j + step < PLACES; j += 2 * step) {
+        sums.at[j] = sums.at[j] + sums.at[j + step];
+      }
     }
     return sums.at[0];
   }
@@ -224,6 +293,20 @@ struct Nothing {
   static __device__ __forceinline__ Nothing empty() { return {}; }
   friend __device__ __forceinline__ Nothing combine(Nothing a, Nothing) { return a; }
 };
+
+// exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
+// |x|, and then what has been off the result.
+template <class T>
+__device__ __forceinline__ Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
+  const Rounded<T> y = exp_of_negative(-fabs(x.value), -rest);
+  rest = y.rest;
+  return Real<T>(y.value);
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
+  const X y = exp_of_distance(x.value, positive, rest);
+  return dual(y, y * (positive ? -x.slope : x.slope));
+}
 
 // log(1 + rest), rest being at least -1.
 template <class T>
@@ -267,6 +350,26 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
     own.own_weight = weight_of(own.column);
   }
   return own;
+}
+
+// The same of a rest from 0 to 1.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and_fraction(Real<T> rest) {
+  return Real<T>(log1p_of_fraction(rest.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> log_of_one_and_fraction(Dual<X> rest) {
+  return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
+}
+// log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest, T error) {
+  const T sum = T(1) + rest.value;
+  return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest, T error) {
+  return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
 }
 
 // What begins a row, for losses to inherit: the class of the row, which may be one to ignore, or
@@ -335,21 +438,16 @@ struct Mixture {
 template <class N>
 struct Mixture<N, false> {};
 
-// SUM: of one thread, with its rounding errors; those of threads are added without where the own
-// term of the target stays out of the sum: it is not small against what they have in common then.
-template <class N, bool MIXED, bool FEW, class Sum = RunningSum<N>>
+template <class N, bool MIXED, class Terms, class Sum = RunningSum<N>>
 struct Softmax : Mixture<N, MIXED> {
   using T = typename ScalarOf<N>::type;
-  // FastTerms take an instruction less for an element, and ten more for a row.
-  using Terms = Select<(MIXED || FEW || sizeof(T) != sizeof(float)), ::Terms<T>, FastTerms>;
-  using Settled = Softmax<N, MIXED, FEW, Select<MIXED, Sum, N>>;
   T top;
   Sum sum;
 
   static __device__ __forceinline__ Softmax empty() {
     Softmax none;
     none.top = lowest<T>();
-    none.sum = RunningSum<N>::zero();
+    none.sum = Sum::zero();
     if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
     return none;
   }
@@ -358,7 +456,7 @@ struct Softmax : Mixture<N, MIXED> {
   __device__ __forceinline__ Terms rise(T to) {
     const Terms terms = Terms::up_to(to);
     if constexpr (!FIRST) {
-      scale(sum, terms.from(Terms::up_to(top)));
+      sum.scale(terms.from(Terms::up_to(top)));
       if constexpr (MIXED) {
         this->spread += product(this->mass.total(), Real<T>(top - to));
       }
@@ -373,16 +471,9 @@ struct Softmax : Mixture<N, MIXED> {
     return join(a, b);
   }
   template <class F>
-  friend __device__ __forceinline__ Settled settle(Softmax state, F largest) {
+  friend __device__ __forceinline__ Softmax settle(Softmax state, F largest) {
     if constexpr (F::COUNT > 1) state.rise(largest(state.top));
-    if constexpr (MIXED) {
-      return state;
-    } else {
-      Settled settled;
-      settled.top = state.top;
-      settled.sum = Softmax::total(state.sum);
-      return settled;
-    }
+    return state;
   }
   friend __device__ __forceinline__ Softmax join(Softmax a, const Softmax& b) {
     a.sum = a.sum + b.sum;
@@ -402,17 +493,14 @@ struct Softmax : Mixture<N, MIXED> {
   static __device__ __forceinline__ Dual<X> product(Dual<X> mass, Real<T> by) {
     return dual(product(mass.value, by), product(mass.slope, by));
   }
-  static __device__ __forceinline__ void scale(RunningSum<N>& sum, T factor) { sum.scale(factor); }
-  static __device__ __forceinline__ void scale(N& sum, T factor) { sum = sum * Real<T>(factor); }
-  static __device__ __forceinline__ N total(const RunningSum<N>& sum) { return sum.total(); }
-  static __device__ __forceinline__ N total(const N& sum) { return sum; }
 };
 
 // ---- cross entropy ------------------------------------------------------------------------------
 
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
-// FEW: a thread has few elements of a row.
-template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool FEW>
+// HALF: the elements, hence the loss, have half the precision of T. HELD: how many elements of a
+// row one thread has, where it has them all; 0 where they are many, or several threads have them.
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int HELD>
 struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
@@ -420,28 +508,31 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr bool SINGLE = true, LISTS = false, HIDES = !SMOOTHED;
   Parameter<T> label_smoothing, z_loss;
 
+  // Whether there is one other class, the sum of whose terms is 1 then.
+  static constexpr bool BINARY = HELD == 2 && !SMOOTHED;
+  // Whether rounding errors are kept: beside what smoothing adds they do not show.
+  static constexpr bool EXACT = !HALF && !BINARY && !SMOOTHED;
+  // FastTerms take an instruction less for an element, and ten more for a row.
+  static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) == sizeof(float);
+  using Terms = Select<FAST, FastTerms, ::Terms<T>>;
+
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
-  // the others add.
+  // the others add. Its element stays out of the top, unless it is smoothed: the largest other
+  // term is 1, and exact.
   template <class N>
-  using State = Softmax<N, SMOOTHED, FEW>;
+  using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
                                       Elements& elements) const {
     // Not -inf, even if all that this thread has is.
-    const T so_far = larger(plain(target.x()), FIRST ? lowest<T>() : state.top);
-    const T top = elements.largest(so_far);
+    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
-    SumsOfPlaces<N, Elements::WIDTH> sums;
+    SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
     N mass = N(0.0), spread = N(0.0);
     elements.each([&](int place, auto column, const auto& x) {
       const N own = term(terms, get<0>(x));
-      N& sum = sums.at[place];
-      if constexpr (FIRST && Elements::COUNT == 1 && !SMOOTHED) {
-        sum = own;
-      } else {
-        sum = SMOOTHED && column == target.column ? sum : sum + own;
-      }
+      sums.add(place, SMOOTHED && column == target.column ? N(0.0) : own);
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass = mass + counts;
@@ -459,33 +550,55 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   struct Finished {
     N value, scale, at_target;  // scale: of the terms
     T share, smooth;
-    typename State<N>::Terms terms;
+    Terms terms;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const typename State<N>::Settled& state) const {
-    const auto terms = State<N>::Terms::up_to(state.top);
-    const Real<T> weight(target.weight()), unit(terms.unit());
-    const N others = sum_of(state) * unit;
-    const N below = target.x() - Real<T>(state.top);
-    const N own = exponential(below);
-    const N total = others + own;
-    // Where the target is the largest, own is 1.
-    const N log_total = log_of_one_and(others + (own - 1.0));
-    N value = weight * (1.0 - label_smoothing) * (log_total - below);
+                                                const State<N>& state, bool valued) const {
+    const auto terms = Terms::up_to(state.top);
+    const Real<T> weight(target.weight());
+    // Of the two, the terms of the others and the own one, the larger has 1 for its largest term:
+    // `ahead` is how far that of the target is ahead of the top, and q the power of the distance.
+    const N x = target.x(), ahead = x - Real<T>(state.top);
+    const bool leads = !(plain(ahead) < T(0));
+    T rest_of_q = leads ? error_of_difference(plain(x), state.top) : T(0);
+    if (plain(ahead) > T(1000)) rest_of_q = plain(x) - plain(x);  // NaN of an infinite x alone
+    const N q = exp_of_distance(ahead, leads, rest_of_q);
+    const N unit = leads ? Real<T>(terms.unit()) * q : N(terms.unit());
+    const N sum = state.sum.total(), others = sum * unit, own = leads ? N(1.0) : q;
+    const N total = others + own, but_one = BINARY ? sum * q : others + (own - 1.0);
+    N log_total = N(0.0), value = N(0.0);
+    if (Z || valued) {
+      if constexpr (BINARY) {
+        log_total = log_of_one_and_fraction(but_one);
+      } else if constexpr (EXACT) {
+        const T factor = plain(unit);
+        T error = fma(plain(sum), factor, -plain(but_one)) + (plain(own) - T(1));
+        error = fma(state.sum.rest(), factor, error);
+        error = fma(leads ? plain(sum) : T(1), rest_of_q, error);
+        log_total = log_of_one_and(but_one, error);
+      } else {
+        log_total = log_of_one_and(but_one);
+      }
+      // A row of -inf has no others: NaN.
+      value = leads ? log_total : log_total - (BINARY ? Real<T>(plain(sum)) * ahead : ahead);
+      if constexpr (SMOOTHED) value = (1.0 - label_smoothing) * value;
+      value = weight * value;
+    }
     N rest = N(0.0);
     T smooth = T(0);
     if constexpr (SMOOTHED) {
       const Real<T> share = Real<T>(label_smoothing) / Real<T>(T(row.columns));
       const N mass = state.mass.total();
-      value = value + share * (mass * log_total - state.spread.total());
+      const N log_sum = leads ? log_total + ahead : log_total;
+      value = value + share * (mass * log_sum - state.spread.total());
       rest = share * (mass - weight);
       smooth = plain(share);
     }
     N slope = weight * (1.0 - label_smoothing) + N(0.0);
     if constexpr (SMOOTHED) slope = slope + rest + Real<T>(smooth) * weight;
     if constexpr (Z) {
-      const N lse = Real<T>(state.top) + log_total;
+      const N lse = (leads ? x : N(state.top)) + log_total;
       value = value + weight * z_loss * lse * lse;
       const N by_lse = 2.0 * weight * z_loss * lse;
       slope = slope + by_lse;
@@ -514,14 +627,6 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   }
 
  private:
-  template <class N>
-  static __device__ __forceinline__ N sum_of(const Softmax<N, false, FEW, N>& state) {
-    return state.sum;
-  }
-  template <class N>
-  static __device__ __forceinline__ N sum_of(const Softmax<N, true, FEW>& state) {
-    return state.sum.total();
-  }
   template <class X>
   static __device__ __forceinline__ Real<T> weight_of(const X& x) {
     if constexpr (WEIGHTED) {
@@ -532,8 +637,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   }
 };
 
-// sum_j w_j y'_j (lse - x_j) + z lse^2, with y' = (1 - e) y + e / C.
-template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_>
+// sum_j w_j y'_j (lse - x_j) + z lse^2, with y' = (1 - e) y + e / C. HALF as above.
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int>
 struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
@@ -542,22 +647,25 @@ struct CrossEntropyOfProbabilities : OfRow {
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
-  using State = Softmax<N, true, false>;
+  using State = Softmax<N, true, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
                                       Elements& elements) const {
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
-    state.template rise<FIRST>(top);
-    N sum = N(0.0), mass = N(0.0), spread = N(0.0);
-    elements.each([&](int, auto, const auto& x) {
+    const auto terms = state.template rise<FIRST>(top);
+    // Where one probability is by far the largest, and its element too, the loss is what the others
+    // add to the 1 of that.
+    SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
+    N mass = N(0.0), spread = N(0.0);
+    elements.each([&](int place, auto, const auto& x) {
       const N below = get<0>(x) - Real<T>(top);
       const N counts = counted(row, x);
-      sum = sum + exponential(below);
+      sums.add(place, term(terms, get<0>(x)));
       mass = mass + counts;
       spread = spread + counts * below;
     });
-    put<FIRST>(state.sum, sum);
+    put<FIRST>(state.sum, sums.total());
     put<FIRST>(state.mass, mass);
     put<FIRST>(state.spread, spread);
   }
@@ -568,8 +676,8 @@ struct CrossEntropyOfProbabilities : OfRow {
     T share, top, factor;
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&,
-                                                const State<N>& state) const {
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const State<N>& state,
+                                                bool) const {
     const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
     Finished<N> done;
     done.value = mass * log_total - state.spread.total();
@@ -636,7 +744,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const Nothing&) const {
+                                                const Nothing&, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N, class F>
@@ -700,7 +808,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const State<N>& state) const {
+                                                const State<N>& state, bool) const {
     const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
     return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
             plain(scale)};
@@ -804,7 +912,7 @@ struct MultilabelMargin : OfRow {
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context&,
-                                                const State<N>& state) const {
+                                                const State<N>& state, bool) const {
     const T columns = T(row.columns);
     return {state.sum.total() / Real<T>(columns), T(1), T(1) / columns};
   }
@@ -959,7 +1067,7 @@ struct CosineEmbedding : OfRow {
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
-                                                const State<N>& state) const {
+                                                const State<N>& state, bool) const {
     Finished<N> done;
     const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
     const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
@@ -1175,8 +1283,8 @@ struct TripletMargin : OfRow {
     typename Metric::template Distance<N> to[2 + SWAP];
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&,
-                                                const Parts<N>& parts) const {
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const Parts<N>& parts,
+                                                bool) const {
     const Metric metric{p};
     Finished<N> done;
 #pragma unroll
@@ -1260,8 +1368,8 @@ struct ShareOf {
     return loss.begin(row, ahead);
   }
   template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target,
-                                                const Nothing&) const {
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target, const Nothing&,
+                                                bool) const {
     using T = decltype(plain(N()));
     return {N(Real<T>(target.weight())), target.weight()};
   }

@@ -25,8 +25,10 @@ BATCH_BYTES = 128
 BLOCK = 256
 SMALL_BLOCK = 128
 
-# What of a row waits in the registers of a thread, where that is all that it works on.
+# What of a row waits in the registers of a thread, where that is all that it works on; of two rows
+# where that is little.
 HELD_BYTES = 32
+HELD_TWICE = 8
 
 # A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
 # most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
@@ -38,13 +40,17 @@ CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 STATIC_ACROSS = 28 << 10  # with a state of each thread
 
-# The rows are divided among blocks of SEGMENT_THREADS threads in all, several times what a device
+# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, and on
-# rows that are held. Their sums are added by TEAMs.
-SEGMENT_THREADS = 5 << 18
+# rows that are held; MORE_UNSUMMED times as many for gradients without a sum. A cluster begins the
+# later the more blocks it has: it takes as many rows as that, up to ROWS_OF_CLUSTER, or more, and a
+# block that computes the shares of two ranks, as it gives the same sums; one that computes more
+# ranks takes one row, as each is summed for itself. Sums are added by TEAMs.
+WORKING_THREADS = 5 << 18
 THREADS_OF_SEVERAL = 1 << 20
 THREADS_OF_HELD = 1 << 19
-MAX_SEGMENTS = 1 << 20  # where nothing is summed
+MORE_UNSUMMED = 4
+ROWS_OF_CLUSTER = 4
 MAX_SHARING = 1 << 10  # that sum what a mean is divided by
 TEAM = 64  # in cuda/values.cuh
 
@@ -96,7 +102,7 @@ class _Team:
     across: bool = False
     shift: int = 0  # elements in which rows may begin anywhere
     exact: bool = False  # all batches are full
-    held: bool = False  # in registers, not in shared memory
+    held: int = 0  # in registers, not in shared memory: from how many rows ahead
 
     @property
     def rows(self) -> int:
@@ -113,7 +119,7 @@ class _Team:
             self.across,
             str(self.shift),
             self.exact,
-            self.held and phase == "WHOLE",
+            str(self.held if phase == "WHOLE" else 0),
         )
 
 
@@ -293,8 +299,9 @@ class _Planner(Launches):
         most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
         batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
         exact = elements == self._columns and slots % batch == 0 and not team.shift
-        held = exact and team.ranks == 1 and not team.parts and slots == batch
-        held = held and 0 < slots * pack_bytes <= HELD_BYTES
+        held, row_bytes = 0, slots * pack_bytes
+        if row_bytes and exact and team.ranks == 1 and not team.parts and slots == batch:
+            held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
         return replace(team, slots=slots, batch=batch, exact=exact, held=held)
 
     def _width(self, main: _Array) -> tuple[int, int]:
@@ -383,12 +390,12 @@ class _Planner(Launches):
         blocks = team.ranks if team.cluster else 1
         if phase == "PARTIAL" or (phase == "FINISH" and wanted):
             blocks = team.parts
-        reduced = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
+        summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
-        segments = self._segments(team) if reduced else MAX_SEGMENTS
+        workers = min(groups, self._workers(team, summed or not wanted))
         if share:
-            segments = min(MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows each
-        segments = min(groups, segments)
+            workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
+        segments = self._rows if team.ranks > 2 else workers
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = kernels.c_type(problem.real)
         expression = self._expression(team)
@@ -421,14 +428,14 @@ class _Planner(Launches):
         kernel = kernels.function("row.cu", name, team.threads, problem.device, shared=shared)
         counter: Slot = 0
         partials: Slot = 0
-        if segments > 1 and reduced:
+        if segments > 1 and summed:
             teams = -(-segments // TEAM)
             counter = self._add_counter(1 + teams)
             sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
             partials = self._add_scratch(16 * sums * (segments + teams))
         launch = kernels.Launch(
             kernel,
-            (segments * blocks, 1),
+            (workers * blocks, 1),
             team.threads,
             [
                 self._arguments(),
@@ -438,7 +445,7 @@ class _Planner(Launches):
                 kernels.int64(team.parts),
                 kernels.int64(team.slots),
                 kernels.int64(segments),
-                kernels.int64(self._kept(segments)),
+                kernels.int64(self._kept(workers)),
                 kernels.float64(problem.divisor if not share else 1.0),
             ],
             pointers=5 + len(pointers),
@@ -447,22 +454,25 @@ class _Planner(Launches):
         slots = [a.slot for a in (*inputs, *outputs)]
         self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
 
-    def _segments(self, team: _Team) -> int:
+    def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""
-        threads = THREADS_OF_SEVERAL if team.rows > 1 else SEGMENT_THREADS
-        segments = (THREADS_OF_HELD if team.held else threads) // team.threads
-        if team.ranks > 1:
-            # A cluster begins the later the more blocks it has: it takes several rows.
-            segments = 16 * segments // team.ranks**2
+        threads = THREADS_OF_SEVERAL if team.rows > 1 else WORKING_THREADS
+        workers = (THREADS_OF_HELD if team.held else threads) // team.threads
+        if team.cluster or team.ranks == 2:
+            workers = max(16 * workers // team.ranks**2, 1)
             if self._rows >= CLUSTERED_ROWS:
-                segments = min(segments, self._rows // 2)
-        return max(segments, 1)
+                workers = min(workers, self._rows // min(team.ranks, ROWS_OF_CLUSTER))
+        elif team.ranks > 2:
+            workers = self._rows
+        elif not few:
+            workers *= MORE_UNSUMMED
+        return workers
 
-    def _kept(self, segments: int) -> int:
-        """The segments whose elements others are to push out of the cache."""
+    def _kept(self, workers: int) -> int:
+        """The workers whose elements others are to push out of the cache."""
         cache = _cupy.cache_bytes(self._problem.device)
         read = self._rows * self._columns * self._element_bytes
-        return max(0, segments - -(-segments * cache // max(read, 1)))
+        return max(0, workers - -(-workers * cache // max(read, 1)))
 
     def _layout(
         self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]
@@ -489,8 +499,13 @@ class _Planner(Launches):
         loss, call = self._loss, self._problem.call
         options = [x if isinstance(x, bool) else str(x) for x in loss.options]
         weighted = (call.weighted,) if loss.weights else ()
-        few = (team.held,) if loss.minds_few else ()
-        return template(loss.struct, kernels.c_type(self._problem.real), *options, *weighted, *few)
+        precision: tuple[bool | str, ...] = ()
+        if loss.precise:
+            main = self._inputs[self._problem.todo.extra]
+            half = kernels.item_size(main.dtype) < kernels.item_size(self._problem.real)
+            precision = half, str(self._columns if team.held and team.lanes == 1 else 0)
+        real = kernels.c_type(self._problem.real)
+        return template(loss.struct, real, *options, *weighted, *precision)
 
     def _arguments(self) -> bytes:
         """The fields of the loss."""

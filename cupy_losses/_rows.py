@@ -37,9 +37,10 @@ class RowLoss:
     """One loss of rows: what it is made of on the device and on the host.
 
     `struct` names a class template of cuda/row_losses.cuh, of the arithmetic type, `options`, where
-    the loss takes weights, whether there are any, and, where it `minds_few`, whether a thread has
-    few elements of a row; its fields are `parameters`, the integers first. `formula` is the same in
-    NumPy, see `_host_rows`. `roles` say what the operands hold.
+    the loss takes weights, whether there are any, and, where it is `precise`, whether the elements
+    have half precision and how many of a row a thread holds; its fields are `parameters`, the
+    integers first. `formula` is the same in NumPy, see `_host_rows`. `roles` say what the operands
+    hold.
 
     The elements of a row lie along axis 1 (0 of an array of one dimension) where `classes` is set,
     else along the last one. A weight, where the loss takes one, has one number a class: that of its
@@ -64,7 +65,7 @@ class RowLoss:
     broadcasts: bool = False
     overwrites: bool = False
     gathers: bool = False
-    minds_few: bool = False
+    precise: bool = False
     domains: Mapping[str, Domain] = field(default_factory=dict)
 
     warns_of_broadcasting = False

@@ -95,7 +95,7 @@ _CROSS_ENTROPY = {
         weighs_elements=smoothed,
         weighted_mean=True,
         overwrites=overwrites,
-        minds_few=True,
+        precise=True,
     )
     for smoothed, z, overwrites in _VARIANTS
 }
@@ -111,6 +111,7 @@ _OF_PROBABILITIES = {
         weights=True,
         weighs_elements=True,
         overwrites=overwrites,
+        precise=True,
         domains={"target": Domain(0.0, 1.0)},
     )
     for smoothed, z, overwrites in _VARIANTS

@@ -51,7 +51,7 @@ FILES = (
 KERNELS = ("pointwise.cu", "row.cu")  # the files that are compiled
 # What no call of a pointwise loss reaches, and what some reach in part.
 ROW_FILES = ("row.cu", "row_losses.cuh")
-SHARED_FILES = ("values.cuh", "reduce.cuh")
+SHARED_FILES = ("values.cuh", "reduce.cuh", "elementary.cuh")
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
 # emulator cannot find them.
@@ -126,6 +126,7 @@ EQUIVALENT: dict[str, str] = {
         "no loss of rows has 32 operands"
     ),
     "if (finishes || context.status == ACTIVE) {": "a result that is not used",
+    "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
     (
         "const bool finishes = PHASE != PARTIAL || "
         "(GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);"

@@ -36,9 +36,10 @@ from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
 
 from . import test_numbers
-from .arrays import BFLOAT16
+from .arrays import BFLOAT16, ulps
 from .emulator import Device
 from .emulator.cupy_lookalike import forget
+from .rows import losses_of_all_sizes
 
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
@@ -288,6 +289,24 @@ def _cross_entropy(device: Device, rng: Any) -> None:
         _row_passes(device, cross_entropy, (x[:20], some), 1, **everything)
 
 
+def _exact_losses(device: Device, rng: Any) -> None:
+    """Losses that are small beside the logits, and those that are infinite or NaN."""
+    for columns in 2, 3, 10, 40, 1040:
+        x, target, exact = losses_of_all_sizes(rng, 20 + 2000 // columns, columns, 8)
+        one_hot = np.eye(columns, dtype=np.float32)[target]
+        for y in target, one_hot:
+            losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
+            np.testing.assert_array_less(ulps(losses.get(), exact), 2.5)
+    special = [-np.inf, np.inf, np.nan, 1.0, 2.0, -3e38, 3e38]
+    for columns, drawn in itertools.product((2, 3, 40), (special, special[:1] + special[3:])):
+        x = rng.choice(drawn, (100, columns)).astype(np.float32)
+        x[0] = -np.inf
+        hosts = x, rng.integers(0, columns, 100)
+        arrays = [device.asarray(host) for host in hosts]
+        losses = cross_entropy(*arrays, reduction="none").get()
+        np.testing.assert_allclose(losses, cross_entropy(*hosts, reduction="none"), rtol=1e-5)
+
+
 def _cross_entropy_of_probabilities(device: Device, rng: Any) -> None:
     x, target = _scores(rng, 70, 12), rng.dirichlet(np.ones(12), 70).astype(np.float32)
     everything = {"weight": _weight(rng, 12), "label_smoothing": 0.3, "z_loss": 0.1}
@@ -321,7 +340,7 @@ def _teams(device: Device, rng: Any) -> None:
 def _segments(device: Device, rng: Any) -> None:
     """Several rows of one block, and rows that wait in registers, for several turns."""
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
-    with _planned(SEGMENT_THREADS=512):
+    with _planned(WORKING_THREADS=512):
         check((_scores(rng, 150, 520), rng.integers(0, 520, 150)))
     with _planned(THREADS_OF_HELD=512):
         check((_scores(rng, 1100, 2), rng.integers(0, 2, 1100)))
@@ -365,7 +384,7 @@ def _multilabel_margin(device: Device, rng: Any) -> None:
     labels = np.full((3, 2000), -1)
     labels[:, :9] = np.arange(9) * 250
     labels[:, 9:17] = np.arange(8) * 256
-    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256):
+    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256):
         check((x, labels), wanted=(0,))
 
 
@@ -408,10 +427,10 @@ def _ranks(device: Device, rng: Any) -> None:
     x[0, 1997], target[:2] = 9, (1997, -100)  # in the last pack, which is not full; in none
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
     smoothed = {"label_smoothing": 0.2, "weight": _weight(rng, 1998)}
-    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256):
+    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256):
         check((x, target))
         check((x, target), **smoothed)
-    with _planned(CACHE_BYTES=1 << 10, SEGMENT_THREADS=256, CLUSTERED_ROWS=1):
+    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256, CLUSTERED_ROWS=1):
         check((x, target), **smoothed)
 
 
@@ -444,13 +463,14 @@ def _layouts(device: Device, rng: Any) -> None:
 Calls = Callable[[Device, Any], None]
 ROW_CALLS: list[tuple[str, Calls]] = [
     ("CrossEntropy Softmax", _cross_entropy),
+    ("RunningSum PlainSum ExactTerms FastTerms SumsOfPlaces Rounded", _exact_losses),
     ("Team", _layouts),
     ("Share", _ranks),
     ("Phase", _two_launches),
     ("Reduction", _teams),
     ("step HELD", _segments),
     ("NegativeLogLikelihood", _negative_log_likelihood),
-    ("MultiMargin RunningSum", _multi_margin),
+    ("MultiMargin", _multi_margin),
     ("CosineEmbedding", _cosine_embedding),
     ("CrossEntropyOfProbabilities", _cross_entropy_of_probabilities),
     ("MultilabelMargin", _multilabel_margin),

@@ -70,6 +70,16 @@ def signs(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Ar
     return rng.choice([-1.0, 1.0], case.rows_of(shape)).astype(dtype)
 
 
+def losses_of_all_sizes(
+    rng: np.random.Generator, rows: int, columns: int, scale: float
+) -> tuple[Array, Array, Array]:
+    """Logits, targets that most often are the largest, and the exact cross entropy of each row."""
+    x = (scale * rng.standard_normal((rows, columns))).clip(-1e4, 1e4).astype(np.float32)
+    likely = rng.random(rows) < 0.8
+    target = np.where(likely, x.argmax(axis=1), rng.integers(0, columns, rows))
+    return x, target, surprise(x.astype(np.longdouble), target)
+
+
 # ---- references ----------------------------------------------------------------------------------
 
 

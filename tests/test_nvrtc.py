@@ -161,6 +161,35 @@ def test_row_kernels_compile(architecture: int) -> None:
     compile_for(architecture, some, "row.cu")
 
 
+# Those that speed depends on most, and that would not be as fast with a register more.
+FAST_SHAPES = [
+    ("float32", (10_000_000, 2)),
+    ("float32", (1 << 20, 256)),
+    ("float32", (32768, 4096)),
+    ("float32", (2048, 131_072)),
+    ("bfloat16", (1 << 20, 256)),
+    ("bfloat16", (2048, 131_072)),
+]
+
+
+@pytest.mark.parametrize("todo", [FORWARD, Pass(wanted=(0,))], ids=["loss", "gradient"])
+def test_row_kernels_do_not_spill(todo: Pass) -> None:
+    """But for a register or two, once a row."""
+    loss = multiclass._CROSS_ENTROPY[False, False, False]
+    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    with planned() as planned_names:
+        for dtype, shape in FAST_SHAPES:
+            operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", shape[0])
+            problem = Problem(call, todo, operands, (0, 0), shape, dtype, device=0)
+            make_plan(static_checks._NoLibrary(), problem)
+    names = [name for name in planned_names if "ShareOf" not in name]
+    assert len(names) == len(FAST_SHAPES)
+    program = static_checks.compile_program(_kernels.source("row.cu"), names, 90)
+    spilled = {kernel.name: (kernel.stack, kernel.spills) for kernel in program.kernels}
+    assert max(stack for stack, _ in spilled.values()) <= 8 * bool(todo.wanted), spilled
+    assert max(spills for _, spills in spilled.values()) <= 24 * bool(todo.wanted), spilled
+
+
 @pytest.mark.parametrize("architecture", [80, 90, 120])
 def test_cache_policies_are_encoded(architecture: int) -> None:
     """In kernels that the assembler encodes wrongly where addresses are uniform."""

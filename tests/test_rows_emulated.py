@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from cupy_losses import (
     _cupy,
@@ -27,9 +29,9 @@ from cupy_losses._evaluate import prepare_of
 from cupy_losses._losses import Pass
 
 from . import emulator
-from .arrays import DTYPES
+from .arrays import DTYPES, ulps
 from .emulator import Device, installed
-from .rows import ROWS, Operands, RowCase, ids
+from .rows import ROWS, Operands, RowCase, ids, losses_of_all_sizes
 
 SHAPE = (37, 12)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
@@ -186,14 +188,14 @@ def test_rows_in_registers(
     operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
-        assert any(re.search(r"Team<[^>]*true>, WHOLE", name) for name in names(device))
+        assert any(re.search(r"Team<[^>]*, [12]>, WHOLE", name) for name in names(device))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_plan_rows, "SEGMENT_THREADS", 512)
+    monkeypatch.setattr(_plan_rows, "WORKING_THREADS", 512)
     monkeypatch.setattr(_plan_rows, "THREADS_OF_SEVERAL", 512)
     operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -316,6 +318,52 @@ def test_the_gradient_takes_the_memory_of_the_input(
         assert gradient is logits
         np.testing.assert_allclose(value.get(), expected[0].get(), rtol=1e-6)
         np.testing.assert_allclose(logits.get(), expected[1].get(), rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1, 8, 30, 1e4])
+@pytest.mark.parametrize("divided", ["", "ranks", "launches"])
+@pytest.mark.parametrize("columns", [2, 3, 5, 10, 33, 300])
+def test_every_loss_is_exact(
+    columns: int, divided: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 2 ulp of itself, however small beside the logits."""
+    if divided == "ranks":
+        monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 8)
+    if divided == "launches":
+        monkeypatch.setattr(_plan_rows, "LONG_ROW", 1)
+    rows = 3000 // columns if divided == "" else 20
+    x, target, exact = losses_of_all_sizes(np.random.default_rng(16), rows, columns, scale)
+    one_hot = np.eye(columns, dtype=np.float32)[target]
+    mixed = np.random.default_rng(17).random(x.shape, np.float32)
+    of_mixed = cross_entropy(x.astype(np.float64), mixed.astype(np.float64), reduction="none")
+    with installed(multiprocessors=3, seed=1) as device:
+        for y, expected in (target, exact), (one_hot, exact), (mixed, of_mixed):
+            losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
+            assert ulps(losses.get(), expected) <= 2
+
+
+SPECIAL = [-np.inf, np.inf, np.nan, 1.0, 2.0, -3e38, 3e38]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 6, 40])
+def test_special_logits(columns: int) -> None:
+    """Losses and gradients are infinite, NaN and 0 where torch's are."""
+    rng = np.random.default_rng(18)
+    for drawn in SPECIAL, SPECIAL[:1] + SPECIAL[3:]:
+        x = rng.choice(drawn, (300, columns))
+        x = np.concatenate([x, np.full((2, columns), -np.inf)]).astype(np.float32)
+        x[-1, 0] = 1
+        target = rng.integers(0, columns, len(x))
+        wanted = torch.tensor(x, requires_grad=True)
+        expected = F.cross_entropy(wanted, torch.tensor(target), reduction="none")
+        expected.sum().backward()
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            each = cross_entropy(*arrays, reduction="none")
+            _, gradient = value_and_grad(cross_entropy)(*arrays, reduction="sum")
+        np.testing.assert_allclose(each.get(), expected.detach().numpy(), rtol=1e-5)
+        assert wanted.grad is not None
+        np.testing.assert_allclose(gradient.get(), wanted.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
 def test_infinite_logits() -> None:

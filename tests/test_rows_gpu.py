@@ -16,6 +16,7 @@ from cupy_losses import (
     value_and_grad,
 )
 
+from .arrays import ulps
 from .rows import multilabel_margin
 
 pytestmark = pytest.mark.gpu
@@ -43,6 +44,48 @@ def test_cross_entropy(shape: tuple[int, int], dtype: Any) -> None:
     largest = exact_gradient.abs().max()
     bound = (2.0**-8 if half else 1e-6) * largest
     assert ((gradient.double() - exact_gradient).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("scale", [1, 8, 30, 1e4])
+@pytest.mark.parametrize("columns", [2, 3, 8, 10, 32, 100, 1000, 4096, 50_257, 128_256, 1_000_000])
+def test_every_loss_is_exact(columns: int, scale: float) -> None:
+    """In units of the last place of itself, however small beside the logits."""
+    generator = torch.Generator("cuda").manual_seed(columns)
+    shape = max(3_000_000 // columns, 20), columns
+
+    def uniform(*shape: int) -> Any:
+        return torch.rand(shape, device="cuda", generator=generator)
+
+    x = scale * torch.randn(shape, device="cuda", generator=generator)
+    x = x.clamp(-1e4, 1e4)
+    target = (columns * uniform(shape[0])).long().clamp(max=columns - 1)
+    target = torch.where(uniform(shape[0]) < 0.8, x.argmax(dim=1), target)
+    weight = 0.5 + uniform(columns)
+    likely = torch.zeros(shape, device="cuda").scatter_(1, target[:, None], 1)
+    mixed = uniform(*shape)
+
+    # log_softmax, negative: without cancellation where one element is the largest by far.
+    wide = x.double()
+    top, first = wide.max(dim=1, keepdim=True)
+    others = (wide - top).exp().scatter(1, first, 0).sum(dim=1, keepdim=True)
+    surprise = top - wide + torch.log1p(others)
+    exact = surprise.gather(1, target[:, None])[:, 0]
+    lse = (top + torch.log1p(others))[:, 0]
+    smooth = float(np.float32(0.1))
+
+    for expected, bound, y, options in (
+        (exact, 2, target, {}),
+        (exact * weight[target].double(), 4, target, {"weight": weight}),
+        (exact + 0.25 * lse**2, 4, target, {"z_loss": 0.25}),
+        ((1 - smooth) * exact + smooth * surprise.mean(1), 5, target, {"label_smoothing": 0.1}),
+        (exact, 4, likely, {}),
+        ((mixed.double() * surprise).sum(1), 4, mixed, {}),
+    ):
+        losses = cross_entropy(x, y, reduction="none", **options)
+        tiny = expected < 2.0**-100  # where rounding errors are subnormal numbers, hence 0
+        assert (losses[tiny] <= 2.0**-99).all()
+        error = ulps(losses[~tiny].cpu().numpy(), expected[~tiny].cpu().numpy())
+        assert error <= bound, (options, y.dtype)
 
 
 def test_the_gradient_takes_the_memory_of_the_input() -> None:
