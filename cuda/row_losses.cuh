@@ -318,6 +318,26 @@ __device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest) {
   return dual(log_of_one_and(rest.value), rest.slope / (1.0 + rest.value));
 }
 
+// The same of a rest from 0 to 1.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and_fraction(Real<T> rest) {
+  return Real<T>(log1p_of_fraction(rest.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> log_of_one_and_fraction(Dual<X> rest) {
+  return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
+}
+// log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest, T error) {
+  const T sum = T(1) + rest.value;
+  return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest, T error) {
+  return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
+}
+
 // The class of a row, its element and its weight as they are in memory.
 template <class T, class Column, class Element, class Weight>
 struct Class {
@@ -350,26 +370,6 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
     own.own_weight = weight_of(own.column);
   }
   return own;
-}
-
-// The same of a rest from 0 to 1.
-template <class T>
-__device__ __forceinline__ Real<T> log_of_one_and_fraction(Real<T> rest) {
-  return Real<T>(log1p_of_fraction(rest.value));
-}
-template <class X>
-__device__ __forceinline__ Dual<X> log_of_one_and_fraction(Dual<X> rest) {
-  return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
-}
-// log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
-template <class T>
-__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest, T error) {
-  const T sum = T(1) + rest.value;
-  return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
-}
-template <class X, class T>
-__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest, T error) {
-  return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
 }
 
 // What begins a row, for losses to inherit: the class of the row, which may be one to ignore, or
@@ -566,7 +566,10 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     const N q = exp_of_distance(ahead, leads, rest_of_q);
     const N unit = leads ? Real<T>(terms.unit()) * q : N(terms.unit());
     const N sum = state.sum.total(), others = sum * unit, own = leads ? N(1.0) : q;
-    const N total = others + own, but_one = BINARY ? sum * q : others + (own - 1.0);
+    const N total = others + own;
+    N but_one = others + (own - 1.0);
+    // The same, but not with the same derivatives: the sum is 1.
+    if constexpr (BINARY && order<N> == 0) but_one = sum * q;
     N log_total = N(0.0), value = N(0.0);
     if (Z || valued) {
       if constexpr (BINARY) {

@@ -15,11 +15,13 @@ from ._rows import ELEMENTS, RowLoss, Rows, walk_rows
 
 LINE_BYTES = 128  # of device memory: what one request reads
 
-# Of a share of a row one thread gets about LANE_BYTES, of all operands; of a row of up to SHORT_ROW
-# bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES of them to
-# registers at a time, half of that where several shares follow one another. A block has at most
-# BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
+# Of a share of a row one thread gets about LANE_BYTES: of each operand in rows of LONG_SHARE bytes
+# and more, or where parts of a row cost much to combine, else of all operands together; of a row of
+# up to SHORT_ROW bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES
+# of all to registers at a time, half of that where several shares follow one another. A block has
+# at most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
 LANE_BYTES = 128
+LONG_SHARE = 4096
 SHORT_ROW = 256
 BATCH_BYTES = 128
 BLOCK = 256
@@ -275,6 +277,8 @@ class _Planner(Launches):
         # Where no element is read, gradients are written.
         moved = row_bytes or packs * width * kernels.item_size(main.dtype)
         lane_bytes = LANE_BYTES if moved > SHORT_ROW else LANE_BYTES // 2
+        if self._loss.precise or moved >= LONG_SHARE:
+            lane_bytes *= max(len(streams), 1)
         lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
         if lanes <= 32 and ranks == 1:
             threads = BLOCK
@@ -459,14 +463,14 @@ class _Planner(Launches):
         threads = THREADS_OF_SEVERAL if team.rows > 1 else WORKING_THREADS
         workers = (THREADS_OF_HELD if team.held else threads) // team.threads
         if team.cluster or team.ranks == 2:
-            workers = max(16 * workers // team.ranks**2, 1)
+            workers = 16 * workers // team.ranks**2
             if self._rows >= CLUSTERED_ROWS:
                 workers = min(workers, self._rows // min(team.ranks, ROWS_OF_CLUSTER))
         elif team.ranks > 2:
             workers = self._rows
         elif not few:
             workers *= MORE_UNSUMMED
-        return workers
+        return max(workers, 1)
 
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""

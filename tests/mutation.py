@@ -117,20 +117,16 @@ EQUIVALENT: dict[str, str] = {
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
-    (
-        "const bool finishes = PHASE != PARTIAL && "
-        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x <= 32);"
-    ): "one more thread whose result is not used",
+    "const bool valued = Team::LANES <= 32 || threadIdx.x <= 32;": (
+        "one more thread whose result is not used"
+    ),
     "constexpr int WARPS = Team::THREADS / 31;": "the same number for every block size",
     "static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 31);": (
         "no loss of rows has 32 operands"
     ),
     "if (finishes || context.status == ACTIVE) {": "a result that is not used",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
-    (
-        "const bool finishes = PHASE != PARTIAL || "
-        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x < 32);"
-    ): "a result that is not used",
+    "const bool finishes = PHASE != PARTIAL || (GRADIENTS || valued);": "a result that is not used",
     "return !GUARDED || (column >= 0 && column + WIDTH < end);": (
         "the last pack element by element: slower"
     ),
@@ -139,10 +135,17 @@ EQUIVALENT: dict[str, str] = {
     ),
     "constexpr int WORDS = (sizeof(State) + 3) * 4;": "a larger union",
     "if (rank == 1) left<Context>(memory, index) = context;": "all ranks have the same context",
+    "const bool valued = Team::LANES <= 32 || threadIdx.x < 31;": (
+        "the result of thread 0 is used alone"
+    ),
+    "static constexpr int ROWS_AHEAD = HELD ? 1 : HELD_;": "one row ahead in place of two: slower",
+    "if (share.begin <= share.end) last.load(share.row);": "the last row, for nothing",
     (
-        "const bool finishes = PHASE != PARTIAL && "
-        "(GRADIENTS || Team::LANES <= 32 || threadIdx.x < 31);"
-    ): "the result of thread 0 is used alone",
+        "work.prefetch(work.share_of(second, first + step <= end, rank, Team::SLOTS));"
+    ): "the last row, for nothing",
+    (
+        "const Share next = work.share_of(work.row_at(later), later <= end, 0, Team::SLOTS);"
+    ): "the last row, for nothing",
     "return !GUARDED || (column > 0 && column + WIDTH <= end);": (
         "the first pack element by element: slower"
     ),
@@ -152,7 +155,34 @@ EQUIVALENT: dict[str, str] = {
     "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD));": (
         "makes room for the next share later: slower"
     ),
-    "segment > kept);": "what leaves the cache first",
+    "done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES || valued);": (
+        "a value that is not used"
+    ),
+    "const T rest = below <= T(-1000) ? T(0) : error_of_difference(x, top);": (
+        "the power is 0 both ways"
+    ),
+    "static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH + COUNT > 1;": (
+        "one number is exact both ways"
+    ),
+    (
+        "static constexpr bool FAST = HALF || HELD == 0 && !SMOOTHED && sizeof(T) == sizeof(float);"
+    ): "terms that are less exact on a GPU alone",
+    "static constexpr bool EXACT = !HALF || !BINARY && !SMOOTHED;": (
+        "keeps errors that do not show: slower"
+    ),
+    "static constexpr bool EXACT = !HALF && !BINARY || !SMOOTHED;": (
+        "keeps errors that do not show: slower"
+    ),
+    (
+        "static constexpr bool FAST = HALF && HELD == 1 && !SMOOTHED && sizeof(T) == sizeof(float);"
+    ): "other terms: slower",
+    (
+        "static constexpr bool FAST = HALF && HELD != 0 && !SMOOTHED && sizeof(T) == sizeof(float);"
+    ): "other terms: slower",
+    (
+        "static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) != sizeof(float);"
+    ): "other terms: slower",
+    "worker > kept);": "what leaves the cache first",
     "if (listed[t] < share.begin || listed[t] > share.end) listed[t] = -1;": (
         "written by two blocks, the same"
     ),
@@ -223,6 +253,9 @@ EQUIVALENT: dict[str, str] = {
 
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
+    (
+        "static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;"
+    ): "another number of sums",
     "constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;": (
         "launch bounds, which tests/test_static.py checks"
     ),

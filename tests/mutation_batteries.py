@@ -39,7 +39,7 @@ from . import test_numbers
 from .arrays import BFLOAT16, ulps
 from .emulator import Device
 from .emulator.cupy_lookalike import forget
-from .rows import losses_of_all_sizes
+from .rows import losses_of_all_sizes, surprise
 
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
@@ -287,16 +287,30 @@ def _cross_entropy(device: Device, rng: Any) -> None:
     check((x, np.where(np.arange(300) == 7, target, none)))
     for some in target[:20], np.full(20, everything["ignore_index"]):
         _row_passes(device, cross_entropy, (x[:20], some), 1, **everything)
+    for columns, options in (
+        (2, {}),
+        (12, {}),
+        (12, {"z_loss": 0.1}),
+        (12, {"label_smoothing": 0.3}),
+    ):
+        likely = np.where(np.arange(20) % 2, target[:20] % columns, x[:20, :columns].argmax(axis=1))
+        _row_passes(device, cross_entropy, (x[:20, :columns], likely), 1, 32, **options)
 
 
 def _exact_losses(device: Device, rng: Any) -> None:
     """Losses that are small beside the logits, and those that are infinite or NaN."""
-    for columns in 2, 3, 10, 40, 1040:
-        x, target, exact = losses_of_all_sizes(rng, 20 + 2000 // columns, columns, 8)
+    for columns, scale in itertools.product((2, 3, 10, 40, 1040), (8, 1e4)):
+        x, target, exact = losses_of_all_sizes(rng, 20 + 2000 // columns, columns, scale)
         one_hot = np.eye(columns, dtype=np.float32)[target]
         for y in target, one_hot:
             losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
             np.testing.assert_array_less(ulps(losses.get(), exact), 2.5)
+    for columns in 3, 40:
+        x, target, _ = losses_of_all_sizes(rng, 300, columns, 8)
+        wide = x.astype(np.float64) + 1e-9 * rng.standard_normal(x.shape)
+        losses = cross_entropy(device.asarray(wide), device.asarray(target), reduction="none")
+        exact = surprise(wide.astype(np.longdouble), target)
+        np.testing.assert_array_less(ulps(losses.get(), exact), 4.5)
     special = [-np.inf, np.inf, np.nan, 1.0, 2.0, -3e38, 3e38]
     for columns, drawn in itertools.product((2, 3, 40), (special, special[:1] + special[3:])):
         x = rng.choice(drawn, (100, columns)).astype(np.float32)
@@ -432,6 +446,10 @@ def _ranks(device: Device, rng: Any) -> None:
         check((x, target), **smoothed)
     with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256, CLUSTERED_ROWS=1):
         check((x, target), **smoothed)
+    # Two teams of rows that are summed one by one, and one row more.
+    many = _scores(rng, 129, 300), rng.integers(0, 300, 129)
+    with _planned(CACHE_BYTES=1 << 8, WORKING_THREADS=256, CLUSTERED_ROWS=1):
+        check(many)
 
 
 def _two_launches(device: Device, rng: Any) -> None:

@@ -246,11 +246,12 @@ def exercise_few_columns(
         assert np.abs(got - expected).max() <= 8e-6 * max(np.abs(expected).max(), 1e-3)
 
 
+@pytest.mark.parametrize("columns", [2, 11])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("case", STRUCTURES, ids=ids(STRUCTURES))
-def test_backward_and_double_backward(case: RowCase, reduction: str) -> None:
+def test_backward_and_double_backward(case: RowCase, reduction: str, columns: int) -> None:
     rng = np.random.default_rng(9)
-    operands = case.draw(rng, (6, 11), np.float32)
+    operands = case.draw(rng, (6, columns), np.float32)
     prepare = functools.partial(prepare_of(case.loss), **case.parameters, reduction=reduction)
     call, ordered = (
         prepare(*(operands[name] for name in case.positional), weight=operands["weight"])
@@ -259,7 +260,7 @@ def test_backward_and_double_backward(case: RowCase, reduction: str) -> None:
     )
     wanted = tuple(call.names.index(name) for name in case.differentiable)
     scale = rng.standard_normal(6 if reduction == "none" else ()).astype(np.float32)
-    tangents = [rng.standard_normal((6, 11)).astype(np.float32) for _ in wanted]
+    tangents = [rng.standard_normal((6, columns)).astype(np.float32) for _ in wanted]
     passes = [
         (Pass(values=False, wanted=wanted, chained=True), (scale,)),
         (Pass(directions=wanted), tangents),
