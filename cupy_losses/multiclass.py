@@ -66,8 +66,11 @@ def _cross_entropy(rows: Rows) -> Evaluated:
 def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     smoothing, z = rows.label_smoothing, rows.z_loss
     top, below, powers = _softmax(rows.input)
-    total = sum_of(powers)
-    log_sum = np.log1p(total - 1.0)
+    # As above, with the first of the largest for the target.
+    largest = plain(below) == 0
+    first = largest & (np.cumsum(largest, axis=-1) == 1)
+    others, own = sum_of(np.where(first, 0.0, powers)), sum_of(np.where(first, powers, 0.0))
+    total, log_sum = others + own, np.log1p(others + (own - 1.0))
     counts = rows.weight * ((1.0 - smoothing) * rows.target + smoothing / max(rows.columns, 1))
     value, by_log_sum = sum_of(counts * (log_sum - below)), sum_of(counts)
     if z:
