@@ -140,7 +140,6 @@ struct PlainSum {
     sum = sum * Real<T>(factor);
   }
   __device__ __forceinline__ N total() const { return sum; }
-  __device__ __forceinline__ auto rest() const { return decltype(plain(sum))(0); }
   friend __device__ __forceinline__ PlainSum operator+(PlainSum a, PlainSum b) {
     return {a.sum + b.sum};
   }
