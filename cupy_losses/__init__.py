@@ -1,7 +1,7 @@
 """Loss functions and their gradients as fused CUDA kernels, for CuPy, torch and NumPy arrays."""
 
-from ._check import check_values
-from ._evaluate import grad, value_and_grad
+from ._api.check import check_values
+from ._api.transforms import grad, value_and_grad
 from .classification import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _formula
-from ._evaluate import Prepared, differentiable, prepare
-from ._losses import Loss, Parameter
+from ._api.transforms import Prepared, differentiable, prepare
+from ._core.formula import is_identifier, source, struct_of
+from ._core.losses import Loss, Parameter
 
 Array = Any
 
@@ -69,11 +69,11 @@ def pointwise_loss(
     operands, defaults = tuple(operands), dict(parameters or {})
     _check_names(name, operands, tuple(defaults))
     loss = Loss(
-        _formula.struct_of(name),
+        struct_of(name),
         numpy,
         operands=operands,
         parameters=tuple(Parameter(parameter, -(2.0**120)) for parameter in defaults),
-        source=_formula.source(name, formula, operands, tuple(defaults)),
+        source=source(name, formula, operands, tuple(defaults)),
     )
 
     def prepare_call(
@@ -101,7 +101,7 @@ def _check_names(name: str, operands: tuple[str, ...], parameters: tuple[str, ..
     if not operands:
         raise ValueError("operands must name at least one array")
     for identifier in (name, *operands, *parameters):
-        if not _formula.is_identifier(identifier):
+        if not is_identifier(identifier):
             raise ValueError(f"a name must be an identifier of ASCII letters, got {identifier!r}")
     names = (*operands, *parameters, *_RESERVED)
     for identifier in names:

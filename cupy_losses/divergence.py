@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ._dual import plain, with_derivatives
-from ._evaluate import Prepared, differentiable, prepare
-from ._losses import REDUCTIONS, Domain, Loss, Parameter, caller_level
+from ._api.transforms import Prepared, differentiable, prepare
+from ._core.losses import REDUCTIONS, Domain, Loss, Parameter, caller_level
+from ._host.dual import plain, with_derivatives
 
 Array = Any
 

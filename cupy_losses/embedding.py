@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ._dual import plain
-from ._evaluate import Prepared, differentiable, prepare, prepare_of, prepared_by
-from ._host_rows import Evaluated, Rows, sum_of
-from ._losses import Domain, Parameter
-from ._rows import ELEMENTS, NUMBER, RowLoss
+from ._api.transforms import Prepared, differentiable, prepare, prepare_of, prepared_by
+from ._core.losses import Domain, Parameter
+from ._core.rows import ELEMENTS, NUMBER, RowLoss
+from ._host.dual import plain
+from ._host.rows import Evaluated, Rows, sum_of
 from .ranking import clamped, margin_ranking_loss
 
 Array = Any

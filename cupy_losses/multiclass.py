@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ._dual import plain
-from ._evaluate import Prepared, differentiable, prepare
-from ._host_rows import Evaluated, Rows, sum_of
-from ._layout import FLOATING
-from ._losses import Domain, Parameter
-from ._rows import ELEMENTS, INDEX, LABELS, Integer, RowLoss
+from ._api.transforms import Prepared, differentiable, prepare
+from ._core.dtypes import FLOATING
+from ._core.losses import Domain, Parameter
+from ._core.rows import ELEMENTS, INDEX, LABELS, Integer, RowLoss
+from ._host.dual import plain
+from ._host.rows import Evaluated, Rows, sum_of
 
 Array = Any
 

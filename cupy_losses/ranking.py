@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ._dual import plain
-from ._evaluate import Prepared, differentiable, prepare
-from ._losses import Domain, Loss, Parameter
+from ._api.transforms import Prepared, differentiable, prepare
+from ._core.losses import Domain, Loss, Parameter
+from ._host.dual import plain
 
 Array = Any
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from ._evaluate import Prepared, differentiable, prepare
-from ._losses import Loss, Parameter
+from ._api.transforms import Prepared, differentiable, prepare
+from ._core.losses import Loss, Parameter
 
 Array = Any
 

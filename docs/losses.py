@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import cupy_losses
-from cupy_losses._evaluate import prepare_of
-from cupy_losses._losses import Loss
-from cupy_losses._rows import ELEMENTS, INDEX, LABELS, RowLoss
+from cupy_losses._api.transforms import prepare_of
+from cupy_losses._core.losses import Loss
+from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowLoss
 
 PAGE = Path(__file__).with_suffix(".md")
 NO_LOSSES = ("check_values", "grad", "pointwise_loss", "value_and_grad")

@@ -28,30 +28,30 @@ from pathlib import Path
 
 import pytest
 
-from cupy_losses import _cupy, _kernels
+from cupy_losses._device import driver, sources
 
 from .emulator import CompileError, Device, installed
 from .mutation_batteries import pointwise, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = (
-    "pointwise.cu",
-    "values.cuh",
-    "reduce.cuh",
-    "layout.cuh",
-    "vector.cuh",
-    "combinators.cuh",
-    "dual.cuh",
-    "math.cuh",
-    "elementary.cuh",
-    "pointwise_losses.cuh",
-    "row.cu",
-    "row_losses.cuh",
+    "kernels/pointwise.cu",
+    "reduction/reduction.cuh",
+    "reduction/sum.cuh",
+    "memory/layout.cuh",
+    "memory/vector.cuh",
+    "losses/combinators.cuh",
+    "numbers/dual.cuh",
+    "numbers/math.cuh",
+    "numbers/elementary.cuh",
+    "losses/pointwise.cuh",
+    "kernels/rows.cu",
+    "losses/rows.cuh",
 )
-KERNELS = ("pointwise.cu", "row.cu")  # the files that are compiled
+KERNELS = ("kernels/pointwise.cu", "kernels/rows.cu")  # the files that are compiled
 # What no call of a pointwise loss reaches, and what some reach in part.
-ROW_FILES = ("row.cu", "row_losses.cuh")
-SHARED_FILES = ("values.cuh", "reduce.cuh", "elementary.cuh")
+ROW_FILES = ("kernels/rows.cu", "losses/rows.cuh")
+SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
 # emulator cannot find them.
@@ -199,10 +199,10 @@ EQUIVALENT: dict[str, str] = {
     "return Loaded{get<FIRST - I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};": (
         "only the first operand has an element of its own"
     ),
-    "reduce.cuh: if (threadIdx.x == 1) {": (
+    "reduction/sum.cuh: if (threadIdx.x == 1) {": (
         "any thread may count the block: the barrier before orders what the others wrote"
     ),
-    "row.cu: if (threadIdx.x == 1) {": "all threads have the state of the whole share",
+    "kernels/rows.cu: if (threadIdx.x == 1) {": "all threads have the state of the whole share",
     "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = settled;": (
         "all threads of a warp have its state"
     ),
@@ -306,7 +306,7 @@ def emulated(text: str) -> Iterator[tuple[int, str]]:
 def mutants(files: Sequence[str] = FILES) -> Iterator[Mutant]:
     """Every rule at every place it fits: in code, not in comments, templates or directives."""
     for file in files:
-        text = (_kernels.source_folder() / file).read_text(encoding="utf-8")
+        text = (sources.source_folder() / file).read_text(encoding="utf-8")
         for number, line in emulated(text):
             code = line.split("//")[0]
             if not code.strip() or code.lstrip().startswith(("#", "template", "using", "struct")):
@@ -322,7 +322,7 @@ def mutants(files: Sequence[str] = FILES) -> Iterator[Mutant]:
 
 def mutated(name: str, mutant: Mutant) -> str:
     """The source of a kernel file with one line changed."""
-    lines = _kernels.source(name).splitlines()
+    lines = sources.source(name).splitlines()
     file, number = "", 0
     for index, line in enumerate(lines):
         directive = re.match(r'#line (\d+) "(.+)"', line)
@@ -338,7 +338,7 @@ def mutated(name: str, mutant: Mutant) -> str:
 
 def struct_of(mutant: Mutant) -> str:
     """The struct that a mutant is in, or the last one before it."""
-    lines = (_kernels.source_folder() / mutant.file).read_text(encoding="utf-8").splitlines()
+    lines = (sources.source_folder() / mutant.file).read_text(encoding="utf-8").splitlines()
     found = [re.match(r"struct (\w+)", line) for line in lines[: mutant.line]]
     return next((match[1] for match in reversed(found) if match), "")
 
@@ -353,12 +353,12 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(_kernels, "source", texts.__getitem__)
+        patch.setattr(sources, "source", texts.__getitem__)
         try:
             for battery, seed in itertools.product(batteries, (1, 2)):
                 with installed(seed=seed, multiprocessors=2, concurrent=3) as device:
                     battery(device)
-        except (CompileError, _cupy.CompileError):
+        except (CompileError, driver.CompileError):
             return "does not compile"
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]

@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 
 from cupy_losses import (
-    _plan_pointwise,
-    _plan_rows,
     cosine_embedding_loss,
     cross_entropy,
     grad,
@@ -31,9 +29,10 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._arrays import resolve
-from cupy_losses._evaluate import prepare_of
-from cupy_losses._losses import Pass
+from cupy_losses._api.transforms import prepare_of
+from cupy_losses._core.losses import Pass
+from cupy_losses._device import plan_pointwise, plan_rows
+from cupy_losses._libraries.registry import resolve
 
 from . import test_numbers
 from .arrays import BFLOAT16, ulps
@@ -100,7 +99,7 @@ def compare_pass(
 
 
 def pointwise(device: Device) -> None:
-    """Calls that reach every kernel of pointwise.cu and every branch of it."""
+    """Calls that reach every kernel of kernels/pointwise.cu and every branch of it."""
     rng = np.random.default_rng(3)
 
     def pair(*shape: int, dtype: Any = np.float32) -> list[Any]:
@@ -207,7 +206,7 @@ def _scale(device: Device) -> None:
     for factor in (1.0, 2.5):
         gradient = device.asarray(host, writable=True)
         scalar = device.asarray(np.asarray(factor, np.float32))
-        launch = _plan_pointwise.scale_launch("float32", "float32", host.size, 0)
+        launch = plan_pointwise.scale_launch("float32", "float32", host.size, 0)
         launch(0, gradient.data.ptr, scalar.data.ptr)
         close(gradient, factor * host)
 
@@ -216,9 +215,9 @@ def _scale(device: Device) -> None:
 
 
 def rows(device: Device, first: str = "") -> None:
-    """Calls that reach every kernel of row.cu and every branch of it.
+    """Calls that reach every kernel of kernels/rows.cu and every branch of it.
 
-    Those for the struct `first` of row_losses.cuh come first: they find most of its mutants.
+    Those for the struct `first` of losses/rows.cuh come first: they find most of its mutants.
     """
     for structs, calls in sorted(ROW_CALLS, key=lambda item: first not in item[0].split()):
         calls(device, np.random.default_rng(len(structs)))
@@ -229,7 +228,7 @@ def _planned(**constants: int) -> Iterator[None]:
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in constants.items():
-            patch.setattr(_plan_rows, name, value)
+            patch.setattr(plan_rows, name, value)
         forget()
         yield
     forget()

@@ -1,4 +1,4 @@
-// Kernels for test_numbers.py: the arithmetic of dual.cuh and math.cuh, the formulas of losses, and
+// Kernels for test_numbers.py: the arithmetic of numbers/dual.cuh and numbers/math.cuh, the formulas of losses, and
 // sums, by themselves.
 
 // An expression of every operator, with operands of every order on either side.

@@ -22,12 +22,14 @@ from unittest import mock
 
 import pytest
 
-from cupy_losses import _kernels, classification, divergence, ranking, regression
-from cupy_losses._cuda import make_plan
-from cupy_losses._layout import Operand, broadcast_shape, dense_strides, result_dtype
-from cupy_losses._losses import FORWARD, Call, Loss, Pass
-from cupy_losses._plan import Allocator, Output, Problem
-from cupy_losses._plan_pointwise import scale_launch
+from cupy_losses import classification, divergence, ranking, regression
+from cupy_losses._core.dtypes import DTYPES
+from cupy_losses._core.losses import FORWARD, Call, Loss, Pass
+from cupy_losses._core.shapes import Operand, broadcast_shape, dense_strides, result_dtype
+from cupy_losses._device import compiler, sources
+from cupy_losses._device.engine import make_plan
+from cupy_losses._device.plan import Allocator, Output, Problem
+from cupy_losses._device.plan_pointwise import scale_launch
 
 ARCHITECTURES = (80, 90, 100, 120)
 RECORD = Path(__file__).with_name("registers.json")
@@ -238,12 +240,12 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
 
     def function(
         file: str, name: str, threads: int, device: int, formula: str = ""
-    ) -> _kernels.Function:
-        assert file == "pointwise.cu"
+    ) -> compiler.Kernel:
+        assert file == "kernels/pointwise.cu"
         names[name] = None
-        return _kernels.Function(None, 0, 1)
+        return compiler.Kernel(None, 0, 1)
 
-    with mock.patch.object(_kernels, "function", function):
+    with mock.patch.object(compiler, "kernel", function):
         for group, cases in GROUPS.items():
             before = len(names)
             for case in cases():
@@ -337,7 +339,7 @@ def limits(name: str) -> Limits:
 
 def _wide_accesses(c_type: str, width: int) -> int:
     """How many accesses of 16 bytes a pack takes; 0 where it is shorter."""
-    sizes = dict(_kernels.DTYPES.values())
+    sizes = {dtype.c_type: dtype.item_size for dtype in DTYPES.values()}
     return width * sizes[c_type] // WIDE
 
 
@@ -378,11 +380,11 @@ def compile_program(source: str, names: Sequence[str], architecture: int) -> Pro
     """Compile as CuPy does, for an architecture (90 for sm_90)."""
     from cupy_backends.cuda.libs import nvrtc
 
-    program = nvrtc.createProgram(source, "pointwise.cu", (), ())
+    program = nvrtc.createProgram(source, "kernels/pointwise.cu", (), ())
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        options = (*_kernels.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
+        options = (*compiler.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
         try:
             nvrtc.compileProgram(program, (*options, "--ptxas-options=-v"))
         except nvrtc.NVRTCError as error:
@@ -425,7 +427,7 @@ def _resources(log: str, symbol: str) -> tuple[int, int, int]:
 def compiled(architecture: int, group: str) -> Program:
     """The requested kernels of a group."""
     names = requested_kernels()[group]
-    return compile_program(_kernels.source("pointwise.cu"), names, architecture)
+    return compile_program(sources.source("kernels/pointwise.cu"), names, architecture)
 
 
 # ---- loops in PTX --------------------------------------------------------------------------------
@@ -621,7 +623,7 @@ def machine_code_findings(program: Program) -> list[str]:
 def copy_findings(program: Program) -> list[str]:
     """Asynchronous copies of 16 bytes, which have a cache policy, to an address that is uniform.
 
-    The assembler encodes them with the wrong register: see cuda/row.cu.
+    The assembler encodes them with the wrong register: see cuda/kernels/rows.cu.
     """
     return uniform_copies("\n".join(_disassemble(program.cubin).values()))
 

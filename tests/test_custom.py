@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from cupy_losses import (
-    _formula,
-    _kernels,
     mse_loss,
     pointwise_loss,
     smooth_l1_loss,
     value_and_grad,
 )
+from cupy_losses._core.formula import explained
+from cupy_losses._core.formula import source as source_of
+from cupy_losses._device import compiler, sources
 
 from . import emulator
 from .arrays import Library
@@ -120,10 +121,10 @@ def nvrtc_log(loss: Any, source: str) -> str:
         f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 1>, "
         "SUM_OF_VALUES, 1u, float, const float*, const float*, float*>"
     )
-    program = nvrtc.createProgram(_kernels.source("pointwise.cu") + source, "p.cu", (), ())
+    program = nvrtc.createProgram(sources.source("kernels/pointwise.cu") + source, "p.cu", (), ())
     nvrtc.addNameExpression(program, name)
     try:
-        nvrtc.compileProgram(program, (*_kernels.compile_options(), "-arch=sm_90"))
+        nvrtc.compileProgram(program, (*compiler.compile_options(), "-arch=sm_90"))
     except nvrtc.NVRTCError:
         return str(nvrtc.getProgramLog(program))
     return ""
@@ -140,12 +141,12 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("formula", "line", "column", "message"), MISTAKES)
 def test_mistakes_show_line_and_column(formula: str, line: int, column: int, message: str) -> None:
-    source = _formula.source("mine", formula, ("input", "target"), ("beta",))
-    explained = _formula.explained(source, nvrtc_log("Formula_mine", source))
-    assert f"the formula of mine does not compile, line {line}, column {column}: " in explained
-    assert message in explained
+    source = source_of("mine", formula, ("input", "target"), ("beta",))
+    shown_error = explained(source, nvrtc_log("Formula_mine", source))
+    assert f"the formula of mine does not compile, line {line}, column {column}: " in shown_error
+    assert message in shown_error
     shown = [*formula.splitlines(), ""][line - 1]
-    assert f"\n    {shown}\n    {' ' * (column - 1)}^" in explained
+    assert f"\n    {shown}\n    {' ' * (column - 1)}^" in shown_error
 
 
 def test_all_functions_compile() -> None:
@@ -155,7 +156,7 @@ def test_all_functions_compile() -> None:
     formula = " + ".join(f"{name}(input)" for name in one)
     formula += " + max(input, target) + min(input, 1) + clamp_min(target, 0.5f) + pow(input, p)"
     formula += " + exp(p) / target + (input > target ? input : 2) - -p"
-    source = _formula.source("mine", formula, ("input", "target"), ("p",))
+    source = source_of("mine", formula, ("input", "target"), ("p",))
     assert nvrtc_log("Formula_mine", source) == ""
     documentation = pointwise_loss.__doc__ or ""
     assert all(name in documentation for name in (*one, "max", "min", "clamp_min", "pow"))

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import _cuda, mse_loss, value_and_grad
-from cupy_losses._arrays import resolve
-from cupy_losses._evaluate import prepare_of
-from cupy_losses._losses import Pass
+from cupy_losses import mse_loss, value_and_grad
+from cupy_losses._api.transforms import prepare_of
+from cupy_losses._core.losses import Pass
+from cupy_losses._device import engine
+from cupy_losses._libraries.registry import resolve
 
 from . import emulator
 from .arrays import DTYPES, Host, ulps
@@ -310,13 +311,13 @@ def test_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None
     emulator.require()
     size = (1 << 31) + 8192 + 5
     scratch: list[Any] = []
-    original = _cuda.CupyLibrary.scratch
+    original = engine.CupyLibrary.scratch
 
     def recorded(self: Any, operands: Any, count: int, stream: int) -> Any:
         scratch.append((count, original(self, operands, count, stream)))
         return scratch[-1][1]
 
-    monkeypatch.setattr(_cuda.CupyLibrary, "scratch", recorded)
+    monkeypatch.setattr(engine.CupyLibrary, "scratch", recorded)
     with installed(
         multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [5]
     ) as device:

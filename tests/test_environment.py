@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cupy_losses import _cupy, _kernels
+from cupy_losses._device import compiler, driver
 
 # An array on a CUDA device, as far as one can tell without one.
 DEVICE_ARRAY = """
@@ -57,21 +57,21 @@ class cuda:
 
 
 def test_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cupy, "nvrtc_version", lambda: (12, 9))
-    monkeypatch.setattr(_kernels, "include_folders", list)
-    _kernels.compile_options.cache_clear()
+    monkeypatch.setattr(driver, "nvrtc_version", lambda: (12, 9))
+    monkeypatch.setattr(compiler, "include_folders", list)
+    compiler.compile_options.cache_clear()
     with pytest.raises(RuntimeError, match="cuda_fp16.h was not found.*nvidia-cuda-runtime-cu12"):
-        _kernels.compile_options()
+        compiler.compile_options()
 
 
 def test_headers_of_nvrtcs_own_version_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     folders = ["/wheels/nvidia/cuda_runtime/include", "/wheels/nvidia/cu13/include"]
-    monkeypatch.setattr(_kernels, "include_folders", lambda: list(folders))
+    monkeypatch.setattr(compiler, "include_folders", lambda: list(folders))
     for version, chosen in (((12, 9), folders[0]), ((13, 0), folders[1])):
-        monkeypatch.setattr(_cupy, "nvrtc_version", lambda version=version: version)
-        _kernels.compile_options.cache_clear()
-        assert f"-I{chosen}" in _kernels.compile_options()
-    _kernels.compile_options.cache_clear()
+        monkeypatch.setattr(driver, "nvrtc_version", lambda version=version: version)
+        compiler.compile_options.cache_clear()
+        assert f"-I{chosen}" in compiler.compile_options()
+    compiler.compile_options.cache_clear()
 
 
 def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +80,14 @@ def test_no_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 
     runtime = SimpleNamespace(runtimeGetVersion=lambda: 12090)
     fake = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
-    monkeypatch.setattr(_cupy, "cupy", lambda: fake)
+    monkeypatch.setattr(driver, "cupy", lambda: fake)
     nvrtc = SimpleNamespace(getVersion=version)
     for name in ("cupy_backends", "cupy_backends.cuda"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     libs = SimpleNamespace(nvrtc=nvrtc)
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libs)
     with pytest.raises(RuntimeError, match="NVRTC.*pip install nvidia-cuda-nvrtc-cu12"):
-        _cupy.nvrtc_version()
+        driver.nvrtc_version()
 
 
 def test_kernel_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +98,6 @@ def test_kernel_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) ->
         def get_function(self, name: str) -> Any:
             raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(_cupy, "cupy", lambda: SimpleNamespace(RawModule=Module))
+    monkeypatch.setattr(driver, "cupy", lambda: SimpleNamespace(RawModule=Module))
     with pytest.raises(RuntimeError, match="cache cannot be written.*CUPY_CACHE_DIR"):
-        _cupy.compile("", "kernel", ())
+        driver.compile("", "kernel", ())

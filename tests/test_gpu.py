@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import _cuda, _kernels, grad, huber_loss, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses import grad, huber_loss, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses._device import compiler, engine
 
 from .losses import LOSSES, Case
 
@@ -60,18 +61,18 @@ def test_same_bits_over_runs_and_streams(case: Case, dtype: Any) -> None:
 @pytest.fixture
 def any_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A function that fixes the number of resident blocks."""
-    compiled = _kernels.function
+    compiled = compiler.kernel
 
     def set_blocks(blocks: int) -> None:
-        _cuda._plans.clear()
+        engine._plans.clear()
         monkeypatch.setattr(
-            _kernels,
-            "function",
+            compiler,
+            "kernel",
             lambda *arguments: compiled(*arguments)._replace(resident_blocks=blocks),
         )
 
     yield set_blocks
-    _cuda._plans.clear()
+    engine._plans.clear()
 
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cupy_losses._layout import (
+from cupy_losses._core.shapes import (
     Operand,
     broadcast_axes,
     broadcast_strides,

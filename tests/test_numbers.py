@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import _kernels, binary_cross_entropy_with_logits
-from cupy_losses._dual import Dual, plain, sigmoid, slope_of, softplus
-from cupy_losses._evaluate import differentiable, prepare_of
-from cupy_losses._losses import Call
-from cupy_losses._plan import template
+from cupy_losses import binary_cross_entropy_with_logits
+from cupy_losses._api.transforms import differentiable, prepare_of
+from cupy_losses._core.losses import Call
+from cupy_losses._device import sources
+from cupy_losses._device.plan import template
+from cupy_losses._host.dual import Dual, plain, sigmoid, slope_of, softplus
 
 from . import emulator
 from . import losses as reference
@@ -110,7 +111,7 @@ def module() -> Module:
     """The kernels of numbers.cu behind the sources that they test."""
     source = "\n".join(
         [
-            *(_kernels.source(name) for name in ("pointwise.cu",)),
+            *(sources.source(name) for name in ("kernels/pointwise.cu",)),
             '#line 1 "numbers.cu"',
             (Path(__file__).parent / "numbers.cu").read_text(encoding="utf-8"),
         ]
@@ -218,7 +219,7 @@ def check_sums(kernels: Module) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Module:
+def compiled() -> Module:
     emulator.require()
     return module()
 

@@ -9,13 +9,14 @@ from unittest import mock
 
 import pytest
 
-from cupy_losses import _cupy, _kernels, embedding, multiclass
-from cupy_losses._cuda import make_plan
-from cupy_losses._layout import Operand
-from cupy_losses._losses import FORWARD, Call, Pass
-from cupy_losses._plan import Problem, template
-from cupy_losses._plan_rows import STATIC_ACROSS, STATIC_BYTES
-from cupy_losses._rows import ELEMENTS, INDEX, LABELS, RowLoss
+from cupy_losses import embedding, multiclass
+from cupy_losses._core.losses import FORWARD, Call, Pass
+from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowLoss
+from cupy_losses._core.shapes import Operand
+from cupy_losses._device import compiler, driver, sources
+from cupy_losses._device.engine import make_plan
+from cupy_losses._device.plan import Problem, template
+from cupy_losses._device.plan_rows import STATIC_ACROSS, STATIC_BYTES
 
 from . import static_checks
 
@@ -26,13 +27,13 @@ SHORT = ("float", "__nv_bfloat16")
 LOSSES = (*static_checks.LOSSES, *static_checks.FORMULAS)
 
 
-def compile_for(architecture: int, names: list[str], file: str = "pointwise.cu") -> None:
+def compile_for(architecture: int, names: list[str], file: str = "kernels/pointwise.cu") -> None:
     """Compile the kernels `names`; raises with the compiler's log."""
-    program = nvrtc.createProgram(_kernels.source(file), file, (), ())
+    program = nvrtc.createProgram(sources.source(file), file, (), ())
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        options = (*_kernels.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
+        options = (*compiler.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError:
@@ -115,16 +116,16 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
 
     def function(
         file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
-    ) -> _kernels.Function:
-        if file == "row.cu":
+    ) -> compiler.Kernel:
+        if file == "kernels/rows.cu":
             names[name] = shared
-        return _kernels.Function(None, 0, 1)
+        return compiler.Kernel(None, 0, 1)
 
     with (
-        mock.patch.object(_kernels, "function", function),
-        mock.patch.object(_cupy, "shared_memory", return_value=shared_memory),
-        mock.patch.object(_cupy, "has_clusters", return_value=shared_memory == 227 << 10),
-        mock.patch.object(_cupy, "cache_bytes", return_value=50 << 20),
+        mock.patch.object(compiler, "kernel", function),
+        mock.patch.object(driver, "shared_memory", return_value=shared_memory),
+        mock.patch.object(driver, "has_clusters", return_value=shared_memory == 227 << 10),
+        mock.patch.object(driver, "cache_bytes", return_value=50 << 20),
     ):
         yield names
 
@@ -158,7 +159,7 @@ def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[
 def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
-    compile_for(architecture, some, "row.cu")
+    compile_for(architecture, some, "kernels/rows.cu")
 
 
 # Those that speed depends on most, and that would not be as fast with a register more.
@@ -184,7 +185,7 @@ def test_row_kernels_do_not_spill(todo: Pass) -> None:
             make_plan(static_checks._NoLibrary(), problem)
     names = [name for name in planned_names if "ShareOf" not in name]
     assert len(names) == len(FAST_SHAPES)
-    program = static_checks.compile_program(_kernels.source("row.cu"), names, 90)
+    program = static_checks.compile_program(sources.source("kernels/rows.cu"), names, 90)
     spilled = {kernel.name: (kernel.stack, kernel.spills) for kernel in program.kernels}
     assert max(stack for stack, _ in spilled.values()) <= 8 * bool(todo.wanted), spilled
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(todo.wanted), spilled
@@ -196,7 +197,7 @@ def test_cache_policies_are_encoded(architecture: int) -> None:
     static_checks.require_disassembler()
     found = row_specialisations([(32768, 4096)])
     names = [name for name in found if "<float, MultiMargin<" in name and ", 1u, 0u," in name]
-    program = static_checks.compile_program(_kernels.source("row.cu"), names, architecture)
+    program = static_checks.compile_program(sources.source("kernels/rows.cu"), names, architecture)
     assert len(program.kernels) == len(names) > 0
     assert not static_checks.copy_findings(program)
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import cupy_losses
-from cupy_losses import _kernels
 from cupy_losses.__main__ import main
+from cupy_losses._device import sources
 
 from .losses import LOSSES
 from .rows import ROWS
@@ -39,25 +39,26 @@ def test_import_loads_neither_torch_nor_cupy() -> None:
 
 
 def test_sources_are_found_and_hold_no_python() -> None:
-    folder = _kernels.source_folder()
-    assert {"pointwise.cu", "dual.cuh"} <= {file.name for file in folder.iterdir()}
+    folder = sources.source_folder()
+    files = {str(file.relative_to(folder)) for file in folder.rglob("*.cu*")}
+    assert {"kernels/pointwise.cu", "numbers/dual.cuh"} <= files
     assert not list(folder.rglob("*.py"))
 
 
 def test_includes_are_inlined_once_with_line_numbers() -> None:
-    source = _kernels.source("pointwise.cu")
+    source = sources.source("kernels/pointwise.cu")
     assert '#include "' not in source
     assert source.count("struct Dual {") == 1
     line = next(i for i, text in enumerate(source.splitlines()) if "struct Weighted" in text)
-    file = (_kernels.source_folder() / "combinators.cuh").read_text().splitlines()
+    file = (sources.source_folder() / "losses/combinators.cuh").read_text().splitlines()
     own = next(i for i, text in enumerate(file) if "struct Weighted" in text)
-    start = source.splitlines()[: line + 1][::-1].index('#line 1 "combinators.cuh"')
+    start = source.splitlines()[: line + 1][::-1].index('#line 1 "losses/combinators.cuh"')
     assert start - 1 >= own - 5
 
 
 MODULES = [
-    "_check",
-    "_evaluate",
+    "_api.check",
+    "_api.transforms",
     "classification",
     "custom",
     "divergence",

@@ -17,16 +17,15 @@ import torch
 import torch.nn.functional as F
 
 from cupy_losses import (
-    _cupy,
-    _host,
-    _plan_rows,
     cross_entropy,
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._arrays import resolve
-from cupy_losses._evaluate import prepare_of
-from cupy_losses._losses import Pass
+from cupy_losses._api.transforms import prepare_of
+from cupy_losses._core.losses import Pass
+from cupy_losses._device import driver, plan_rows
+from cupy_losses._host import pointwise
+from cupy_losses._libraries.registry import resolve
 
 from . import emulator
 from .arrays import DTYPES, ulps
@@ -163,7 +162,7 @@ def test_rows_divided_among_blocks(
     case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks of a cluster, by the alternative that needs none."""
-    monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 10)
+    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 10)
     operands = case.draw(np.random.default_rng(7), (5, 2000), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands, layout)
@@ -184,7 +183,7 @@ def test_rows_in_registers(
     case: RowCase, layout: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
-    monkeypatch.setattr(_plan_rows, "THREADS_OF_HELD", 512)
+    monkeypatch.setattr(plan_rows, "THREADS_OF_HELD", 512)
     operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
@@ -195,8 +194,8 @@ def test_rows_in_registers(
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_plan_rows, "WORKING_THREADS", 512)
-    monkeypatch.setattr(_plan_rows, "THREADS_OF_SEVERAL", 512)
+    monkeypatch.setattr(plan_rows, "WORKING_THREADS", 512)
+    monkeypatch.setattr(plan_rows, "THREADS_OF_SEVERAL", 512)
     operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, CROSS_ENTROPY, operands)
@@ -204,7 +203,7 @@ def test_several_groups_of_a_block(
 
 @pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ids=str)
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_plan_rows, "LONG_ROW", 64)
+    monkeypatch.setattr(plan_rows, "LONG_ROW", 64)
     operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands)
@@ -270,7 +269,7 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
         ),
     ]
     for todo, leading in passes:
-        expected = _host.run(call, todo, [*leading, *ordered])
+        expected = pointwise.run(call, todo, [*leading, *ordered])
         with installed(multiprocessors=3, seed=1) as device:
             arrays = [device.asarray(np.asarray(x)) for x in (*leading, *ordered)]
             backend, own = resolve(call, arrays[len(leading) :])
@@ -307,8 +306,8 @@ def test_rows_of_no_use() -> None:
 def test_the_gradient_takes_the_memory_of_the_input(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cupy, "has_clusters", lambda device: False)
-    monkeypatch.setattr(_plan_rows, "CACHE_LIMIT", 4 << 10)
+    monkeypatch.setattr(driver, "has_clusters", lambda device: False)
+    monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 4 << 10)
     x = np.random.default_rng(11).standard_normal((rows, columns)).astype(np.float32)
     target = np.arange(rows) % columns
     with installed(multiprocessors=3, seed=1) as device:
@@ -329,9 +328,9 @@ def test_every_loss_is_exact(
 ) -> None:
     """In units of the last place of itself, however small beside the logits."""
     if divided == "ranks":
-        monkeypatch.setattr(_plan_rows, "CACHE_BYTES", 1 << 8)
+        monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 8)
     if divided == "launches":
-        monkeypatch.setattr(_plan_rows, "LONG_ROW", 1)
+        monkeypatch.setattr(plan_rows, "LONG_ROW", 1)
     rows = 3000 // columns if divided == "" else 20
     x, target, exact = losses_of_all_sizes(np.random.default_rng(16), rows, columns, scale)
     one_hot = np.eye(columns, dtype=np.float32)[target]
@@ -404,7 +403,7 @@ def test_derivatives_of_probabilities_that_are_0(columns: int) -> None:
     tangents = rng.standard_normal((2, 4, columns)).astype(np.float32)
     call, _ = prepare_of(cross_entropy)(x, one_hot)
     todo = Pass(directions=(0, 1))
-    (expected,) = _host.run(call, todo, [*tangents, x, one_hot])
+    (expected,) = pointwise.run(call, todo, [*tangents, x, one_hot])
     with installed(multiprocessors=3, seed=1) as device:
         arrays = [device.asarray(a) for a in (*tangents, x, one_hot)]
         backend, own = resolve(call, arrays[2:])

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from cupy_losses import _kernels
+from cupy_losses._core.dtypes import c_type
 
 from . import static_checks
 from .static_checks import Program, Record
@@ -106,7 +106,7 @@ def test_all_kinds_of_kernels_are_checked() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_dense_operands_are_accessed_in_packs(dtype: str) -> None:
-    pointer = f"const {_kernels.c_type(dtype)}*"
+    pointer = f"const {c_type(dtype)}*"
     names = [name for name in static_checks.requested_kernels()["value"] if pointer in name]
     assert names
     for name in names:

@@ -83,7 +83,7 @@ def _choose_backend(wanted: str | None) -> tuple[Any, str, str]:
     if wanted == "numpy":
         return np, "NumPy", "asked for"
     try:
-        from .._cupy import cupy
+        from .._device.driver import cupy
 
         xp = cupy()
         count = xp.cuda.runtime.getDeviceCount()

@@ -82,8 +82,8 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
     try:
         import cupy
 
-        from .._cupy import nvrtc_version
-        from .._kernels import include_folders
+        from .._device.compiler import include_folders
+        from .._device.driver import nvrtc_version
     except Exception as error:
         facts["CuPy"] = _MISSING if isinstance(error, ImportError) else f"unavailable: {error}"
         advice.append(
@@ -124,7 +124,7 @@ _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
 
 
 def _wheel(part: str, major: int) -> str:
-    from .._cupy import wheel
+    from .._device.driver import wheel
 
     return wheel(part, major)
 

@@ -1,0 +1,1220 @@
+// All passes of all losses of rows: the loss of each row, its sum or mean, the gradients of the
+// elements, or loss and gradients together.
+//
+// A row is read once. Its elements come to shared memory, or those of short rows to registers,
+// while the row before is worked on; from there the row accumulates what its loss needs, and, where
+// gradients are wanted, these are computed once that is complete. Bytes of device memory an
+// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s;
+// from a row too long for shared memory 3s.
+//
+// Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; a
+// cluster of blocks, each with a share of the row (its rank) in its shared memory; or, for few rows
+// of many elements, blocks all over the device, in two launches: PARTIAL leaves what each share
+// accumulates in device memory, FINISH combines that.
+//
+// Order of summation: batches of a thread in order, then threads in pairs, then ranks in order.
+// Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
+// and whoever computes a rank, so that the bits are always the same.
+#include "losses/combinators.cuh"
+#include "memory/layout.cuh"
+#include "losses/rows.cuh"
+#include "reduction/reduction.cuh"
+
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+// Clusters need PTX. Without them each block computes all ranks of a row itself, with the same
+// bits.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CLUSTERS 1
+#else
+#define CLUSTERS 0
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+#define ASYNCHRONOUS_COPIES 1
+#else
+#define ASYNCHRONOUS_COPIES 0
+#endif
+
+enum Phase { WHOLE, PARTIAL, FINISH };
+
+constexpr int LINE = 128;  // bytes of a line of the cache
+
+// LANES threads, of a block of THREADS, work on a row, each on SLOTS packs of WIDTH elements of a
+// share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
+// neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
+// of neighbouring rows are not. SHIFT: rows may begin anywhere inside so many aligned elements, a
+// pack or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
+// each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
+// hold. EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in
+// registers, from so many rows ahead, if not 0.
+template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
+          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_, int HELD_>
+struct Team {
+  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
+  static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
+  static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
+  static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
+  static constexpr int SHIFT = SHIFT_;
+  static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_, EXACT = EXACT_;
+  static constexpr bool HELD = HELD_ != 0;
+  static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
+  static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
+
+  static __device__ __forceinline__ int lane() {
+    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
+  }
+  static __device__ __forceinline__ int row() {
+    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
+  }
+};
+
+// Where rows lie: a walk over them, and the step of each array along its row. Bit k of VECTORS:
+// that step is 1 and the packs of a row are aligned, so that a pack is one access.
+template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index_, class Column_, class Offset>
+struct RowLayout {
+  using Index = Index_;
+  using Column = Column_;
+  static constexpr unsigned VECTORS = VECTORS_;
+  Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
+  long long steps[ARRAYS];
+
+  template <int K>
+  __device__ __forceinline__ long long step() const {
+    return (VECTORS >> K & 1u) ? 1 : steps[K];
+  }
+};
+
+// One row. Arrays: grad_output where CHAINED, a tangent for each of DIRECTIONS, the operands of the
+// loss, the weights of the classes where WEIGHTED, then the gradients.
+template <class T, class Loss, class Layout, unsigned DIRECTIONS, bool CHAINED, class Pointers>
+struct RowOf {
+  using Scalar = T;
+  using Rows = Layout;
+  using Column = typename Layout::Column;
+  using N = Select<(DIRECTIONS != 0), Dual<Real<T>>, Real<T>>;
+
+  static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 32);
+  static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
+  template <int I>
+  static constexpr int TANGENT = int(CHAINED) + ones_below(DIRECTIONS, I);
+  template <int I>
+  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+    return *pointer;
+  }
+  template <int I>
+  using Element = decltype(element_type<I>(At<I, Pointers>()));
+
+  const Layout& layout;
+  const Pointers& pointers;
+  typename decltype(Layout::rows)::Location at;
+  Column columns;
+
+  template <int K>
+  __device__ __forceinline__ auto* address(Column column) const {
+    return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
+  }
+  // An element as it is in memory: only who asks for its number waits for it.
+  template <int I>
+  struct Loaded {
+    static constexpr bool HAS_SLOPE = bool(DIRECTIONS >> I & 1u);
+    static constexpr int SLOPE = HAS_SLOPE ? TANGENT<I> : FIRST + I;
+    Element<FIRST + I> value;
+    Element<SLOPE> slope;
+
+    __device__ __forceinline__ N number() const {
+      const Real<T> real(convert<T>(value));
+      if constexpr (HAS_SLOPE) {
+        return N(real, Real<T>(convert<T>(slope)));
+      } else {
+        return N(real);
+      }
+    }
+  };
+  template <int I>
+  __device__ __forceinline__ Loaded<I> load(Column column) const {
+    return {*address<FIRST + I>(column), *address<Loaded<I>::SLOPE>(column)};
+  }
+  template <int I>
+  __device__ __forceinline__ N number(Column column) const {
+    return load<I>(column).number();
+  }
+  template <int I>
+  __device__ __forceinline__ auto load_index(Column column = 0) const {
+    return *address<FIRST + I>(column);
+  }
+  template <int I>
+  __device__ __forceinline__ long long index(Column column) const {
+    return (long long)(load_index<I>(column));
+  }
+  __device__ __forceinline__ auto load_weight(Column column) const {
+    return *address<FIRST + Loss::OPERANDS>(column);
+  }
+  __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
+  // By how many elements the row begins behind a multiple of so many.
+  template <int UNIT>
+  __device__ __forceinline__ Column shift() const {
+    const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));
+    return Column(start / sizeof(Element<FIRST>) % UNIT);
+  }
+};
+
+// ---- copies to shared memory that a thread does not wait for ------------------------------------
+
+#if ASYNCHRONOUS_COPIES
+// Which elements the cache lets go of first: those of a pass without gradients. Beside gradients
+// they are to stay longest, so that it writes those out; a row is read once either way, but loss
+// and gradient take 3 to 7% less time so on an H200. They are released in the end, for who comes
+// next.
+template <bool KEPT>
+__device__ __forceinline__ unsigned long long cache_policy() {
+  unsigned long long policy;
+  if constexpr (KEPT) {
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  } else {
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  }
+  return policy;
+}
+__device__ __forceinline__ void release_line(const void* address) {
+  asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address) : "memory");
+}
+// An address in shared memory, in a register of the thread: blockIdx.z is 0, which the assembler
+// does not know. It would take what all threads have in common to a uniform register, and an
+// asynchronous copy with a cache policy is then encoded with the wrong one, as of CUDA 12.9
+// and 13.0.
+__device__ __forceinline__ unsigned address_of_thread(const void* place) {
+  return unsigned(__cvta_generic_to_shared(place)) ^ blockIdx.z;
+}
+// BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
+template <int BYTES, int TO, int FROM, bool KEPT>
+__device__ __forceinline__ void copy_later(unsigned to, const void* from) {
+  if constexpr (BYTES > 16) {
+    copy_later<16, TO, FROM, KEPT>(to, from);
+    copy_later<BYTES - 16, TO + 16, FROM + 16, KEPT>(to, from);
+  } else if constexpr (BYTES == 16) {
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to),
+        "l"(from), "n"(TO), "n"(FROM), "l"(cache_policy<KEPT>())
+        : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0 + %2], [%1 + %3], %4;" ::"r"(to), "l"(from),
+                 "n"(TO), "n"(FROM), "n"(BYTES)
+                 : "memory");
+  }
+}
+__device__ __forceinline__ void end_group_of_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until no more than the last PENDING groups are on their way.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+#else
+__device__ __forceinline__ void end_group_of_copies() {}
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {}
+#endif
+
+// Packs of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
+// the columns from 0 up to `end` are there.
+template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool GUARDED,
+          class K = Range<Row::INPUTS>>
+struct Batch;
+
+template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH_, bool GUARDED, int... K>
+struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
+  using T = typename Row::Scalar;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
+  static constexpr int FIRST = Row::FIRST, COUNT = BATCH, WIDTH = WIDTH_;
+  using Packs = Tuple<Pack<typename Row::template Element<K>, WIDTH>...>;
+
+  // Whether array S is read element by element: an operand that the loss reads, or its tangent.
+  template <int S, int I = 0>
+  static __device__ constexpr bool is_read() {
+    if constexpr (I > Loss::OPERANDS) {
+      return false;
+    } else {
+      const bool own = S == FIRST + I;
+      const bool tangent = bool(DIRECTIONS >> I & 1u) && S == Row::template TANGENT<I>;
+      return (bool(Loss::READS >> I & 1u) && (own || tangent)) || is_read<S, I + 1>();
+    }
+  }
+
+  Column first, stride, end;
+  Packs packs[BATCH];
+
+  __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
+  // Where pack p is in array S: from the first one on, at an offset that is known.
+  template <int S>
+  __device__ __forceinline__ auto* address(const Row& row, int p) const {
+    const long long from_first = (long long)(p * stride) * row.layout.template step<S>();
+    return row.template address<S>(first) + from_first;
+  }
+  __device__ __forceinline__ bool holds(Column column) const {
+    return !GUARDED || (column >= 0 && column < end);
+  }
+  __device__ __forceinline__ bool is_full(Column column) const {
+    return !GUARDED || (column >= 0 && column + WIDTH <= end);
+  }
+
+  __device__ __forceinline__ void load(const Row& row) {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) (load_array<K>(row, p), ...);
+  }
+
+  // To shared memory, without waiting, and from it. `slot` is that of the first pack; each array
+  // has a place for each slot and thread.
+  template <class Team, bool KEPT>
+  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
+    (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
+  }
+  template <class Team>
+  __device__ __forceinline__ void fetch(unsigned char* shared, int slot) {
+    (fetch_array<K, Team>(shared, slot), ...);
+  }
+
+  // The element of operand I in a column that is one of these.
+  template <int I>
+  __device__ __forceinline__ auto element(Column wanted) const {
+    using Loaded = typename Row::template Loaded<I>;
+    const auto at = [&](int p, int j) {
+      return Loaded{get<FIRST + I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};
+    };
+    Loaded found = at(0, 0);
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (column(p) + j == wanted) found = at(p, j);
+      }
+    }
+    return found;
+  }
+
+  // What prefetch() kept in the cache; each line by the thread that has its beginning.
+  __device__ __forceinline__ void release(const Row& row) const { (release_array<K>(row), ...); }
+
+  // Whether a column is one of these, which neighbours in a row share in turns.
+  __device__ __forceinline__ bool has(Column column) const {
+    const auto place = Unsigned(column - first), turn = Unsigned(stride);
+    return place < BATCH * turn && place % turn < WIDTH && holds(column);
+  }
+
+  // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
+  // which takes as long for many elements as for few.
+  __device__ __forceinline__ void hide(Column hidden) {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (column(p) + j == hidden) get<FIRST>(packs[p]).at[j] = hidden_element();
+      }
+    }
+  }
+  template <class Team>
+  __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot) const {
+    if (!has(hidden)) return;
+    const auto place = Unsigned(hidden - first), turn = Unsigned(stride);
+    (hide_in_array<K, Team>(shared, slot + int(place / turn), int(place % turn)), ...);
+  }
+
+  // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
+  __device__ __forceinline__ T largest(T so_far) const {
+    using Element = typename Row::template Element<FIRST>;
+    if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 0) {
+      const auto pair_of = [&](int p, int j) {
+        const auto& pack = get<FIRST>(packs[p]);
+        return pair(pack.at[j], pack.at[j + 1]);
+      };
+      auto both = pair_of(0, 0);
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; j += 2) both = __hmax2(both, pair_of(p, j));
+      }
+      return larger(so_far, larger(convert<T>(both.x), convert<T>(both.y)));
+    } else {
+      each([&](int, Column, const auto& x) { so_far = larger(so_far, plain(get<0>(x))); });
+      return so_far;
+    }
+  }
+
+  // f(place, column, x) for each element, get<k>(x) being its number in operand k.
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) each_of(p, f);
+  }
+  // The same for the elements of a pack.
+  template <class F>
+  __device__ __forceinline__ void each_of(int p, F f) const {
+    const Tuple<Pack<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
+    const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
+    const Column first = column(p);
+    if (is_full(first)) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) f(j, first + j, numbers(all, wide, j));
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (holds(first + j)) f(j, first + j, numbers(all, wide, j));
+      }
+    }
+  }
+
+ private:
+  template <int S>
+  __device__ __forceinline__ void load_array(const Row& row, int p) {
+    if constexpr (is_read<S>()) load_pack_of<S>(row, p, get<S>(packs[p]));
+  }
+  template <int S>
+  __device__ __forceinline__ void load_pack_of(
+      const Row& row, int p, Pack<typename Row::template Element<S>, WIDTH>& pack) const {
+    const Column at = column(p);
+    auto* const from = address<S>(row, p);
+    using E = typename Row::template Element<S>;
+    constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u);
+    if (VECTOR && is_full(at)) {
+      pack = load_pack<WIDTH>(static_cast<const E*>(from));
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        if (holds(at + j)) {
+          pack.at[j] = from[j * row.layout.template step<S>()];
+        } else {
+          pack.at[j] = convert<E>(T(0));
+        }
+      }
+    }
+  }
+
+  template <int S>
+  using Stored = Pack<typename Row::template Element<S>, WIDTH>;
+  template <int S, class Team>
+  static __device__ __forceinline__ Stored<S>* take_places(unsigned char*& shared, int slot) {
+    Stored<S>* const places = reinterpret_cast<Stored<S>*>(shared);
+    shared += sizeof(Stored<S>) * Team::SLOTS * Team::THREADS;
+    return places + slot * Team::THREADS + threadIdx.x;
+  }
+  template <int S, class Team, bool KEPT>
+  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
+                                                 int slot) const {
+    if constexpr (is_read<S>()) {
+      Stored<S>* const places = take_places<S, Team>(shared, slot);
+#if ASYNCHRONOUS_COPIES
+      constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u) && sizeof(Stored<S>) >= 4;
+      if constexpr (VECTOR && !GUARDED) {
+        copy_packs<S, Team, KEPT>(Range<BATCH>(), address_of_thread(places),
+                                  row.template address<S>(first));
+        return;
+      }
+#endif
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+#if ASYNCHRONOUS_COPIES
+        // One number of four or eight bytes is aligned in any case.
+        if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
+          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(address_of_thread(places + p * Team::THREADS),
+                                                    address<S>(row, p));
+          continue;
+        }
+#endif
+        Stored<S> pack;
+        load_pack_of<S>(row, p, pack);
+        places[p * Team::THREADS] = pack;
+      }
+    }
+  }
+#if ASYNCHRONOUS_COPIES
+  template <int S, class Team, bool KEPT, int... P>
+  static __device__ __forceinline__ void copy_packs(Indices<P...>, unsigned to, const void* from) {
+    constexpr int BYTES = sizeof(Stored<S>);
+    (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
+  }
+#endif
+  template <int S>
+  __device__ __forceinline__ void release_array(const Row& row) const {
+#if ASYNCHRONOUS_COPIES
+    if constexpr (is_read<S>() && sizeof(Stored<S>) >= 16 && bool(Row::Rows::VECTORS >> S & 1u)) {
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        const auto* const from = address<S>(row, p);
+        const auto behind = reinterpret_cast<unsigned long long>(from) % LINE;
+        if (behind < sizeof(Stored<S>) && is_full(column(p))) {
+          release_line(reinterpret_cast<const char*>(from) - behind);
+        }
+      }
+    }
+#endif
+  }
+  template <int S, class Team>
+  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot) {
+    if constexpr (is_read<S>()) {
+      const Stored<S>* const places = take_places<S, Team>(shared, slot);
+#pragma unroll
+      for (int p = 0; p < BATCH; ++p) {
+        get<S>(packs[p]) = places[p * Team::THREADS];
+      }
+    }
+  }
+
+  template <int S, class Team>
+  __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
+    if constexpr (is_read<S>()) {
+      Stored<S>* const pack = take_places<S, Team>(shared, slot);
+      if constexpr (S == FIRST) pack->at[place] = hidden_element();
+    }
+  }
+  static __device__ __forceinline__ auto hidden_element() {
+    return convert<typename Row::template Element<FIRST>>(T(-INFINITY));
+  }
+
+  template <int S>
+  __device__ __forceinline__ Pack<T, WIDTH> widened(int p) const {
+    if constexpr (is_read<S>()) {
+      return widen<T>(get<S>(packs[p]));
+    } else {
+      return {};
+    }
+  }
+  template <int I, class Wide>
+  static __device__ __forceinline__ N number(const Wide& wide, int j) {
+    const Real<T> value(get<FIRST + I>(wide).at[j]);
+    if constexpr (bool(DIRECTIONS >> I & 1u)) {
+      return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
+    } else {
+      return N(value);
+    }
+  }
+  template <int... I, class Wide>
+  static __device__ __forceinline__ auto numbers(Indices<I...>, const Wide& wide, int j) {
+    return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
+  }
+};
+
+// ---- combining what threads and blocks have accumulated -----------------------------------------
+
+template <int LANES>
+struct LargestInWarp {
+  static constexpr int COUNT = LANES;
+  template <class T>
+  __device__ __forceinline__ T operator()(T x) const {
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) {
+      x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    }
+    return x;
+  }
+};
+
+template <class State>
+__device__ __forceinline__ State shuffled(const State& state, int distance) {
+  constexpr int WORDS = (sizeof(State) + 3) / 4;
+  union {
+    State state;
+    unsigned word[WORDS];
+  } bits{state};
+#pragma unroll
+  for (int w = 0; w < WORDS; ++w) {
+    bits.word[w] = __shfl_xor_sync(0xffffffffu, bits.word[w], distance);
+  }
+  return bits.state;
+}
+
+// The states of LANES neighbours together, in each of them.
+template <int LANES, class State>
+__device__ __forceinline__ auto combined_in_warp(const State& state) {
+  auto settled = settle(state, LargestInWarp<LANES>());
+#pragma unroll
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    settled = join(settled, shuffled(settled, distance));
+  }
+  return settled;
+}
+
+template <class State, int COUNT>
+__device__ __forceinline__ State* states_of_block() {
+  alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
+  return reinterpret_cast<State*>(memory);
+}
+
+// The states of all threads of a row together, in each of them.
+template <class Team, class State>
+__device__ __forceinline__ auto combined(const State& state) {
+  constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 32 ? Team::LANES : 32;
+  auto settled = combined_in_warp<NEIGHBOURS>(state);
+  using Settled = decltype(settled);
+  if constexpr (Team::ACROSS && Team::LANES > 1) {
+    Settled* const parts = states_of_block<Settled, Team::THREADS>();
+    __syncthreads();  // the previous row may still be read
+    parts[threadIdx.x] = settled;
+    __syncthreads();
+    settled = parts[Team::row()];
+    for (int lane = 1; lane < Team::LANES; ++lane) {
+      settled = combine(settled, parts[lane * Team::ROWS + Team::row()]);
+    }
+  } else if constexpr (Team::LANES > 1) {
+    // A gradient may take the memory of the elements that other threads have looked at.
+    __syncwarp();
+    if constexpr (Team::LANES > 32) {
+      constexpr int WARPS = Team::THREADS / 32;
+      Settled* const parts = states_of_block<Settled, WARPS>();
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = settled;
+      __syncthreads();
+      settled = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
+    }
+  }
+  return settled;
+}
+
+#if CLUSTERS
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;\n" ::
+          : "memory");
+}
+
+// What has come to a block from the blocks of its cluster, in turns at the first and at the second
+// place. A block sends a second time to a place only after it has got what all others sent to the
+// first place next, hence had read the one before.
+struct Arrivals {
+  unsigned long long barriers[2];
+
+  static __device__ __forceinline__ Arrivals& of_block() {
+    __shared__ Arrivals arrivals;
+    return arrivals;
+  }
+  __device__ __forceinline__ unsigned address(unsigned turn) const {
+    return unsigned(__cvta_generic_to_shared(&barriers[turn % 2]));
+  }
+  // For all blocks of the cluster to begin with.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x < 2) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address(threadIdx.x)) : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_barrier();
+  }
+  // One thread says how many bytes are to come; all wait for them.
+  __device__ __forceinline__ void expect(unsigned turn, unsigned bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(turn)),
+                 "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(unsigned turn) const {
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(address(turn)), "r"(turn / 2 % 2)
+          : "memory");
+    }
+  }
+};
+
+__device__ __forceinline__ unsigned address_in_cluster(unsigned address, unsigned rank) {
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  return address;
+}
+
+// The states of the blocks of a cluster together. Each block sends its own to all, without waiting
+// for anything else that it has written.
+template <class Team, class State>
+__device__ __forceinline__ State cluster_combined(const State& state, unsigned turn) {
+  constexpr int WORDS = (sizeof(State) + 3) / 4;
+  union Bits {
+    State state;
+    unsigned word[WORDS];
+  };
+  __shared__ unsigned parts[2][Team::RANKS][WORDS];
+  const Arrivals& arrivals = Arrivals::of_block();
+  if (threadIdx.x == 0) arrivals.expect(turn, sizeof(parts[0]));
+  Bits bits{state};
+  if (threadIdx.x < Team::RANKS) {
+    const unsigned* const own = parts[turn % 2][blockIdx.x % Team::RANKS];
+    const unsigned place = address_in_cluster(unsigned(__cvta_generic_to_shared(own)), threadIdx.x);
+    const unsigned barrier = address_in_cluster(arrivals.address(turn), threadIdx.x);
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) {
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+              place + 4 * w),
+          "r"(bits.word[w]), "r"(barrier)
+          : "memory");
+    }
+  }
+  arrivals.wait(turn);
+  State all;
+  for (int r = 0; r < Team::RANKS; ++r) {
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) bits.word[w] = parts[turn % 2][r][w];
+    all = r == 0 ? bits.state : combine(all, bits.state);
+  }
+  return all;
+}
+#endif
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned DIRECTIONS,
+          bool CHAINED, class Pointers>
+struct RowWorker {
+  using Row = RowOf<T, Loss, Layout, DIRECTIONS, CHAINED, Pointers>;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using State = typename Loss::template State<N>;
+  using Settled = decltype(combined<Team>(State()));
+  using Finished = typename Loss::template Finished<N>;
+  using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, false>;
+  using AtTheEnd = Batch<Row, Loss, DIRECTIONS, 1, Team::WIDTH, true>;
+  static constexpr int WIDTH = Team::WIDTH;
+  static constexpr Column STRIDE = Team::LANES * WIDTH;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const long long n, columns;
+  unsigned char* const shared;
+  mutable Select<Team::HELD, Elements, Nothing> own, coming[Team::ROWS_AHEAD];
+
+  // The share of a rank in a row: the columns from begin (or 0) up to end. Without a row it is
+  // empty.
+  struct Share {
+    Row row;
+    Column begin, end;
+  };
+  __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
+    // After the last row that row, of which nothing is used then.
+    const auto there = min(index, typename Layout::Index(n) - 1);
+    return {layout, pointers, layout.rows.locate(there), Column(columns)};
+  }
+  template <class Ahead>
+  __device__ __forceinline__ auto begin(const Row& row, bool present, const Ahead& ahead) const {
+    decltype(loss.begin(row, ahead)) context;
+    context.status = IGNORED;
+    if (present) context = loss.begin(row, ahead);
+    return context;
+  }
+  __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
+                                            long long slots) const {
+    const long long size = slots * STRIDE;
+    if constexpr (Team::EXACT) {
+      const Column begin = Column(rank) * Column(size);
+      return {row, begin, present ? begin + Column(size) : begin};
+    }
+    long long begin = rank * size;
+    if constexpr (Team::SHIFT != 0) begin -= row.template shift<Team::SHIFT>();
+    const long long end = present ? min(columns, begin + size) : begin;
+    return {row, Column(begin), Column(end)};
+  }
+
+  // f(elements, slot) for a batch of packs of this thread; where a row begins or ends in it, pack
+  // by pack.
+  template <class F>
+  __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
+    const Column lane = Team::lane();
+    if constexpr (Team::EXACT) {
+      const Column first = share.begin + (Column(slot) * Team::LANES + lane) * WIDTH;
+      if (share.begin < share.end) f(Elements{first, STRIDE, share.end}, slot);
+    } else {
+      const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all of a row
+      if (begin >= share.end) return;
+      const Column first = begin + lane * WIDTH;
+      if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {
+        f(Elements{first, STRIDE, share.end}, slot);
+        return;
+      }
+#pragma unroll 1
+      for (int p = 0; p < Team::BATCH && first + p * STRIDE < share.end; ++p) {
+        f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
+      }
+    }
+  }
+
+  template <class Context, class F>
+  __device__ __forceinline__ void each_hidden(const Row& row, const Context& context, F f) const {
+    if constexpr (Loss::HIDES) loss.each_hidden(row, context, f);
+  }
+
+  // What a share accumulates, from device memory.
+  template <class Context>
+  __device__ __forceinline__ State accumulate(const Share& share, long long slots,
+                                              const Context& context) const {
+    State state = State::empty();
+    if constexpr (Loss::READS != 0) {
+      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+        batch(share, slot, [&](auto elements, long long) {
+          elements.load(share.row);
+          if (context.status != ACTIVE) return;
+          each_hidden(share.row, context, [&](Column column) {
+            if (elements.has(column)) elements.hide(column);
+          });
+          loss.template add<false>(state, share.row, context, elements);
+        });
+      }
+    }
+    return state;
+  }
+
+  // The same of a share that is on its way, in GROUPS groups of copies to shared memory, or to
+  // registers. What is no longer needed there makes room for the next share, if that is to come
+  // now: before the arithmetic, but for the code that takes where rows are of any length.
+  template <bool REPLACE, class Context>
+  __device__ __forceinline__ State accumulate(const Share& share, const Share& next,
+                                              Context& context) const {
+    State state = State::empty();
+    if constexpr (Team::HELD) {
+      own = coming[0];
+      prefetch(next, 0);
+      Elements elements = own;
+      if constexpr (Team::LANES == 1) loss.find(context, elements);
+      // Of any row: to find out takes longer than to leave it unused.
+      each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
+      loss.template add<true>(state, share.row, context, elements);
+    } else if constexpr (Loss::READS != 0) {
+      if constexpr (!REPLACE) wait_for_copies<0>();
+#pragma unroll 1
+      for (int group = 0; group < Team::GROUPS; ++group) {
+        if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
+        bool replaced = false;
+        batch(share, group * Team::BATCH, [&](auto elements, int slot) {
+          if (context.status != ACTIVE) return;
+          constexpr bool FEW = Team::BATCH * WIDTH <= 8;
+          if constexpr (!FEW) {
+            each_hidden(share.row, context,
+                        [&](Column column) { elements.template hide<Team>(column, shared, slot); });
+          }
+          elements.template fetch<Team>(shared, slot);
+          if constexpr (REPLACE && Team::EXACT) {
+            prefetch(next, group);
+            replaced = true;
+          }
+          if constexpr (FEW) {
+            each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
+          }
+          loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
+        });
+        if (REPLACE && !replaced) prefetch(next, group);
+      }
+    }
+    return state;
+  }
+  __device__ __forceinline__ void prefetch(const Share& share, int group) const {
+    if constexpr (Team::HELD) {
+      Elements& last = coming[Team::ROWS_AHEAD - 1];
+      coming[0] = last;
+      last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
+      if (share.begin < share.end) last.load(share.row);
+    } else if constexpr (Loss::READS != 0) {
+      batch(share, group * Team::BATCH, [&](auto elements, int slot) {
+        elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
+      });
+      end_group_of_copies();
+    }
+  }
+  __device__ __forceinline__ void prefetch(const Share& share) const {
+    for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
+  }
+
+  // What gradients are proportional to, times a factor and divided.
+  __device__ __forceinline__ void scale(Finished& done, T factor,
+                                        const Reciprocal<T>& divisor) const {
+    loss.scale(done, [&](auto x) { return scaled(x, factor, divisor); });
+  }
+
+  // Writes the gradients of a batch; its elements are in shared memory where SHARED.
+  template <bool SHARED, class Context>
+  __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
+                                                const Context& context, const Finished& done,
+                                                bool releases = false) const {
+    batch(share, first_slot, [&](auto elements, long long slot) {
+      if (SHARED && releases) elements.release(share.row);
+      if (context.status != ACTIVE) {
+        const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+        write(Range<Loss::OPERANDS>(), share.row, elements,
+              [&](int) { return [&](auto, Column, const auto&) { return number; }; });
+        return;
+      }
+      if constexpr (Loss::READS != 0) {
+        if constexpr (SHARED && Team::HELD) {
+          elements = own;
+        } else if constexpr (SHARED) {
+          elements.template fetch<Team>(shared, int(slot));
+        } else {
+          elements.load(share.row);
+        }
+      }
+      write(Range<Loss::OPERANDS>(), share.row, elements, [&](int p) {
+        const auto of_pack = finished_of_pack(share.row, context, done, elements, p);
+        return [&, of_pack](auto which, Column column, const auto& x) {
+          return derivative(loss.template gradient<decltype(which)::value, N>(share.row, context,
+                                                                              of_pack, column, x));
+        };
+      });
+      if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
+        if (elements.has(context.column)) {
+          auto* const element = share.row.template address<Row::INPUTS>(context.column);
+          *element = convert<typename Row::template Element<Row::INPUTS>>(
+              derivative(loss.gradient_of_target(context, done)));
+        }
+      }
+    });
+  }
+
+  // Writes the gradients of the elements that a row lists, which follow from all others: the
+  // threads of the row count these together, after they have written something else there.
+  template <class Context>
+  __device__ __forceinline__ void differentiate_listed(const Share& share, const Context& context,
+                                                       const Finished& done) const {
+    static_assert(WANTED == 1u, "what is listed are elements of the first operand");
+    const Row& row = share.row;
+    const Column count = context.status == ACTIVE ? context.count : 0;
+    using Counts = typename Loss::template Counts<Column>;
+    const bool repeats = any(loss.repeats(row, count, Team::lane(), Team::LANES));
+    constexpr int TOGETHER = Loss::LISTED_TOGETHER;
+    for (Column k = 0; any(k < count); k += TOGETHER) {
+      Counts counts = Counts::empty();
+      Column listed[TOGETHER];
+      bool present = false;
+#pragma unroll
+      for (int t = 0; t < TOGETHER; ++t) {
+        listed[t] = k + t < count ? Column(row.template index<1>(k + t)) : -1;
+        if (listed[t] < share.begin || listed[t] >= share.end) listed[t] = -1;
+        present = present || listed[t] >= 0;
+      }
+      if (present) counts = loss.count(row, count, repeats, listed, Team::lane(), Team::LANES);
+      counts = combined<Team>(counts);
+      if (Team::lane() != 0) continue;
+#pragma unroll
+      for (int t = 0; t < TOGETHER; ++t) {
+        if (listed[t] < 0) continue;
+        *row.template address<Row::INPUTS>(listed[t]) =
+            convert<typename Row::template Element<Row::INPUTS>>(
+                derivative(loss.template gradient_of_listed<N>(counts, t, done)));
+      }
+    }
+  }
+
+  // What a pass asks for of a number: along a direction, its derivative.
+  static __device__ __forceinline__ T derivative(N number) {
+    if constexpr (DIRECTIONS != 0) {
+      return plain(number.slope);
+    } else {
+      return plain(number);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ T scaled(T x, T factor, const Reciprocal<T>& divisor) {
+    return divisor.template times<T>(factor * x);
+  }
+  static __device__ __forceinline__ Real<T> scaled(Real<T> x, T factor,
+                                                   const Reciprocal<T>& divisor) {
+    return Real<T>(scaled(x.value, factor, divisor));
+  }
+  template <class X>
+  static __device__ __forceinline__ Dual<X> scaled(Dual<X> x, T factor,
+                                                   const Reciprocal<T>& divisor) {
+    return dual(scaled(x.value, factor, divisor), scaled(x.slope, factor, divisor));
+  }
+
+  // Whether it is so for one of the threads that are in step, those of a row among them.
+  static __device__ __forceinline__ bool any(bool mine) {
+    if constexpr (Team::ACROSS || Team::LANES > 32) return __syncthreads_or(mine);
+    return Team::LANES > 1 ? __any_sync(0xffffffffu, mine) : mine;
+  }
+
+  template <int I>
+  struct Which {
+    static constexpr int value = I;
+  };
+  template <class Context, class E>
+  __device__ __forceinline__ auto finished_of_pack(const Row& row, const Context& context,
+                                                   const Finished& done, const E& elements,
+                                                   int p) const {
+    if constexpr (Loss::LISTS) {
+      return loss.of_pack(row, context, done, elements, p);
+    } else {
+      return done;
+    }
+  }
+  // Gradients f(operand, column, x), with an f = of_pack(p) for each pack.
+  template <int... I, class E, class F>
+  __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
+                                        F of_pack) const {
+#pragma unroll
+    for (int p = 0; p < E::COUNT; ++p) {
+      const auto f = of_pack(p);
+      (write_operand<I>(row, elements, p, f), ...);
+    }
+  }
+  template <int I, class E, class F>
+  __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,
+                                                F f) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+      using Stored = typename Row::template Element<G>;
+      const Column column = elements.column(p);
+      Stored* const address = elements.template address<G>(row, p);
+      if (bool(Layout::VECTORS >> G & 1u) && elements.is_full(column)) {
+        Pack<Stored, WIDTH> pack;
+        elements.each_of(p, [&](int j, Column at, const auto& x) {
+          pack.at[j] = convert<Stored>(f(Which<I>(), at, x));
+        });
+        store_pack<WIDTH>(address, pack);
+      } else {
+        elements.each_of(p, [&](int j, Column at, const auto& x) {
+          address[j * layout.template step<G>()] = convert<Stored>(f(Which<I>(), at, x));
+        });
+      }
+    }
+  }
+};
+
+// What PARTIAL leaves for FINISH: the context of each row, and the state of each of its ranks.
+constexpr int LEFT_BYTES = 256;
+
+template <class Left>
+__device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
+  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
+  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
+}
+
+// Values and divisors as in kernels/pointwise.cu, with rows for elements. The work of a block, of the
+// blocks of a cluster, or of one for each rank: every so many-th of the groups of rows that a block
+// holds at a time, so that all read what lies together. What that sums is a segment; where rows
+// have many ranks, each row is one, as clusters take more rows at a time than single blocks do.
+// `ranks` are those of PARTIAL and FINISH; `slots` the packs of one thread in a rank; `memory` what
+// PARTIAL leaves. Who comes after the first `kept` ones releases what it keeps in the cache. In
+// phase WHOLE the dynamic shared memory holds a share of a row for each row of the block.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+          unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
+__global__ void
+#if CLUSTERS
+__cluster_dims__(Team::BLOCKS, 1, 1)
+#endif
+    __launch_bounds__(Team::THREADS, Team::RESIDENT)
+        rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
+             long long slots, long long segments, long long kept, double divisor,
+             const double* total, Result* value, unsigned* counter, double* partials,
+             unsigned char* memory, P... pointer) {
+  // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
+  extern __shared__ __align__(128) unsigned char shared[];
+  using Pointers = Tuple<P...>;
+  using Work = RowWorker<T, Loss, Layout, Team, WANTED, DIRECTIONS, CHAINED, Pointers>;
+  using Row = typename Work::Row;
+  using N = typename Work::N;
+  using State = typename Work::State;
+  using Settled = typename Work::Settled;
+  using Share = typename Work::Share;
+  constexpr bool SUMS = VALUES >= SUM_OF_VALUES && PHASE != PARTIAL;
+  constexpr bool GRADIENTS = WANTED != 0;
+  // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
+  // it is the only one of this block in a row.
+  constexpr bool STAYS =
+      PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD));
+  constexpr bool SUMS_EACH = SUMS && Team::RANKS > 2;
+
+  const Pointers pointers{{pointer}...};
+  const Work work{loss, layout, pointers, n, columns, shared};
+  const int blocks = PHASE == WHOLE ? Team::BLOCKS : PHASE == PARTIAL || GRADIENTS ? ranks : 1;
+  const int rank = int(blockIdx.x % blocks);
+  // The rows are at most a quarter of what an Index counts.
+  using Index = typename Layout::Index;
+  const Index worker = blockIdx.x / blocks, step = Index(gridDim.x / blocks) * Team::ROWS;
+  const Index end = Index(n);
+#if CLUSTERS
+  [[maybe_unused]] unsigned turn = 0;
+  if constexpr (Team::CLUSTER) Arrivals::of_block().begin();
+#endif
+
+  // What is known of a row ahead of its elements is read two rows before them, what that leads to
+  // one row before.
+  const Index first = worker * Team::ROWS + Team::row();
+  auto next_ahead = loss.ahead(work.row_at(first + step));
+  using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
+  Context context;
+  if constexpr (PHASE != FINISH) {
+    const Row row = work.row_at(first);
+    const auto ahead = loss.ahead(row);
+    if constexpr (PHASE == WHOLE) {
+      work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
+    }
+    if constexpr (PHASE == WHOLE && Team::ROWS_AHEAD == 2) {
+      const Row second = work.row_at(first + step);
+      work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
+    }
+    context = work.begin(row, first < end, ahead);
+  }
+  // With all rows ignored what is derived is 0, not 0 / 0.
+  if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
+  const Reciprocal<T> scale(divisor);
+  const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
+                                                                  segments, divisor};
+  Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
+  [[maybe_unused]] Index segment = worker;
+  unsigned before = 0;
+  [[maybe_unused]] const auto hand_over_sums = [&] {
+    if (rank != 0) return;
+    if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
+      double totals[2] = {values.total(), shares.total()};
+      block_totals<Team::THREADS>(totals);
+      reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
+                                   Sum<double>{totals[1], 0.0});
+    } else {
+      reduction.template add<Team::ROWS == 1>(segment, values, shares);
+    }
+    before = reduction.arrive_in_team(segment);
+    values = shares = Sum<T>::zero();
+  };
+#pragma unroll(Team::HELD ? 2 : 1)
+  for (Index group = worker * Team::ROWS; group < end; group += step) {
+    const Index index = group + Team::row();
+    const bool present = index < end, next_present = index + step < end;
+    // Not kept from turn to turn: registers are scarcer than multiplications.
+    const Row row = work.row_at(index), next_row = work.row_at(index + step);
+    const auto ahead_after = loss.ahead(work.row_at(index + 2 * step));
+    Context next_context = context;
+    if constexpr (PHASE == FINISH) {
+      context = left<Context>(memory, index);  // the elements may be overwritten already
+    } else {
+      next_context = work.begin(next_row, next_present, next_ahead);
+    }
+
+    Settled state;
+    if constexpr (PHASE == FINISH) {
+      state = combined_in_warp<1>(State::empty());
+      for (long long r = threadIdx.x; r < ranks; r += Team::THREADS) {
+        state = combine(state, left<Settled>(memory, n + index * ranks + r));
+      }
+      state = combined<Team>(state);
+    } else if constexpr (PHASE == PARTIAL) {
+      const Share share = work.share_of(row, present, rank, slots);
+      state = combined<Team>(work.accumulate(share, slots, context));
+      if (threadIdx.x == 0) {
+        left<Settled>(memory, n + index * ranks + rank) = state;
+        if (rank == 0) left<Context>(memory, index) = context;
+      }
+    } else if constexpr (Team::CLUSTER && CLUSTERS) {
+#if CLUSTERS
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      state = combined<Team>(work.template accumulate<false>(share, share, context));
+      state = cluster_combined<Team>(state, turn++);
+#endif
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < Team::RANKS; ++r) {
+        const Share share = work.share_of(row, present, r, Team::SLOTS);
+        State part;
+        if constexpr (STAYS) {
+          part = r == rank ? work.template accumulate<false>(share, share, context)
+                           : work.accumulate(share, Team::SLOTS, context);
+        } else if constexpr (Team::ROWS_AHEAD == 2) {
+          const Index later = index + 2 * step;
+          const Share next = work.share_of(work.row_at(later), later < end, 0, Team::SLOTS);
+          part = work.template accumulate<true>(share, next, context);
+        } else {
+          const bool last = r == Team::RANKS - 1;
+          const Share next = last ? work.share_of(next_row, next_present, 0, Team::SLOTS)
+                                  : work.share_of(row, present, r + 1, Team::SLOTS);
+          part = work.template accumulate<true>(share, next, context);
+        }
+        const Settled of_rank = combined<Team>(part);
+        state = r == 0 ? of_rank : combine(state, of_rank);
+      }
+    }
+
+    typename Work::Finished done;
+    T own = T(0), share = T(0);
+    // For the value one warp is enough.
+    const bool valued = Team::LANES <= 32 || threadIdx.x < 32;
+    const bool finishes = PHASE != PARTIAL && (GRADIENTS || valued);
+    if (finishes && (Team::HELD || context.status == ACTIVE)) {
+      done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
+      own = Work::derivative(done.value);
+      share = done.share;
+    }
+    if (context.status != ACTIVE) {
+      const bool invalid = context.status == INVALID;
+      share = T(invalid);
+      constexpr bool DIVISOR = VALUES >= GRADIENT_DIVISOR;
+      own = !invalid ? T(0) : DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
+    }
+    if constexpr (VALUES != NO_VALUES) {
+      if (rank == 0 && Team::lane() == 0) {
+        if constexpr (VALUES == EACH_VALUE) {
+          if (present) value[index] = convert<Result>(own);
+        }
+        if constexpr (SUMS) values += own;
+        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
+          if constexpr (Loss::WEIGHTED) {
+            shares += share;
+          } else {
+            shares.high += share;  // a count, without errors
+          }
+        }
+      }
+    }
+    // Ahead of the last gradients, which take what this waits for.
+    if constexpr (SUMS_EACH) {
+      // That of the row before has arrived meanwhile.
+      if (rank == 0 && segment != group) reduction.finish_in_teams(segment, before);
+      segment = group;
+      hand_over_sums();
+    } else if constexpr (SUMS && GRADIENTS) {
+      if (group + step >= end) hand_over_sums();
+    }
+    if constexpr (GRADIENTS) {
+      T factor = T(1);
+      if constexpr (CHAINED) factor = row.grad_output();
+      if (context.status == ACTIVE) work.scale(done, factor, scale);
+    }
+    if constexpr (STAYS) {
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      const Share next = work.share_of(next_row, next_present, rank, Team::SLOTS);
+#pragma unroll 1
+      for (int part = 0; part < Team::GROUPS; ++part) {
+        if constexpr (GRADIENTS) {
+          work.template differentiate<true>(share, part * Team::BATCH, context, done,
+                                            worker >= kept);
+        }
+        work.prefetch(next, part);
+      }
+      if constexpr (GRADIENTS && Loss::LISTS) work.differentiate_listed(share, context, done);
+    } else if constexpr (GRADIENTS && Team::HELD) {
+      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      work.template differentiate<true>(share, 0, context, done);
+      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
+    } else if constexpr (GRADIENTS) {
+      static_assert(PHASE == FINISH, "gradients of a share that does not stay");
+      const Share share = work.share_of(row, present, rank, slots);
+      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+        work.template differentiate<false>(share, slot, context, done);
+      }
+      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
+    }
+    context = next_context;
+    next_ahead = ahead_after;
+  }
+#if CLUSTERS
+  // The others may still send to this block.
+  if constexpr (Team::CLUSTER) cluster_barrier();
+#endif
+  if constexpr (SUMS) {
+    if constexpr (!GRADIENTS && !SUMS_EACH) hand_over_sums();
+    if (rank == 0) reduction.finish_in_teams(segment, before);
+  }
+}

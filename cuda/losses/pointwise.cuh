@@ -1,0 +1,246 @@
+// The formulas, one struct a loss: parameters as fields, the loss of one element as call operator.
+// Derivatives come from the number types of numbers/dual.cuh.
+//
+// To add a loss: write its struct here and its public function in cupy_losses/.
+#pragma once
+#include "numbers/math.cuh"
+
+template <class T>
+struct L1 {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return abs(input - target);
+  }
+};
+
+template <class T>
+struct SquaredError {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    auto d = input - target;
+    return d * d;
+  }
+};
+
+// NaN takes the quadratic branch, so that it reaches the gradient.
+template <class T>
+struct SmoothL1 {
+  Parameter<T> beta;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    auto d = input - target;
+    auto near = half_square_over(d, beta);
+    auto far = abs_of_nonzero(d) - 0.5 * beta;
+    return abs(d) >= beta ? far : near;
+  }
+};
+
+template <class T>
+struct Huber {
+  Parameter<T> delta;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    auto d = input - target;
+    auto near = half_square(d);
+    auto far = delta * (abs_of_nonzero(d) - 0.5 * delta);
+    return abs(d) >= delta ? far : near;
+  }
+};
+
+template <class T>
+struct LogCosh {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return log_cosh(input - target);
+  }
+};
+
+template <class T>
+struct Quantile {
+  Parameter<T> quantile;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    auto d = target - input;
+    return d < 0.0 ? (quantile - 1.0) * d : quantile * d;
+  }
+};
+
+template <class T>
+struct Charbonnier {
+  Parameter<T> eps;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return hypot(input - target, eps);
+  }
+};
+
+template <class T>
+struct BinaryCrossEntropy {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return binary_cross_entropy(input, target);
+  }
+};
+
+// target softplus(-logit) + (1 - target) softplus(logit), so that no term cancels another one.
+template <class X, class Y>
+__device__ __forceinline__ auto cross_entropy(X logit, Y target) {
+  return ((logit < 0.0 ? 0.0 : 1.0) - target) * logit + softplus_tail(logit);
+}
+
+template <class T>
+struct BinaryCrossEntropyWithLogits {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return cross_entropy(input, target);
+  }
+};
+
+template <class T>
+struct PositiveWeightedBinaryCrossEntropyWithLogits {
+  template <class X, class Y, class W>
+  __device__ __forceinline__ auto operator()(X input, Y target, W pos_weight) const {
+    auto positive = relu(input);
+    auto tail = softplus_tail(input);
+    return pos_weight * target * ((positive - input) + tail) + (1.0 - target) * (positive + tail);
+  }
+};
+
+// alpha < 0 stands for no balance between the classes.
+template <class T, bool BALANCED, bool SQUARED>
+struct SigmoidFocal {
+  Parameter<T> alpha, gamma;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    const X tail = sigmoid_tail(input), head = 1.0 - tail;
+    const bool negative = input < 0.0;
+    auto miss = target * (negative ? head : tail) + (1.0 - target) * (negative ? tail : head);
+    auto loss = focus(miss) * cross_entropy(input, target);
+    if constexpr (BALANCED) {
+      return (alpha * target + (1.0 - alpha) * (1.0 - target)) * loss;
+    } else {
+      return loss;
+    }
+  }
+
+ private:
+  template <class N>
+  __device__ __forceinline__ N focus(N miss) const {
+    if constexpr (SQUARED) {
+      return miss * miss;
+    } else {
+      return power_of_fraction(miss, Real<T>(gamma));
+    }
+  }
+};
+
+template <class T>
+struct SoftMargin {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return softplus(-target * input);
+  }
+};
+
+template <class T>
+struct Hinge {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return clamp_min(1.0 - input * target, 0.0);
+  }
+};
+
+template <class T>
+struct SquaredHinge {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    auto violation = clamp_min(1.0 - input * target, 0.0);
+    return violation * violation;
+  }
+};
+
+template <class T>
+struct HingeEmbedding {
+  Parameter<T> margin;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    using N = Common<X, Y>;
+    const N near = target == -1.0 ? N(0.0) : N(input);
+    const N far = target == 1.0 ? N(0.0) : N(clamp_min(margin - input, 0.0));
+    return near + far;
+  }
+};
+
+template <class T>
+struct MarginRanking {
+  Parameter<T> margin;
+  template <class X, class Y, class Z>
+  __device__ __forceinline__ auto operator()(X input1, Y input2, Z target) const {
+    return clamp_min(-target * (input1 - input2) + margin, 0.0);
+  }
+};
+
+template <class T, bool LOG_TARGET>
+struct KLDivergence {
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    if constexpr (LOG_TARGET) {
+      return exp(target) * (target - input);
+    } else {
+      return xlogx(target) - target * input;
+    }
+  }
+};
+
+template <class T, bool LOG_INPUT, bool FULL>
+struct PoissonNLL {
+  Parameter<T> eps;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    using N = Common<X, Y>;
+    const N loss = main_part(input, target);
+    if constexpr (FULL) {
+      // Stirling's approximation of log(target!).
+      const Y stirling = ((target + 0.5) * log(target) - target) + 0.9189385332046727;
+      return target > 1.0 ? N(loss + stirling) : loss;
+    } else {
+      return loss;
+    }
+  }
+
+ private:
+  template <class X, class Y>
+  __device__ __forceinline__ auto main_part(X input, Y target) const {
+    if constexpr (LOG_INPUT) {
+      return exp(input) - target * input;
+    } else {
+      return input - target * log(input + eps);
+    }
+  }
+};
+
+template <class T, bool FULL>
+struct GaussianNLL {
+  Parameter<T> eps;
+  template <class X, class Y, class V>
+  __device__ __forceinline__ auto operator()(X input, Y target, V var) const {
+    auto clamped = with_value_of_at_least(var, eps);
+    auto error = input - target;
+    auto loss = 0.5 * (log(clamped) + error * error / clamped);
+    if constexpr (FULL) {
+      return loss + 0.9189385332046727;  // log(2 pi) / 2
+    } else {
+      return loss;
+    }
+  }
+};
+
+// The same variance for all elements.
+template <class T, bool FULL>
+struct GaussianNLLOfOneVariance {
+  Parameter<T> eps, var;
+  template <class X, class Y>
+  __device__ __forceinline__ auto operator()(X input, Y target) const {
+    return GaussianNLL<T, FULL>{eps}(input, target, Real<T>(var));
+  }
+};

@@ -1,0 +1,1378 @@
+// The losses of rows, one struct each: what a row accumulates, how parts of a row combine, what the
+// loss of the row and the gradient of each of its elements are.
+//
+// A struct has its parameters as fields, OPERANDS, WEIGHTED, and
+//   READS            bit k: `add` and `gradient` look at each element of operand k, bit OPERANDS:
+//                    at the weight of each class
+//   ahead(row)       what is read of a row two rows before its turn
+//   begin(row, ahead)
+//                    what is known of a row one row before: a context, with a status
+//   find(context, elements)
+//                    takes it from all elements of the row, where one thread has these: what
+//                    begin() reads apart is not read then
+//   State<N>         what a row accumulates; empty() has nothing
+//   add<FIRST>(state, row, context, elements)
+//                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
+//                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
+//                    and `place` that in its pack; elements.largest(y) is the largest number of
+//                    the first operand, or y
+//                    Where elements are held in registers, it and finish() get those of any row
+//                    and must not read what a context only has of an active one.
+//   HIDES            whether some elements of the first operand are -inf for `add`,
+//   each_hidden(row, context, f)
+//                    calls f(column) for these
+//   combine(a, b)    a and b together; with the same bits as combine(b, a)
+//   settle, join     of many states: see below
+//   finish(row, context, state, valued)
+//                    the value, if it is asked for, its share in a mean, and what gradients need
+//   scale(finished, by)
+//                    puts by(x) for each x that gradients are proportional to
+//   gradient<K>(row, context, finished, column, x)
+//                    the derivative of the value by this element of operand K
+//   SINGLE           whether the element of context.column has a derivative of its own,
+//   gradient_of_target(context, finished)
+//   LISTS            whether the first context.count indices of a row are elements that have one,
+//   repeats(row, count, lane, lanes), count(row, count, repeats, listed, lane, lanes)
+//                    whether an index comes again, and what follows from all elements for some of
+//                    these, as far as one thread of several looks
+//   gradient_of_listed(counts, t, finished)
+//                    of the t-th of them; then
+//   of_pack(row, context, finished, elements, p)
+//                    takes the place of `finished` for the gradients of a pack
+//
+// Numbers N are Real<T>, or dual numbers for the derivative of all of this along a direction, which
+// makes a second backward pass. To add a loss: write its struct here and its public function.
+#pragma once
+#include "numbers/math.cuh"
+#include "reduction/sum.cuh"
+#include "numbers/tuple.cuh"
+
+// ACTIVE rows have a loss; IGNORED ones have neither loss nor gradient nor a share in the mean; in
+// INVALID ones, whose target is out of range, all are NaN.
+enum Status { ACTIVE, IGNORED, INVALID };
+
+// ---- sums of numbers ----------------------------------------------------------------------------
+
+template <class N>
+struct RunningSum;
+
+template <class T>
+struct RunningSum<Real<T>> {
+  static constexpr bool KEEPS_ERRORS = true;
+  Sum<T> sum;
+  static __device__ __forceinline__ RunningSum zero() { return {Sum<T>::zero()}; }
+  static __device__ __forceinline__ RunningSum of(Real<T> x) { return {{x.value, T(0)}}; }
+  __device__ __forceinline__ void operator+=(Real<T> x) { sum += x.value; }
+  // Adds what is not larger than the sum: Dekker's FastTwoSum.
+  __device__ __forceinline__ void add_smaller(Real<T> x) {
+    const T high = sum.high + x.value;
+    sum.low += x.value - (high - sum.high);
+    sum.high = high;
+  }
+  // Takes 1 from a sum of at least that, which adds no error.
+  __device__ __forceinline__ void take_one() { sum.high -= T(1); }
+  __device__ __forceinline__ void scale(T factor) {
+    sum.high *= factor;
+    sum.low *= factor;
+  }
+  // The sum, less a number near it.
+  __device__ __forceinline__ Real<T> total(T less = T(0)) const {
+    const T high = sum.high - less;
+    return Real<T>(isfinite(high) ? high + sum.low : high);
+  }
+  // What a finite total leaves.
+  __device__ __forceinline__ T rest() const { return (sum.high - total().value) + sum.low; }
+  // Exact up to the sum of the errors, hence the same whichever comes first.
+  friend __device__ __forceinline__ RunningSum operator+(RunningSum a, RunningSum b) {
+    const T low = a.sum.low + b.sum.low;
+    a.sum.low = T(0);
+    a.sum += b.sum.high;
+    a.sum.low += low;
+    return a;
+  }
+};
+
+template <class X>
+struct RunningSum<Dual<X>> {
+  static constexpr bool KEEPS_ERRORS = true;
+  RunningSum<X> value, slope;
+  static __device__ __forceinline__ RunningSum zero() {
+    return {RunningSum<X>::zero(), RunningSum<X>::zero()};
+  }
+  static __device__ __forceinline__ RunningSum of(Dual<X> x) {
+    return {RunningSum<X>::of(x.value), RunningSum<X>::of(x.slope)};
+  }
+  __device__ __forceinline__ void operator+=(Dual<X> x) {
+    value += x.value;
+    slope += x.slope;
+  }
+  __device__ __forceinline__ void add_smaller(Dual<X> x) {
+    value.add_smaller(x.value);
+    slope += x.slope;
+  }
+  __device__ __forceinline__ void take_one() { value.take_one(); }
+  template <class T>
+  __device__ __forceinline__ void scale(T factor) {
+    value.scale(factor);
+    slope.scale(factor);
+  }
+  template <class T>
+  __device__ __forceinline__ Dual<X> total(T less) const {
+    return dual(value.total(less), slope.total());
+  }
+  __device__ __forceinline__ Dual<X> total() const { return dual(value.total(), slope.total()); }
+  __device__ __forceinline__ auto rest() const { return value.rest(); }
+  friend __device__ __forceinline__ RunningSum operator+(const RunningSum& a, const RunningSum& b) {
+    return {a.value + b.value, a.slope + b.slope};
+  }
+};
+
+// A sum of the same form that does not keep its rounding errors.
+template <class N>
+struct PlainSum {
+  static constexpr bool KEEPS_ERRORS = false;
+  N sum;
+  static __device__ __forceinline__ PlainSum zero() { return {N(0.0)}; }
+  static __device__ __forceinline__ PlainSum of(N x) { return {x}; }
+  __device__ __forceinline__ void operator+=(N x) { sum = sum + x; }
+  template <class T>
+  __device__ __forceinline__ void scale(T factor) {
+    sum = sum * Real<T>(factor);
+  }
+  __device__ __forceinline__ N total() const { return sum; }
+  friend __device__ __forceinline__ PlainSum operator+(PlainSum a, PlainSum b) {
+    return {a.sum + b.sum};
+  }
+};
+
+// Adds a number, or another sum, to a sum, which is empty where FIRST.
+template <bool FIRST, class N>
+__device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
+  if constexpr (FIRST) {
+    sum = RunningSum<N>::of(x);
+  } else {
+    sum += x;
+  }
+}
+template <bool FIRST, class Sum>
+__device__ __forceinline__ void put(Sum& sum, const Sum& more) {
+  sum = FIRST ? more : sum + more;
+}
+
+// ---- what several losses share ------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ T lowest() {
+  return sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
+}
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+
+constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+
+// exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
+// it adds to a sum that has an exp(0).
+__device__ __forceinline__ float exponential(float x) { return power_of_two(LOG2_E * x); }
+__device__ __forceinline__ double exponential(double x) { return exp(x); }
+template <class T>
+__device__ __forceinline__ Real<T> exponential(Real<T> x) {
+  return Real<T>(exponential(x.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> exponential(Dual<X> x) {
+  const X y = exponential(x.value);
+  return dual(y, y * x.slope);
+}
+
+// a - b is the difference, and this: Knuth's TwoSum.
+template <class T>
+__device__ __forceinline__ T error_of_difference(T a, T b) {
+  const T difference = a - b;
+  const T moved = difference - a;
+  return (a - (difference - moved)) - (b + moved);
+}
+
+// Terms exp(x - top) for the x of a row, top being the largest so far: all are 1 at most.
+template <class T>
+struct Terms {
+  T top;
+  static __device__ __forceinline__ Terms up_to(T top) { return {top}; }
+  __device__ __forceinline__ T of(T x) const { return exponential(x - top); }
+  // exp(x - top) / of(x)
+  __device__ __forceinline__ T unit() const { return T(1); }
+  // The factor that makes terms of `other` ones of these.
+  __device__ __forceinline__ T from(const Terms& other) const {
+    return exponential(other.top - top);
+  }
+};
+
+// The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
+// top log2(e) but for a rounding; all terms share its error. Beyond 2^28 neighbouring floats are
+// 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
+struct FastTerms {
+  float top, slope, at;
+  static __device__ __forceinline__ FastTerms up_to(float top) {
+    const float slope = fabsf(top) <= 268435456.0f ? LOG2_E : 1.0f;
+    return {top, slope, top * slope};
+  }
+  __device__ __forceinline__ float exponent(float x) const { return fmaf(x, slope, -at); }
+  __device__ __forceinline__ float of(float x) const { return power_of_two(exponent(x)); }
+  __device__ __forceinline__ float unit() const {
+    const float error = exponent(top);
+    return fabsf(error) < 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);
+  }
+  __device__ __forceinline__ float from(const FastTerms& other) const {
+    return power_of_two(exponent(other.top) - other.exponent(other.top));
+  }
+};
+
+// The same as well as can be: also where one term is 1 and the sum of the others what counts.
+template <class T>
+struct ExactTerms {
+  T top;
+  static __device__ __forceinline__ ExactTerms up_to(T top) { return {top}; }
+  __device__ __forceinline__ T of(T x) const {
+    const T below = x - top;
+    const T rest = below < T(-1000) ? T(0) : error_of_difference(x, top);
+    return exp_of_negative(below, rest).value;
+  }
+  __device__ __forceinline__ T from(const ExactTerms& other) const { return of(other.top); }
+};
+
+template <class Terms, class T>
+__device__ __forceinline__ Real<T> term(const Terms& terms, Real<T> x) {
+  return Real<T>(terms.of(x.value));
+}
+template <class Terms, class X>
+__device__ __forceinline__ Dual<X> term(const Terms& terms, Dual<X> x) {
+  const X y = term(terms, x.value);
+  return dual(y, y * x.slope);
+}
+
+// Sums of COUNT numbers up to 1 in each place of a pack of WIDTH. They are several, so that what
+// one thread adds does not wait for the sum before: one for each place or, with their errors, two
+// for all, or one of few numbers. Those begin with 1, which no number is larger than.
+template <class Sum, class N, int WIDTH, int COUNT>
+struct SumsOfPlaces {
+  static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
+  static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;
+  Sum at[PLACES];
+  __device__ __forceinline__ SumsOfPlaces() {
+#pragma unroll
+    for (int j = 0; j < PLACES; ++j) at[j] = FROM_ONE ? Sum::of(N(1.0)) : Sum::zero();
+  }
+  __device__ __forceinline__ void add(int place, N x) {
+    if constexpr (FROM_ONE) {
+      at[place % PLACES].add_smaller(x);
+    } else if constexpr (COUNT > 1) {
+      at[place] += x;
+    } else {
+      at[place] = Sum::of(x);
+    }
+  }
+  __device__ __forceinline__ Sum total() const {
+    SumsOfPlaces sums = *this;
+    if constexpr (FROM_ONE) {
+#pragma unroll
+      for (int j = 0; j < PLACES; ++j) sums.at[j].take_one();
+    }
+#pragma unroll
+    for (int step = 1; step < PLACES; step *= 2) {
+#pragma unroll
+      for (int j = 0; j + step < PLACES; j += 2 * step) {
+        sums.at[j] = sums.at[j] + sums.at[j + step];
+      }
+    }
+    return sums.at[0];
+  }
+};
+
+// What losses without anything to accumulate have for a state.
+struct Nothing {
+  static __device__ __forceinline__ Nothing empty() { return {}; }
+  friend __device__ __forceinline__ Nothing combine(Nothing a, Nothing) { return a; }
+};
+
+// exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
+// |x|, and then what has been off the result.
+template <class T>
+__device__ __forceinline__ Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
+  const Rounded<T> y = exp_of_negative(-fabs(x.value), -rest);
+  rest = y.rest;
+  return Real<T>(y.value);
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
+  const X y = exp_of_distance(x.value, positive, rest);
+  return dual(y, y * (positive ? -x.slope : x.slope));
+}
+
+// log(1 + rest), rest being at least -1.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest) {
+  return Real<T>(log1p(rest.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest) {
+  return dual(log_of_one_and(rest.value), rest.slope / (1.0 + rest.value));
+}
+
+// The same of a rest from 0 to 1.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and_fraction(Real<T> rest) {
+  return Real<T>(log1p_of_fraction(rest.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> log_of_one_and_fraction(Dual<X> rest) {
+  return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
+}
+// log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
+template <class T>
+__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest, T error) {
+  const T sum = T(1) + rest.value;
+  return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest, T error) {
+  return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
+}
+
+// The class of a row, its element and its weight as they are in memory.
+template <class T, class Column, class Element, class Weight>
+struct Class {
+  Status status;
+  Column column;
+  Element element;
+  Weight own_weight;
+
+  __device__ __forceinline__ auto x() const { return element.number(); }
+  __device__ __forceinline__ T weight() const { return convert<T>(own_weight); }
+};
+
+template <bool WEIGHTED, class Row>
+__device__ __forceinline__ auto class_of(const Row& row, long long index, bool ignored) {
+  using T = typename Row::Scalar;
+  using Column = typename Row::Column;
+  const auto weight_of = [&](Column column) {
+    if constexpr (WEIGHTED) {
+      return row.load_weight(column);
+    } else {
+      return T(1);
+    }
+  };
+  const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
+  Class<T, Column, decltype(row.template load<0>(0)), decltype(weight_of(0))> own;
+  own.status = ignored ? IGNORED : valid ? ACTIVE : INVALID;
+  own.column = Column(index);
+  if (own.status == ACTIVE) {
+    own.element = row.template load<0>(own.column);
+    own.own_weight = weight_of(own.column);
+  }
+  return own;
+}
+
+// What begins a row, for losses to inherit: the class of the row, which may be one to ignore, or
+// nothing but that the row counts.
+template <bool WEIGHTED>
+struct OfClass {
+  template <class Row>
+  __device__ __forceinline__ auto ahead(const Row& row) const {
+    return row.template load_index<1>();
+  }
+  template <class Row, class Integer>
+  __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
+    return class_of<WEIGHTED>(row, (long long)(index), false);
+  }
+  template <class Row, class Own, class F>
+  __device__ __forceinline__ void each_hidden(const Row&, const Own& own, F f) const {
+    f(own.column);
+  }
+  template <class Own, class Elements>
+  __device__ __forceinline__ void find(Own& own, const Elements& elements) const {
+    own.element = elements.template element<0>(own.column);
+  }
+};
+template <bool WEIGHTED>
+struct OfClassOrIgnored : OfClass<WEIGHTED> {
+  long long ignore_index;
+  template <class Row, class Integer>
+  __device__ __forceinline__ auto begin(const Row& row, Integer integer) const {
+    const auto index = (long long)(integer);
+    return class_of<WEIGHTED>(row, index, index == ignore_index);
+  }
+};
+struct Always {
+  Status status;
+};
+struct OfRow {
+  template <class Row>
+  __device__ __forceinline__ Nothing ahead(const Row&) const {
+    return {};
+  }
+  template <class Row>
+  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
+    return {ACTIVE};
+  }
+  template <class Context, class Elements>
+  __device__ __forceinline__ void find(const Context&, const Elements&) const {}
+};
+
+// Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
+// COUNT, and then any two can be joined.
+template <class State, class F>
+__device__ __forceinline__ State settle(const State& state, F) {
+  return state;
+}
+template <class State>
+__device__ __forceinline__ State join(const State& a, const State& b) {
+  return combine(a, b);
+}
+
+// The sum of a row's terms; with MIXED also the sums of m and of m (x - top), m being what an
+// element counts: numbers of one sign, so that nothing cancels.
+template <class N, bool MIXED>
+struct Mixture {
+  RunningSum<N> mass, spread;
+};
+template <class N>
+struct Mixture<N, false> {};
+
+template <class N, bool MIXED, class Terms, class Sum = RunningSum<N>>
+struct Softmax : Mixture<N, MIXED> {
+  using T = typename ScalarOf<N>::type;
+  T top;
+  Sum sum;
+
+  static __device__ __forceinline__ Softmax empty() {
+    Softmax none;
+    none.top = lowest<T>();
+    none.sum = Sum::zero();
+    if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
+    return none;
+  }
+  // What is there, unless this is the FIRST time, becomes sums of terms up to another top.
+  template <bool FIRST = false>
+  __device__ __forceinline__ Terms rise(T to) {
+    const Terms terms = Terms::up_to(to);
+    if constexpr (!FIRST) {
+      sum.scale(terms.from(Terms::up_to(top)));
+      if constexpr (MIXED) {
+        this->spread += product(this->mass.total(), Real<T>(top - to));
+      }
+    }
+    top = to;
+    return terms;
+  }
+  friend __device__ __forceinline__ Softmax combine(Softmax a, Softmax b) {
+    const T top = larger(a.top, b.top);
+    a.rise(top);
+    b.rise(top);
+    return join(a, b);
+  }
+  template <class F>
+  friend __device__ __forceinline__ Softmax settle(Softmax state, F largest) {
+    if constexpr (F::COUNT > 1) state.rise(largest(state.top));
+    return state;
+  }
+  friend __device__ __forceinline__ Softmax join(Softmax a, const Softmax& b) {
+    a.sum = a.sum + b.sum;
+    if constexpr (MIXED) {
+      a.mass = a.mass + b.mass;
+      a.spread = a.spread + b.spread;
+    }
+    return a;
+  }
+
+ private:
+  // 0 of nothing yet: the factor may be infinite then.
+  static __device__ __forceinline__ Real<T> product(Real<T> mass, Real<T> by) {
+    return mass == 0.0 ? mass : mass * by;
+  }
+  template <class X>
+  static __device__ __forceinline__ Dual<X> product(Dual<X> mass, Real<T> by) {
+    return dual(product(mass.value, by), product(mass.slope, by));
+  }
+};
+
+// ---- cross entropy ------------------------------------------------------------------------------
+
+// w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
+// HALF: the elements, hence the loss, have half the precision of T. HELD: how many elements of a
+// row one thread has, where it has them all; 0 where they are many, or several threads have them.
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int HELD>
+struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = WEIGHTED_;
+  static constexpr unsigned READS = 1u | (SMOOTHED && WEIGHTED ? 4u : 0u);
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = !SMOOTHED;
+  Parameter<T> label_smoothing, z_loss;
+
+  // Whether there is one other class, the sum of whose terms is 1 then.
+  static constexpr bool BINARY = HELD == 2 && !SMOOTHED;
+  // Whether rounding errors are kept: beside what smoothing adds they do not show.
+  static constexpr bool EXACT = !HALF && !BINARY && !SMOOTHED;
+  // FastTerms take an instruction less for an element, and ten more for a row.
+  static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) == sizeof(float);
+  using Terms = Select<FAST, FastTerms, ::Terms<T>>;
+
+  // The target's own term stays out of the sum: where it is by far the largest, the loss is what
+  // the others add. Its element stays out of the top, unless it is smoothed: the largest other
+  // term is 1, and exact.
+  template <class N>
+  using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
+
+  template <bool FIRST, class N, class Row, class Context, class Elements>
+  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
+                                      Elements& elements) const {
+    // Not -inf, even if all that this thread has is.
+    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
+    const auto terms = state.template rise<FIRST>(top);
+    SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
+    N mass = N(0.0), spread = N(0.0);
+    elements.each([&](int place, auto column, const auto& x) {
+      const N own = term(terms, get<0>(x));
+      sums.add(place, SMOOTHED && column == target.column ? N(0.0) : own);
+      if constexpr (SMOOTHED) {
+        const Real<T> counts = weight_of(x);
+        mass = mass + counts;
+        spread = spread + counts * (get<0>(x) - Real<T>(top));
+      }
+    });
+    put<FIRST>(state.sum, sums.total());
+    if constexpr (SMOOTHED) {
+      put<FIRST>(state.mass, mass);
+      put<FIRST>(state.spread, spread);
+    }
+  }
+
+  template <class N>
+  struct Finished {
+    N value, scale, at_target;  // scale: of the terms
+    T share, smooth;
+    Terms terms;
+  };
+  template <class N, class Row, class Context>
+  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
+                                                const State<N>& state, bool valued) const {
+    const auto terms = Terms::up_to(state.top);
+    const Real<T> weight(target.weight());
+    // Of the two, the terms of the others and the own one, the larger has 1 for its largest term:
+    // `ahead` is how far that of the target is ahead of the top, and q the power of the distance.
+    const N x = target.x(), ahead = x - Real<T>(state.top);
+    const bool leads = !(plain(ahead) < T(0));
+    T rest_of_q = leads ? error_of_difference(plain(x), state.top) : T(0);
+    if (plain(ahead) > T(1000)) rest_of_q = plain(x) - plain(x);  // NaN of an infinite x alone
+    const N q = exp_of_distance(ahead, leads, rest_of_q);
+    const N unit = leads ? Real<T>(terms.unit()) * q : N(terms.unit());
+    const N sum = state.sum.total(), others = sum * unit, own = leads ? N(1.0) : q;
+    const N total = others + own;
+    N but_one = others + (own - 1.0);
+    // The same, but not with the same derivatives: the sum is 1.
+    if constexpr (BINARY && order<N> == 0) but_one = sum * q;
+    N log_total = N(0.0), value = N(0.0);
+    if (Z || valued) {
+      if constexpr (BINARY) {
+        log_total = log_of_one_and_fraction(but_one);
+      } else if constexpr (EXACT) {
+        const T factor = plain(unit);
+        T error = fma(plain(sum), factor, -plain(but_one)) + (plain(own) - T(1));
+        error = fma(state.sum.rest(), factor, error);
+        error = fma(leads ? plain(sum) : T(1), rest_of_q, error);
+        log_total = log_of_one_and(but_one, error);
+      } else {
+        log_total = log_of_one_and(but_one);
+      }
+      // A row of -inf has no others: NaN.
+      value = leads ? log_total : log_total - (BINARY ? Real<T>(plain(sum)) * ahead : ahead);
+      if constexpr (SMOOTHED) value = (1.0 - label_smoothing) * value;
+      value = weight * value;
+    }
+    N rest = N(0.0);
+    T smooth = T(0);
+    if constexpr (SMOOTHED) {
+      const Real<T> share = Real<T>(label_smoothing) / Real<T>(T(row.columns));
+      const N mass = state.mass.total();
+      const N log_sum = leads ? log_total + ahead : log_total;
+      value = value + share * (mass * log_sum - state.spread.total());
+      rest = share * (mass - weight);
+      smooth = plain(share);
+    }
+    N slope = weight * (1.0 - label_smoothing) + N(0.0);
+    if constexpr (SMOOTHED) slope = slope + rest + Real<T>(smooth) * weight;
+    if constexpr (Z) {
+      const N lse = (leads ? x : N(state.top)) + log_total;
+      value = value + weight * z_loss * lse * lse;
+      const N by_lse = 2.0 * weight * z_loss * lse;
+      slope = slope + by_lse;
+      rest = rest + by_lse;
+    }
+    const N by_total = slope / total;
+    return {value, by_total * unit, rest - by_total * others, target.weight(), smooth, terms};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
+    done.at_target = by(done.at_target);
+    done.smooth = by(done.smooth);
+  }
+
+  template <int K, class N, class Row, class Context, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row& row, const Context& target,
+                                        const Finished<N>& done, Column column, const X& x) const {
+    N slope = done.scale * term(done.terms, get<0>(x));
+    if constexpr (SMOOTHED) slope = slope - Real<T>(done.smooth) * weight_of(x);
+    return slope;
+  }
+  template <class N, class Context>
+  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+    return done.at_target;
+  }
+
+ private:
+  template <class X>
+  static __device__ __forceinline__ Real<T> weight_of(const X& x) {
+    if constexpr (WEIGHTED) {
+      return Real<T>(plain(get<OPERANDS>(x)));
+    } else {
+      return Real<T>(T(1));
+    }
+  }
+};
+
+// sum_j w_j y'_j (lse - x_j) + z lse^2, with y' = (1 - e) y + e / C. HALF as above.
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int>
+struct CrossEntropyOfProbabilities : OfRow {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = WEIGHTED_;
+  static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  Parameter<T> label_smoothing, z_loss;
+
+  template <class N>
+  using State = Softmax<N, true, Select<HALF, Terms<T>, ExactTerms<T>>>;
+
+  template <bool FIRST, class N, class Row, class Elements>
+  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
+                                      Elements& elements) const {
+    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
+    const auto terms = state.template rise<FIRST>(top);
+    // Where one probability is by far the largest, and its element too, the loss is what the others
+    // add to the 1 of that.
+    SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
+    N mass = N(0.0), spread = N(0.0);
+    elements.each([&](int place, auto, const auto& x) {
+      const N below = get<0>(x) - Real<T>(top);
+      const N counts = counted(row, x);
+      sums.add(place, term(terms, get<0>(x)));
+      mass = mass + counts;
+      spread = spread + counts * below;
+    });
+    put<FIRST>(state.sum, sums.total());
+    put<FIRST>(state.mass, mass);
+    put<FIRST>(state.spread, spread);
+  }
+
+  template <class N>
+  struct Finished {
+    N value, scale, log_total;
+    T share, top, factor;
+  };
+  template <class N, class Row>
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const State<N>& state,
+                                                bool) const {
+    const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
+    Finished<N> done;
+    done.value = mass * log_total - state.spread.total();
+    N slope = mass;
+    if constexpr (Z) {
+      const N lse = Real<T>(state.top) + log_total;
+      done.value = done.value + z_loss * lse * lse;
+      slope = slope + 2.0 * z_loss * lse;
+    }
+    done.share = T(1);
+    done.top = state.top;
+    done.log_total = log_total;
+    done.scale = slope / state.sum.total();
+    done.factor = T(1);
+    return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
+    done.factor = by(done.factor);
+  }
+
+  template <int K, class N, class Row, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row& row, const Always&, const Finished<N>& done,
+                                        Column, const X& x) const {
+    const N below = get<0>(x) - Real<T>(done.top);
+    const Real<T> factor(done.factor);
+    if constexpr (K == 0) {
+      return done.scale * exponential(below) - factor * counted(row, x);
+    } else {
+      const N slope = factor * (1.0 - label_smoothing) * (done.log_total - below);
+      if constexpr (WEIGHTED) return Real<T>(plain(get<OPERANDS>(x))) * slope;
+      return slope;
+    }
+  }
+
+ private:
+  template <class Row, class X>
+  __device__ __forceinline__ auto counted(const Row& row, const X& x) const {
+    auto y = get<1>(x);
+    if constexpr (SMOOTHED) {
+      y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));
+    }
+    if constexpr (WEIGHTED) y = Real<T>(plain(get<OPERANDS>(x))) * y;
+    return y;
+  }
+};
+
+// -w_t x_t: nothing but the target's element is read.
+template <class T, bool WEIGHTED_>
+struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = WEIGHTED_;
+  static constexpr unsigned READS = 0u;
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = false;
+
+  template <class N>
+  using State = Nothing;
+
+  template <class N>
+  struct Finished {
+    N value;
+    T share, at_target;
+  };
+  template <class N, class Row, class Context>
+  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
+                                                const Nothing&, bool) const {
+    return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.at_target = by(done.at_target);
+  }
+
+  template <int K, class N, class Row, class Context, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Context& target, const Finished<N>&,
+                                        Column column, const X&) const {
+    return N(0.0);
+  }
+  template <class N, class Context>
+  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+    return N(Real<T>(done.at_target));
+  }
+};
+
+// ---- margins ------------------------------------------------------------------------------------
+
+// w_t / C sum over j other than t of max(0, margin - x_t + x_j), or its square.
+template <class T, bool SQUARED, bool WEIGHTED_>
+struct MultiMargin : OfClass<WEIGHTED_> {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = WEIGHTED_;
+  static constexpr unsigned READS = 1u;
+  static constexpr bool SINGLE = true, LISTS = false, HIDES = true;
+  Parameter<T> margin;
+
+  template <class N>
+  struct State {
+    RunningSum<N> sum, slope;
+    static __device__ __forceinline__ State empty() {
+      return {RunningSum<N>::zero(), RunningSum<N>::zero()};
+    }
+    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+      return {a.sum + b.sum, a.slope + b.slope};
+    }
+  };
+
+  template <bool FIRST, class N, class Row, class Context, class Elements>
+  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
+                                      Elements& elements) const {
+    const N threshold = margin - target.x();
+    N sum = N(0.0), slopes = N(0.0);
+    elements.each([&](int, auto, const auto& x) {
+      const N violation = threshold + get<0>(x);
+      if (violation > 0.0) {
+        sum = sum + (SQUARED ? violation * violation : violation);
+        slopes = slopes + slope(violation);
+      }
+    });
+    put<FIRST>(state.sum, sum);
+    put<FIRST>(state.slope, slopes);
+  }
+
+  template <class N>
+  struct Finished {
+    N value, threshold, at_target;
+    T share, scale;
+  };
+  template <class N, class Row, class Context>
+  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
+                                                const State<N>& state, bool) const {
+    const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
+    return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
+            plain(scale)};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.at_target = by(done.at_target);
+    done.scale = by(done.scale);
+  }
+
+  template <int K, class N, class Row, class Context, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Context& target, const Finished<N>& done,
+                                        Column column, const X& x) const {
+    const N violation = done.threshold + get<0>(x);
+    return violation > 0.0 ? Real<T>(done.scale) * slope(violation) : N(0.0);
+  }
+  template <class N, class Context>
+  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+    return done.at_target;
+  }
+
+ private:
+  template <class N>
+  static __device__ __forceinline__ N slope(N violation) {
+    return SQUARED ? 2.0 * violation : N(1.0);
+  }
+};
+
+// 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). The targets of a row
+// are its first indices, up to a negative one. An element takes time in proportion to their number;
+// a target, which has -1 for each element that violates its margin, in proportion to the row.
+template <class T>
+struct MultilabelMargin : OfRow {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = false;
+  static constexpr unsigned READS = 1u;
+  static constexpr bool SINGLE = false, LISTS = true, HIDES = true;
+
+  template <class N>
+  struct State {
+    RunningSum<N> sum;
+    static __device__ __forceinline__ State empty() { return {RunningSum<N>::zero()}; }
+    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+      return {a.sum + b.sum};
+    }
+  };
+
+  template <class Column>
+  struct Targets {
+    Status status = ACTIVE;
+    Column count = 0;
+  };
+
+  // Several indices are read before the first is looked at.
+  template <class Row>
+  __device__ __forceinline__ auto begin(const Row& row, Nothing) const {
+    using Column = typename Row::Column;
+    constexpr int AHEAD = 8;
+    Targets<Column> targets;
+    bool valid = true, ended = false;
+    for (Column from = 0; !ended && from < row.columns; from += AHEAD) {
+      long long index[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        index[k] = from + k < row.columns ? row.template index<1>(from + k) : -1;
+      }
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        ended = ended || index[k] < 0;
+        targets.count += !ended;
+        valid = valid && (ended || index[k] < row.columns);
+      }
+    }
+    if (!valid) targets = {INVALID, 0};
+    return targets;
+  }
+  template <class Row, class Column, class F>
+  __device__ __forceinline__ void each_hidden(const Row& row, const Targets<Column>& targets,
+                                              F f) const {
+    for (Column k = 0; k < targets.count; ++k) f(target(row, k));
+  }
+
+  template <bool FIRST, class N, class Row, class Context, class Elements>
+  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& targets,
+                                      Elements& elements) const {
+    for (decltype(targets.count) k = 0; k < targets.count; ++k) {
+      const N threshold = 1.0 - row.template number<0>(target(row, k));
+      N sum = N(0.0);
+      elements.each([&](int, auto, const auto& x) {
+        const N violation = threshold + get<0>(x);
+        if (violation > 0.0) sum = sum + violation;
+      });
+      state.sum += sum;
+    }
+  }
+
+  template <class N>
+  struct Finished {
+    N value;
+    T share, scale;
+  };
+  template <class N, class Row, class Context>
+  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context&,
+                                                const State<N>& state, bool) const {
+    const T columns = T(row.columns);
+    return {state.sum.total() / Real<T>(columns), T(1), T(1) / columns};
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.scale = by(done.scale);
+  }
+
+  // Of the elements of a pack: whose margins each violates.
+  template <class Column, int WIDTH>
+  struct Violations {
+    T scale;
+    Column first;
+    Column violated[WIDTH];
+  };
+  template <class N, class Row, class Context, class Elements>
+  __device__ __forceinline__ auto of_pack(const Row& row, const Context& targets,
+                                          const Finished<N>& done, const Elements& elements,
+                                          int p) const {
+    using Column = typename Row::Column;
+    Violations<Column, Elements::WIDTH> all{done.scale, elements.column(p), {}};
+    for (Column k = 0; k < targets.count; ++k) {
+      const T threshold = T(1) - score(row, target(row, k));
+      elements.each_of(p, [&](int j, Column, const auto& x) {
+        all.violated[j] += threshold + plain(get<0>(x)) > T(0);
+      });
+    }
+    return all;
+  }
+  template <int K, class N, class Row, class Context, class All, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Context&, const All& all, Column column,
+                                        const X&) const {
+    return N(Real<T>(T(all.violated[column - all.first]) * all.scale));
+  }
+
+  // Of some targets together: how many elements violate their margins, and how often each is
+  // listed.
+  static constexpr int LISTED_TOGETHER = 4;
+  template <class Column>
+  struct Counts {
+    Column violated[LISTED_TOGETHER], times[LISTED_TOGETHER];
+    static __device__ __forceinline__ Counts empty() { return {}; }
+    friend __device__ __forceinline__ Counts combine(Counts a, const Counts& b) {
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) {
+        a.violated[t] += b.violated[t];
+        a.times[t] += b.times[t];
+      }
+      return a;
+    }
+  };
+  template <class Row, class Column>
+  __device__ __forceinline__ bool repeats(const Row& row, Column count, int lane, int lanes) const {
+    bool repeats = false;
+    for (Column k = lane; k < count; k += lanes) repeats = repeats || is_repeated(row, k);
+    return repeats;
+  }
+  template <class Row, class Column>
+  __device__ __forceinline__ auto count(const Row& row, Column count, bool repeats,
+                                        const Column (&listed)[LISTED_TOGETHER], int lane,
+                                        int lanes) const {
+    Counts<Column> counts{};
+    T threshold[LISTED_TOGETHER];
+#pragma unroll
+    for (int t = 0; t < LISTED_TOGETHER; ++t) {
+      if (listed[t] >= 0) threshold[t] = T(1) - score(row, listed[t]);
+    }
+    const auto add = [&](Column column, int times) {
+      const T own = score(row, column);
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) {
+        if (listed[t] >= 0 && threshold[t] + own > T(0)) counts.violated[t] += times;
+      }
+    };
+#pragma unroll 8
+    for (Column j = lane; j < row.columns; j += lanes) add(j, 1);
+    // Not by one another.
+    for (Column k = lane; k < count; k += lanes) {
+      const Column other = target(row, k);
+#pragma unroll
+      for (int t = 0; t < LISTED_TOGETHER; ++t) counts.times[t] += other == listed[t];
+      if (!repeats || !is_repeated(row, k)) add(other, -1);
+    }
+    return counts;
+  }
+  template <class N, class Column>
+  __device__ __forceinline__ N gradient_of_listed(const Counts<Column>& counts, int t,
+                                                  const Finished<N>& done) const {
+    return N(Real<T>(-T(counts.times[t]) * T(counts.violated[t]) * done.scale));
+  }
+
+ private:
+  template <class Row, class Column>
+  static __device__ __forceinline__ Column target(const Row& row, Column k) {
+    return Column(row.template index<1>(k));
+  }
+  template <class Row, class Column>
+  static __device__ __forceinline__ T score(const Row& row, Column column) {
+    return plain(row.template number<0>(column));
+  }
+  template <class Row, class Column>
+  static __device__ __forceinline__ bool is_repeated(const Row& row, Column k) {
+    const Column own = target(row, k);
+    for (Column before = 0; before < k; ++before) {
+      if (target(row, before) == own) return true;
+    }
+    return false;
+  }
+};
+
+// ---- distances ----------------------------------------------------------------------------------
+
+// 1 - cos(x1, x2) for target 1, max(0, cos(x1, x2) - margin) for target -1.
+template <class T>
+struct CosineEmbedding : OfRow {
+  static constexpr int OPERANDS = 3;
+  static constexpr bool WEIGHTED = false;
+  static constexpr unsigned READS = 3u;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  Parameter<T> margin;
+
+  template <class N>
+  struct State {
+    RunningSum<N> product, square1, square2;
+    static __device__ __forceinline__ State empty() {
+      const auto zero = RunningSum<N>::zero();
+      return {zero, zero, zero};
+    }
+    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+      return {a.product + b.product, a.square1 + b.square1, a.square2 + b.square2};
+    }
+  };
+
+  template <bool FIRST, class N, class Row, class Elements>
+  __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
+                                      Elements& elements) const {
+    N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
+    elements.each([&](int, auto, const auto& x) {
+      product = product + get<0>(x) * get<1>(x);
+      square1 = square1 + get<0>(x) * get<0>(x);
+      square2 = square2 + get<1>(x) * get<1>(x);
+    });
+    put<FIRST>(state.product, product);
+    put<FIRST>(state.square1, square1);
+    put<FIRST>(state.square2, square2);
+  }
+
+  template <class N>
+  struct Finished {
+    N value, by_own[2], by_other;  // how much of each vector is in the gradients
+    T share;
+  };
+  template <class N, class Row>
+  __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
+                                                const State<N>& state, bool) const {
+    Finished<N> done;
+    const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
+    const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
+    const N cosine = state.product.total() * reciprocal;
+    const T target = plain(row.template number<2>(0));
+    const N excess = cosine - margin;
+    done.value = N(0.0);
+    T slope = T(0);  // by the cosine
+    if (target == T(1)) {
+      done.value = 1.0 - cosine;
+      slope = T(-1);
+    } else if (target == T(-1)) {
+      done.value = clamp_min(excess, 0.0);
+      slope = excess >= 0.0 ? T(1) : T(0);
+    }
+    done.share = T(1);
+    done.by_other = Real<T>(slope) * reciprocal;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) done.by_own[k] = Real<T>(slope) * (cosine / square[k]);
+    return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+    done.by_other = by(done.by_other);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) done.by_own[k] = by(done.by_own[k]);
+  }
+
+  template <int K, class N, class Row, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
+                                        const X& x) const {
+    return get<1 - K>(x) * done.by_other - done.by_own[K] * get<K>(x);
+  }
+};
+
+// The p-norm of the differences of a row, NORM being 0, 1, 2, 3 for any other p, 4 for infinity;
+// its derivative is 0 where it is 0.
+template <class T, int NORM>
+struct Norm {
+  Parameter<T> p;
+
+  // A sum of powers; for the infinite norm the largest number and how many are as large. PART: of
+  // a batch, or of what several threads have added up.
+  template <class N>
+  struct Part {
+    N sum;
+    friend __device__ __forceinline__ Part operator+(Part a, N term) { return {a.sum + term}; }
+    friend __device__ __forceinline__ Part combine(Part a, Part b) { return {a.sum + b.sum}; }
+    friend __device__ __forceinline__ Part settled(Part a) { return a; }
+  };
+  template <class N>
+  struct State {
+    RunningSum<N> sum;
+    friend __device__ __forceinline__ State operator+(State a, Part<N> part) {
+      a.sum += part.sum;
+      return a;
+    }
+    friend __device__ __forceinline__ Part<N> settled(State a) { return {a.sum.total()}; }
+  };
+  // SCALE: of the derivative, which is proportional to it.
+  template <class N>
+  struct Distance {
+    N value, scale;
+  };
+
+  template <class N>
+  __device__ __forceinline__ N term(N d) const {
+    if constexpr (NORM == 0) return d == 0.0 ? N(0.0) : N(1.0);
+    if constexpr (NORM == 1) return abs(d);
+    if constexpr (NORM == 2) return d * d;
+    return pow(abs(d), p);
+  }
+  template <class N>
+  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
+    const N sum = part.sum;
+    Distance<N> norm{sum, N(1.0)};
+    if constexpr (NORM == 2) {
+      norm.value = root(sum);
+      norm.scale = sum == 0.0 ? N(0.0) : N(1.0) / norm.value;
+    } else if constexpr (NORM == 3) {
+      norm.value = sum == 0.0 ? N(0.0) : pow(sum, Real<T>(T(1)) / p);
+      norm.scale = sum == 0.0 ? N(0.0) : pow(norm.value, 1.0 - p);
+    }
+    return norm;
+  }
+  template <class N>
+  __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
+    if constexpr (NORM == 0) return N(0.0);
+    if constexpr (NORM == 1) return norm.scale * N(sign(d));
+    if constexpr (NORM == 2) return norm.scale * d;
+    return d == 0.0 ? N(0.0) : sign(d) * pow(abs(d), p - 1.0) * norm.scale;
+  }
+
+ private:
+  // The derivative at 0 is to be 0, not infinite.
+  template <class N>
+  static __device__ __forceinline__ N root(N x) {
+    return x == 0.0 ? N(0.0) : sqrt(x);
+  }
+};
+
+// Of the same number twice, with parts of the slopes of both.
+template <class T>
+__device__ __forceinline__ Real<T> mixed(Real<T> a, T, Real<T>, T) {
+  return a;
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> mixed(Dual<X> a, T of_a, Dual<X> b, T of_b) {
+  return dual(a.value, a.slope * Real<T>(of_a) + b.slope * Real<T>(of_b));
+}
+
+template <class T>
+struct Norm<T, 4> {
+  Parameter<T> p;
+
+  template <class N>
+  struct Part {
+    N largest;
+    T ties;
+    friend __device__ __forceinline__ Part operator+(Part a, N size) {
+      return combine(a, {size, T(1)});
+    }
+    friend __device__ __forceinline__ Part operator+(Part a, Part b) { return combine(a, b); }
+    friend __device__ __forceinline__ Part settled(Part a) { return a; }
+    friend __device__ __forceinline__ Part combine(Part a, Part b) {
+      const bool tie = a.largest == b.largest;
+      // NaN wins.
+      const bool first = a.largest > b.largest || !(a.largest == a.largest);
+      // Ties share the derivative, along a direction too.
+      if (tie && a.ties > T(0) && b.ties > T(0)) {
+        const T ties = a.ties + b.ties;
+        return {mixed(a.largest, a.ties / ties, b.largest, b.ties / ties), ties};
+      }
+      return first || b.ties == T(0) ? a : b;
+    }
+  };
+  template <class N>
+  using State = Part<N>;
+  template <class N>
+  struct Distance {
+    N value, scale;
+  };
+
+  template <class N>
+  __device__ __forceinline__ N term(N d) const {
+    return abs(d);
+  }
+  template <class N>
+  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
+    return {part.largest, N(1.0) / Real<T>(part.ties)};
+  }
+  template <class N>
+  __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
+    return abs(d) == norm.value ? N(sign(d)) * norm.scale : N(0.0);
+  }
+};
+
+// max(0, margin + |anchor - positive| - |anchor - negative|); with SWAP the distance to the
+// negative is that from the positive where that is smaller.
+template <class T, int NORM, bool SWAP>
+struct TripletMargin : OfRow {
+  static constexpr int OPERANDS = 3;
+  static constexpr bool WEIGHTED = false;
+  static constexpr unsigned READS = 7u;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  Parameter<T> margin, p, eps;
+  using Metric = Norm<T, NORM>;
+
+  // Of the distances anchor-positive, anchor-negative and positive-negative.
+  template <class Each>
+  struct Distances {
+    Each to[2 + SWAP];
+    static __device__ __forceinline__ Distances empty() { return {}; }  // zeros
+    friend __device__ __forceinline__ Distances combine(const Distances& a, const Distances& b) {
+      Distances both;
+#pragma unroll
+      for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = combine(a.to[i], b.to[i]);
+      return both;
+    }
+    template <class F>
+    friend __device__ __forceinline__ auto settle(const Distances& each, F) {
+      Distances<decltype(settled(each.to[0]))> all;
+#pragma unroll
+      for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = settled(each.to[i]);
+      return all;
+    }
+  };
+  template <class N>
+  using Parts = Distances<typename Metric::template Part<N>>;
+  template <class N>
+  using State = Distances<typename Metric::template State<N>>;
+
+  template <bool FIRST, class State, class Row, class Elements>
+  __device__ __forceinline__ void add(State& state, const Row&, const Always&,
+                                      Elements& elements) const {
+    using N = typename Row::N;
+    const Metric metric{p};
+    auto parts = Parts<N>::empty();
+    elements.each([&](int, auto, const auto& x) {
+#pragma unroll
+      for (int i = 0; i < 2 + SWAP; ++i) {
+        parts.to[i] = parts.to[i] + metric.term(difference<N>(i, x));
+      }
+    });
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) state.to[i] = state.to[i] + parts.to[i];
+  }
+
+  template <class N>
+  struct Finished {
+    N value;
+    T share;
+    typename Metric::template Distance<N> to[2 + SWAP];
+  };
+  template <class N, class Row>
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const Parts<N>& parts,
+                                                bool) const {
+    const Metric metric{p};
+    Finished<N> done;
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i] = metric.distance(parts.to[i]);
+    N negative = done.to[1].value;
+    T from_positive = T(0);
+    if constexpr (SWAP) {
+      const N swapped = done.to[2].value;
+      from_positive = swapped < negative ? T(1) : swapped == negative ? T(0.5) : T(0);
+      negative = min(negative, swapped);
+    }
+    const N excess = margin + done.to[0].value - negative;
+    done.value = clamp_min(excess, 0.0);
+    done.share = T(1);
+    // The derivatives of the loss by each distance.
+    const T active = excess >= 0.0 ? T(1) : T(0);
+    const T slopes[3] = {active, -active * (T(1) - from_positive), -active * from_positive};
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = Real<T>(slopes[i]) * done.to[i].scale;
+    return done;
+  }
+  template <class N, class F>
+  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = by(done.to[i].scale);
+  }
+
+  template <int K, class N, class Row, class Column, class X>
+  __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
+                                        const X& x) const {
+    // Where each difference has the operand: with +, with -, or not at all.
+    constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
+    const Metric metric{p};
+    N sum;
+    bool has_any = false;
+#pragma unroll
+    for (int i = 0; i < 2 + SWAP; ++i) {
+      if (SIGN[K][i] == 0) continue;
+      const N slope = metric.gradient(done.to[i], difference<N>(i, x));
+      if (has_any) {
+        sum = SIGN[K][i] > 0 ? sum + slope : sum - slope;
+      } else {
+        sum = SIGN[K][i] > 0 ? slope : -slope;
+      }
+      has_any = true;
+    }
+    return sum;
+  }
+
+ private:
+  template <class N, class X>
+  __device__ __forceinline__ N difference(int i, const X& x) const {
+    const N a = i == 2 ? get<1>(x) : get<0>(x), b = i == 0 ? get<1>(x) : get<2>(x);
+    return (a - b) + eps;
+  }
+};
+
+// The share of each row alone: the sum that the gradients of a mean are divided by.
+template <class Loss>
+struct ShareOf {
+  static constexpr int OPERANDS = Loss::OPERANDS;
+  static constexpr bool WEIGHTED = Loss::WEIGHTED;
+  static constexpr unsigned READS = 0u;
+  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  Loss loss;
+
+  template <class N>
+  using State = Nothing;
+  template <class N>
+  struct Finished {
+    N value;
+    decltype(plain(N())) share;
+  };
+
+  template <class Row>
+  __device__ __forceinline__ auto ahead(const Row& row) const {
+    return loss.ahead(row);
+  }
+  template <class Row, class Ahead>
+  __device__ __forceinline__ auto begin(const Row& row, const Ahead& ahead) const {
+    return loss.begin(row, ahead);
+  }
+  template <class N, class Row, class Context>
+  __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target, const Nothing&,
+                                                bool) const {
+    using T = decltype(plain(N()));
+    return {N(Real<T>(target.weight())), target.weight()};
+  }
+};

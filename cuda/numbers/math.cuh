@@ -1,0 +1,245 @@
+// Elementary functions on numbers of any order: each gives its value and its own derivative.
+#pragma once
+#include "numbers/dual.cuh"
+#include "numbers/elementary.cuh"
+
+// A function of one number: its value, in terms of the plain x, and its derivative, in terms of x
+// and the value y, numbers of the order below.
+#define FUNCTION(NAME, VALUE, DERIVATIVE)                   \
+  template <class T>                                        \
+  __device__ __forceinline__ Real<T> NAME(Real<T> number) { \
+    const T x = number.value;                               \
+    return Real<T>(VALUE);                                  \
+  }                                                         \
+  template <class T>                                        \
+  __device__ __forceinline__ Real<T> NAME(Parameter<T> x) { \
+    return NAME(Real<T>(x));                                \
+  }                                                         \
+  template <class X>                                        \
+  __device__ __forceinline__ Dual<X> NAME(Dual<X> number) { \
+    const X x = number.value;                               \
+    [[maybe_unused]] const X y = NAME(x);                   \
+    return dual(y, (DERIVATIVE) * number.slope);            \
+  }
+
+// -1, 0 or 1; 0 for NaN, as torch differentiates |x|. Its derivative is 0 everywhere.
+template <class T>
+__device__ __forceinline__ Real<T> sign(Real<T> x) {
+  return Real<T>(T(x.value > T(0)) - T(x.value < T(0)));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> sign(Dual<X> x) {
+  return Dual<X>(sign(x.value));
+}
+
+template <class T>
+__device__ __forceinline__ Real<T> abs(Real<T> x) {
+  return Real<T>(fabs(x.value));
+}
+template <class X>
+__device__ __forceinline__ Dual<X> abs(Dual<X> x) {
+  return dual(abs(x.value), sign(x.value) * x.slope);
+}
+
+// |x| of an x that is not 0: its derivative costs one instruction, not three.
+template <class T>
+__device__ __forceinline__ Real<T> abs_of_nonzero(Real<T> x) {
+  return abs(x);
+}
+template <class X>
+__device__ __forceinline__ Dual<X> abs_of_nonzero(Dual<X> x) {
+  return dual(abs_of_nonzero(x.value), X(copysign(decltype(plain(x))(1), plain(x))) * x.slope);
+}
+
+// x^2 / 2, whose derivative is x itself.
+template <class T>
+__device__ __forceinline__ Real<T> half_square(Real<T> x) {
+  return Real<T>(T(0.5) * x.value * x.value);
+}
+template <class X>
+__device__ __forceinline__ Dual<X> half_square(Dual<X> x) {
+  return dual(half_square(x.value), x.value * x.slope);
+}
+
+// x^2 / (2 b) of a finite x, whose derivative is the quotient that the value is made from.
+template <class T>
+__device__ __forceinline__ Real<T> half_square_over(Real<T> x, Parameter<T> b) {
+  return Real<T>(T(0.5) * x.value * finite_quotient(x, b).value);
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> half_square_over(Dual<X> x, Parameter<T> b) {
+  return dual(half_square_over(x.value, b), finite_quotient(x.value, b) * x.slope);
+}
+
+FUNCTION(exp, exp(x), y)
+FUNCTION(expm1, expm1(x), exp(x))
+FUNCTION(log, log(x), 1.0 / x)
+FUNCTION(log1p, log1p(x), 1.0 / (1.0 + x))
+FUNCTION(sqrt, sqrt(x), 0.5 / y)
+FUNCTION(tanh, tanh(x), 1.0 - y * y)
+FUNCTION(sinh, sinh(x), cosh(x))
+FUNCTION(cosh, cosh(x), sinh(x))
+FUNCTION(sin, sin(x), cos(x))
+FUNCTION(cos, cos(x), -sin(x))
+FUNCTION(atan, atan(x), 1.0 / (1.0 + x * x))
+
+// x log(x), 0 at 0.
+FUNCTION(xlogx, x == T(0) ? T(0) : x * log(x), log(x) + 1.0)
+
+// ---- the logistic family: all from exp(-|x|), which cannot overflow
+// -------------------------------
+
+template <class T>
+__device__ __forceinline__ T over_one_plus(T x) {
+  return quotient(x, T(1) + x);
+}
+
+// 1 or -1, by the side of 0; its derivative is 0.
+template <class N>
+__device__ __forceinline__ N side(N x) {
+  return x < 0.0 ? N(-1.0) : N(1.0);
+}
+
+// sigmoid(-|x|), at most 1/2, and log(1 + exp(-|x|)): what a sigmoid and a softplus are away from
+// their asymptotes, without cancellation. At 0 they have the derivative of the positive side.
+FUNCTION(sigmoid_tail, over_one_plus(exp(-fabs(x))), -side(x) * (y * (1.0 - y)))
+FUNCTION(softplus_tail, log1p_of_fraction(exp(-fabs(x))), -side(x) * sigmoid_tail(x))
+
+// max(x, floor), with the derivative of x at the floor and at NaN.
+template <class N>
+__device__ __forceinline__ N at_least(N x, double floor) {
+  return x < floor ? N(floor) : x;
+}
+template <class N>
+__device__ __forceinline__ N relu(N x) {
+  return at_least(x, 0.0);
+}
+template <class N>
+__device__ __forceinline__ N sigmoid(N x) {
+  const N tail = sigmoid_tail(x);
+  return x < 0.0 ? tail : 1.0 - tail;
+}
+// log(1 + exp(x)).
+template <class N>
+__device__ __forceinline__ N softplus(N x) {
+  return relu(x) + softplus_tail(x);
+}
+template <class N>
+__device__ __forceinline__ N log_sigmoid(N x) {
+  return -softplus(-x);
+}
+
+// ---- functions of two numbers
+// ---------------------------------------------------------------------
+
+// The larger number; where they are equal, each has half of the derivative. NaN wins.
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto max(A a, B b) {
+  using N = Common<A, B>;
+  return a > b ? N(a) : b > a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
+}
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto min(A a, B b) {
+  using N = Common<A, B>;
+  return a < b ? N(a) : b < a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
+}
+
+// max(x, floor) as torch's clamp: at x = floor the derivative is that of x, at NaN it is 0.
+template <class N, class F>
+__device__ __forceinline__ N clamp_min(N x, F floor) {
+  return x >= floor ? x : x < floor ? N(floor) : N(plain(x));
+}
+
+// x with its value, but not its derivative, clamped.
+template <class T, class F>
+__device__ __forceinline__ Real<T> with_value_of_at_least(Real<T> x, F floor) {
+  return x < floor ? Real<T>(floor) : x;
+}
+template <class X, class F>
+__device__ __forceinline__ Dual<X> with_value_of_at_least(Dual<X> x, F floor) {
+  return dual(with_value_of_at_least(x.value, floor), x.slope);
+}
+
+// x to the power of a constant.
+template <class T, class P>
+__device__ __forceinline__ Real<T> pow(Real<T> x, P exponent) {
+  return Real<T>(pow(x.value, T(plain(exponent))));
+}
+template <class X, class P>
+__device__ __forceinline__ Dual<X> pow(Dual<X> x, P exponent) {
+  static_assert(order<P> <= 0, "the exponent of pow must be a parameter or a number");
+  const auto below = pow(x.value, exponent - 1.0);
+  // At an exponent of 0 the other factor may be infinite.
+  return dual(pow(x.value, exponent), exponent == 0.0 ? X(0.0) : X(exponent * below) * x.slope);
+}
+
+// The same of an x in [0, 1], faster, with an error in units of 1 rather than of the result.
+template <class T>
+__device__ __forceinline__ Real<T> power_of_fraction(Real<T> x, Real<T> exponent) {
+  return Real<T>(power_of_fraction(x.value, exponent.value));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> power_of_fraction(Dual<X> x, Real<T> exponent) {
+  const X below = power_of_fraction(x.value, exponent - 1.0);
+  return dual(power_of_fraction(x.value, exponent),
+              exponent == 0.0 ? X(0.0) : exponent * below * x.slope);
+}
+
+// sqrt(x^2 + c^2) of a constant c, without overflow.
+template <class T>
+__device__ __forceinline__ Real<T> hypot(Real<T> x, Parameter<T> c) {
+  return Real<T>(hypot(x.value, c.value));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> hypot(Dual<X> x, Parameter<T> c) {
+  const X y = hypot(x.value, c);
+  return dual(y, x.value / y * x.slope);
+}
+
+// ---- what some losses need to be exact
+// ------------------------------------------------------------
+
+FUNCTION(log_cosh, log_cosh(x), tanh(x))
+
+// a / max(p (1 - p), 1e-12), of a probability p.
+template <class T>
+__device__ __forceinline__ Real<T> over_variance(Real<T> a, Real<T> p) {
+  const T variance = p.value * (T(1) - p.value);
+  return Real<T>(quotient(a.value, variance < T(1e-12) ? T(1e-12) : variance));
+}
+template <class A, class P, If<(order<A> > 0 || order<P> > 0)> = 0>
+__device__ __forceinline__ auto over_variance(A a, P p) {
+  return a / at_least(p * (1.0 - p), 1e-12);
+}
+
+// The negative log-likelihood of a probability, with torch's bounds: logarithms of at least -100,
+// and a derivative by the probability that stays finite at 0 and 1.
+template <class T>
+__device__ __forceinline__ Real<T> binary_cross_entropy(Real<T> probability, Real<T> target) {
+  const T p = probability.value;
+  // NaN outside of [0, 1].
+  const T y = p * (T(1) - p) >= T(0) ? target.value : T(__int_as_float(0x7fffffff));
+  const Logarithms<T> log = logarithms(p);
+  return Real<T>(-fma(y, log.of_p, (T(1) - y) * log.of_rest));
+}
+template <class T>
+__device__ __forceinline__ T bounded_logit(T p) {
+  const T of_p = log(p), of_rest = log1p(-p);
+  return (of_p < T(-100) ? T(-100) : of_p) - (of_rest < T(-100) ? T(-100) : of_rest);
+}
+FUNCTION(logit_of_probability, bounded_logit(x), 1.0 / at_least(x * (1.0 - x), 1e-12))
+template <class P, class Y, If<(order<P> > 0 || order<Y> > 0)> = 0>
+__device__ __forceinline__ auto binary_cross_entropy(P probability, Y target) {
+  constexpr int ORDER = order<P> > order<Y> ? order<P> : order<Y>;
+  const auto p = value_at<ORDER>(probability);
+  const auto y = value_at<ORDER>(target);
+  using X = Common<decltype(p), decltype(y)>;
+  X slope = X(0.0);
+  if constexpr (order<P> == ORDER) {
+    slope = slope + over_variance(p - y, p) * probability.slope;
+  }
+  if constexpr (order<Y> == ORDER) {
+    slope = slope - logit_of_probability(p) * target.slope;
+  }
+  return dual(X(binary_cross_entropy(p, y)), slope);
+}

@@ -1,0 +1,1 @@
+"""The entrance: arguments, calls, gradients."""

@@ -1,0 +1,74 @@
+"""The check of operand values, on demand: it waits for the device, so that it is off by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from .._core.losses import Call, digits
+
+Array = Any
+
+enabled: ContextVar[bool] = ContextVar("enabled", default=False)
+
+
+@contextmanager
+def check_values() -> Iterator[None]:
+    """Check, inside a `with` block, that operands are in the range that their loss is defined for.
+
+    Probabilities in [0, 1], variances and counts not negative, signs 1 or -1, indices of classes
+    in range or ignored, as the table of losses says. It reads the operands once more and waits for
+    the device: for finding a mistake, not for training. Elements that `where` leaves out are not
+    checked.
+
+    Raises:
+        ValueError: In the call of a loss: the argument, the first wrong element and its value.
+
+    >>> import numpy as np
+    >>> from cupy_losses import binary_cross_entropy, check_values
+    >>> with check_values():
+    ...     binary_cross_entropy(np.array([0.5, 1.5]), np.array([0.0, 1.0]))
+    Traceback (most recent call last):
+    ...
+    ValueError: input must be in [0, 1], but input[1] is 1.5
+
+    """
+    token = enabled.set(True)
+    try:
+        yield
+    finally:
+        enabled.reset(token)
+
+
+def verify(call: Call, operands: Sequence[Array]) -> None:
+    """Raise if an operand has an element outside its domain."""
+    for name, operand in zip(call.names, operands, strict=True):
+        domain = call.loss.domain(call, name, operands)
+        if domain is None:
+            continue
+        wrong = ~domain.contains(_comparable(operand))
+        if call.masked:
+            wrong = wrong & operands[0]
+        if not bool(wrong.any()):
+            continue
+        first = np.argwhere(_to_host(wrong))[0]
+        own = first[len(first) - operand.ndim :]
+        index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
+        place = f"{name}[{', '.join(map(str, index))}]" if index else name
+        raise ValueError(f"{name} must be {domain}, but {place} is {digits(operand[index].item())}")
+
+
+def _comparable(array: Array) -> Array:
+    # torch does not compare its wide unsigned integers.
+    wide = str(array.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64")
+    return array.long() if wide else array
+
+
+def _to_host(array: Array) -> Any:
+    if hasattr(array, "cpu"):
+        return array.cpu().numpy()
+    return array.get() if hasattr(array, "get") else array

@@ -1,0 +1,56 @@
+"""The one table of dtypes: C++ type, bytes of an element, rank in promotion."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class DType(NamedTuple):
+    """What is known of a dtype; `rank` is that in promotion, 0 of one that never decides."""
+
+    c_type: str
+    item_size: int
+    rank: int = 0
+
+
+DTYPES = {
+    "float16": DType("__half", 2, rank=1),
+    "bfloat16": DType("__nv_bfloat16", 2, rank=1),
+    "float32": DType("float", 4, rank=2),
+    "float64": DType("double", 8, rank=3),
+    "bool": DType("bool", 1),
+    "int8": DType("signed char", 1),
+    "int16": DType("short", 2),
+    "int32": DType("int", 4),
+    "int64": DType("long long", 8),
+    "uint8": DType("unsigned char", 1),
+    "uint16": DType("unsigned short", 2),
+    "uint32": DType("unsigned", 4),
+    "uint64": DType("unsigned long long", 8),
+}
+FLOATING = tuple(name for name, dtype in DTYPES.items() if dtype.rank)
+INTEGER = tuple(name for name, dtype in DTYPES.items() if not dtype.rank)
+
+
+def c_type(dtype: str) -> str:
+    """The C++ type of an element."""
+    return DTYPES[dtype].c_type
+
+
+def item_size(dtype: str) -> int:
+    """The bytes of an element."""
+    return DTYPES[dtype].item_size
+
+
+def promoted(dtypes: set[str]) -> str:
+    """The widest floating dtype; float32 where both kinds of half precision meet."""
+    floating = dtypes.intersection(FLOATING)
+    if floating == {"float16", "bfloat16"}:
+        return "float32"
+    return max(floating, key=lambda name: DTYPES[name].rank)
+
+
+def dtype_name(dtype: object) -> str:
+    """The name of a dtype of any library."""
+    name: str = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    return name

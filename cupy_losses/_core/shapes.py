@@ -1,0 +1,173 @@
+"""Shapes, strides and dtypes: broadcasting, promotion, and the order in which to walk memory.
+
+Pure arithmetic on tuples, shared by all backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .dtypes import FLOATING, INTEGER, promoted
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array without its data: dtype, shape, and strides in elements."""
+
+    dtype: str
+    shape: Shape
+    strides: Shape
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        size = 1
+        for length in self.shape:
+            size *= length
+        return size
+
+
+def check_dtypes(operands: Sequence[Operand], names: Sequence[str]) -> None:
+    """Raise unless every dtype is supported and at least one is floating."""
+    for operand, name in zip(operands, names, strict=True):
+        if name == "where" and operand.dtype != "bool":
+            raise TypeError(f"where must have dtype bool, got {operand.dtype}")
+        if operand.dtype not in FLOATING and operand.dtype not in INTEGER:
+            raise TypeError(
+                f"{name} must have a real dtype ({', '.join(FLOATING)} or an integer), "
+                f"got {operand.dtype}"
+            )
+    if not any(operand.dtype in FLOATING for operand in operands):
+        given = ", ".join(f"{n} {o.dtype}" for n, o in zip(names, operands, strict=True))
+        raise TypeError(f"at least one of {', '.join(names)} must be floating, got {given}")
+
+
+def result_dtype(operands: Sequence[Operand], autocast: bool = False) -> str:
+    """The dtype of the loss, as torch's losses promote: the widest, 0-d arrays included.
+
+    Integers never decide, as at least one operand is floating. Under torch's autocast, losses of
+    half precision are float32.
+    """
+    dtype = promoted({operand.dtype for operand in operands})
+    return "float32" if autocast and dtype in ("float16", "bfloat16") else dtype
+
+
+def broadcast_shape(operands: Sequence[Operand], names: Sequence[str]) -> Shape:
+    """The common shape of the operands, to which weight and mask must broadcast.
+
+    Raises a ValueError that names the operand that does not fit.
+    """
+    deciding = [
+        (o, n) for o, n in zip(operands, names, strict=True) if n not in ("where", "weight")
+    ]
+    shape = [1] * max(len(operand.shape) for operand, _ in deciding)
+    for operand, name in deciding:
+        offset = len(shape) - len(operand.shape)
+        for d, length in enumerate(operand.shape, start=offset):
+            if shape[d] == 1:
+                shape[d] = length
+            elif length not in (1, shape[d]):
+                others = ", ".join(f"{n} {o.shape}" for o, n in deciding if n != name)
+                raise ValueError(
+                    f"{name} of shape {operand.shape} does not broadcast with {others}"
+                )
+    for operand, name in zip(operands, names, strict=True):
+        offset = len(shape) - len(operand.shape)
+        if offset < 0 or any(
+            length not in (1, shape[d]) for d, length in enumerate(operand.shape, start=offset)
+        ):
+            raise ValueError(
+                f"{name} of shape {operand.shape} does not broadcast to {tuple(shape)}"
+            )
+    return tuple(shape)
+
+
+def broadcast_strides(operand: Operand, shape: Shape) -> Shape:
+    """The strides that walk `operand` over `shape`: 0 along the axes it is broadcast to."""
+    offset = len(shape) - len(operand.shape)
+    own = zip(operand.shape, operand.strides, shape[offset:], strict=True)
+    return (0,) * offset + tuple(0 if n == 1 else step for n, step, _ in own)
+
+
+def overlaps(operand: Operand) -> bool:
+    """Whether elements may share memory: unless each axis steps over all of the faster ones."""
+    reach = 0
+    for step, length in sorted(zip(map(abs, operand.strides), operand.shape, strict=True)):
+        if length > 1:
+            if step <= reach:
+                return True
+            reach += step * (length - 1)
+    return False
+
+
+def broadcast_axes(operand: Operand, shape: Shape) -> tuple[int, ...]:
+    """The axes of `shape` along which `operand` is repeated."""
+    offset = len(shape) - len(operand.shape)
+    return tuple(
+        d
+        for d, length in enumerate(shape)
+        if length > 1 and (d < offset or operand.shape[d - offset] == 1)
+    )
+
+
+def memory_order(shape: Shape, strides: Sequence[Shape]) -> list[int]:
+    """The axes of length > 1, slowest first, as the first operand that moves along them lies."""
+    # An operand's zero stride says nothing of its order: such axes are placed by the next operand.
+    axes = [axis for axis in range(len(shape)) if shape[axis] > 1]
+    order: list[int] = []
+    for axis in axes:
+        place = len(order)
+        while place and _before(axis, order[place - 1], strides):
+            place -= 1
+        order.insert(place, axis)
+    return order
+
+
+def _before(a: int, b: int, strides: Sequence[Shape]) -> bool:
+    """Whether axis `a` is slower than axis `b` in the first operand that moves along both."""
+    for step in strides:
+        if step[a] and step[b]:
+            return abs(step[a]) > abs(step[b])
+    return False
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Collapsed dimensions, slowest first, and the strides of each operand along them."""
+
+    shape: Shape
+    strides: tuple[Shape, ...]
+
+
+def collapse(axes: Sequence[int], shape: Shape, strides: Sequence[Shape]) -> Walk:
+    """Merge neighbouring axes along which every operand runs on without a gap."""
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for axis in axes:
+        length, steps = shape[axis], tuple(step[axis] for step in strides)
+        if merged:
+            outer_length, outer_steps = merged[-1]
+            if all(o == s * length for o, s in zip(outer_steps, steps, strict=True)):
+                merged[-1] = (outer_length * length, steps)
+                continue
+        merged.append((length, steps))
+    return Walk(
+        tuple(length for length, _ in merged),
+        tuple(tuple(steps[k] for _, steps in merged) for k in range(len(strides))),
+    )
+
+
+def dense_strides(axes: Sequence[int], shape: Shape) -> Shape:
+    """The strides of a new array of `shape` whose memory runs along `axes`, slowest first."""
+    strides = [1] * len(shape)
+    step = 1
+    for axis in reversed(axes):
+        strides[axis] = step
+        step *= shape[axis]
+    for axis in reversed(range(len(shape))):  # an axis of length 1 or 0: as in a C-ordered array
+        if axis not in axes:
+            inner = axis + 1
+            strides[axis] = strides[inner] * max(shape[inner], 1) if inner < len(shape) else 1
+    return tuple(strides)

@@ -1,0 +1,1 @@
+"""The CUDA backend: CuPy, kernels, plans."""

@@ -1,0 +1,531 @@
+"""Plans of losses of rows; cuda/kernels/rows.cu says what the kernels do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .._core.dtypes import c_type, item_size
+from .._core.rows import ELEMENTS, RowLoss, Rows, walk_rows
+from .._core.shapes import Operand, Shape, Walk, collapse, dense_strides, memory_order
+from . import compiler, driver
+from . import launch as arguments
+from .launch import Launch
+from .plan import Library, Output, Plan, Problem, Slot, bits, empty_plan, template, value_output
+from .plan_pointwise import PACK_BYTES, Launches, identity
+
+LINE_BYTES = 128  # of device memory: what one request reads
+
+# Of a share of a row one thread gets about LANE_BYTES: of each operand in rows of LONG_SHARE bytes
+# and more, or where parts of a row cost much to combine, else of all operands together; of a row of
+# up to SHORT_ROW bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES
+# of all to registers at a time, half of that where several shares follow one another. A block has
+# at most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
+LANE_BYTES = 128
+LONG_SHARE = 4096
+SHORT_ROW = 256
+BATCH_BYTES = 128
+BLOCK = 256
+SMALL_BLOCK = 128
+
+# What of a row waits in the registers of a thread, where that is all that it works on; of two rows
+# where that is little.
+HELD_BYTES = 32
+HELD_TWICE = 8
+
+# A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
+# most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
+# is read twice. Of CLUSTERED_ROWS and more, without gradients, a block computes all shares.
+CACHE_BYTES = 64 << 10
+CACHE_LIMIT = 128 << 10
+MAX_RANKS = 8
+CLUSTERED_ROWS = 1024
+STATIC_BYTES = 8 << 10  # what the kernels need besides
+STATIC_ACROSS = 28 << 10  # with a state of each thread
+
+# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
+# runs at once, so that all end together: fewer where they work on several rows at a time, and on
+# rows that are held; MORE_UNSUMMED times as many for gradients without a sum. A cluster begins the
+# later the more blocks it has: it takes as many rows as that, up to ROWS_OF_CLUSTER, or more, and a
+# block that computes the shares of two ranks, as it gives the same sums; one that computes more
+# ranks takes one row, as each is summed for itself. Sums are added by TEAMs.
+WORKING_THREADS = 5 << 18
+THREADS_OF_SEVERAL = 1 << 20
+THREADS_OF_HELD = 1 << 19
+MORE_UNSUMMED = 4
+ROWS_OF_CLUSTER = 4
+MAX_SHARING = 1 << 10  # that sum what a mean is divided by
+TEAM = 64  # in cuda/reduction/reduction.cuh
+
+# Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
+# threads all over the device.
+FEW_ROWS = 32
+LONG_ROW = 4096
+PARTS = 1024
+PART_BLOCK = 512
+LEFT_BYTES = 256  # in cuda/kernels/rows.cu
+
+# Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
+# for losses of rows that are held.
+THREADS_OF_MULTIPROCESSOR = 1024
+THREADS_WITH_GRADIENTS = 768
+THREADS_WITH_HELD = 1536
+
+
+def make_plan(library: Library, problem: Problem, loss: RowLoss) -> Plan:
+    """Decide how to compute a pass of a loss of rows."""
+    if math.prod(loss.rows_of(problem.shape)) == 0:
+        return empty_plan(library, problem)
+    return _Planner(library, problem, loss).plan()
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array that the kernels read or write, as it lies over the elements."""
+
+    dtype: str
+    strides: Shape
+    misaligned: int
+    slot: Slot
+    streamed: bool  # element by element
+
+
+@dataclass(frozen=True)
+class _Team:
+    """Who works on a row, see cuda/kernels/rows.cu."""
+
+    threads: int
+    lanes: int
+    width: int
+    batch: int = 1
+    ranks: int = 1
+    parts: int = 0  # ranks in two launches
+    slots: int = 0  # packs of a thread in a rank
+    cluster: bool = False
+    across: bool = False
+    shift: int = 0  # elements in which rows may begin anywhere
+    exact: bool = False  # all batches are full
+    held: int = 0  # in registers, not in shared memory: from how many rows ahead
+
+    @property
+    def rows(self) -> int:
+        """The rows of a block."""
+        return self.threads // self.lanes
+
+    def c_type(self, phase: str, resident: int) -> str:
+        """The C++ type."""
+        return template(
+            "Team",
+            *map(str, (self.threads, self.lanes, self.width, self.batch)),
+            *map(str, (self.slots if phase == "WHOLE" else 1, self.ranks, resident)),
+            self.cluster,
+            self.across,
+            str(self.shift),
+            self.exact,
+            str(self.held if phase == "WHOLE" else 0),
+        )
+
+
+class _Planner(Launches):
+    """The launches of one problem."""
+
+    def __init__(self, library: Library, problem: Problem, loss: RowLoss) -> None:
+        super().__init__(library, problem)
+        self._loss = loss
+        extra = problem.todo.extra
+        walk = walk_rows(problem.call, loss, problem.operands[:extra], problem.own)
+        self._walk: Rows = walk
+        self._axes = memory_order(walk.shape, walk.strides)
+        self._row_axes = [axis for axis in self._axes if axis != walk.axis]
+        self._rows = math.prod(loss.rows_of(walk.shape))
+        self._columns = walk.shape[walk.axis]
+        # In the order of the kernels, the weights last.
+        order = list(range(len(problem.operands)))
+        if problem.call.weighted:
+            order.append(order.pop(extra))
+        names = ("",) * extra + problem.call.names
+        self._inputs = [
+            _Array(
+                problem.operands[k].dtype,
+                walk.strides[k],
+                problem.misaligned[k],
+                self._operand_slots[k],
+                not loss.gathers and self._is_streamed(names[k], problem.operands[k]),
+            )
+            for k in order
+        ]
+
+    @property
+    def _element_bytes(self) -> int:
+        """What is read of each element."""
+        return sum(item_size(a.dtype) for a in self._inputs if a.streamed)
+
+    def _is_streamed(self, name: str, operand: Operand) -> bool:
+        if name == "":  # grad_output, or a tangent of elements
+            return len(operand.shape) == len(self._walk.shape)
+        role = self._loss.role(name)
+        return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
+
+    def plan(self) -> Plan:
+        problem, todo = self._problem, self._problem.todo
+        value: Slot = 0
+        values = "NO_VALUES"
+        if todo.values:
+            value = self._add_output(self._value_output())
+            values = self._values()
+        outputs: list[_Array] = []
+        wanted: list[int] = []
+        summed: list[tuple[int, _Array, Slot]] = []
+        for k, computed in zip(todo.wanted, problem.computed_now, strict=True):
+            if not computed:
+                self._outputs.append(None)
+                continue
+            array, slot = self._gradient(k)
+            outputs.append(array)
+            wanted.append(k - problem.call.weighted)
+            if slot != array.slot:
+                summed.append((k, array, slot))
+        total: Slot = 0
+        if self._loss.divides_by_shares(problem.call) and (wanted or todo.directions):
+            total = self._sum_shares()
+        team = self._team(bool(wanted))
+        if team.parts:
+            self._in_two_launches(team, values, value, total, wanted, outputs)
+        elif wanted and todo.values and not any(a.streamed for a in self._inputs):
+            # Many threads write a row of which one has the value.
+            self._launch(self._team(False), "WHOLE", values, value, total, (), ())
+            self._launch(team, "WHOLE", "NO_VALUES", 0, total, wanted, outputs)
+        else:
+            self._launch(team, "WHOLE", values, value, total, wanted, outputs)
+        for k, array, slot in summed:
+            self._sum_gradient(k, array, slot)
+        return self._finish()
+
+    # ---- arrays ----------------------------------------------------------------------------------
+
+    def _value_output(self) -> Output:
+        """One number a row in the order in which the kernels walk over the rows."""
+        problem, axis = self._problem, self._walk.axis
+        return value_output(problem, [a - (a > axis) for a in self._row_axes])
+
+    def _values(self) -> str:
+        problem = self._problem
+        if problem.call.reduction == "none":
+            return "EACH_VALUE"
+        if self._loss.divides_by_shares(problem.call) and not problem.todo.directions:
+            return "WEIGHTED_MEAN_OF_VALUES"
+        return "SUM_OF_VALUES"
+
+    def _gradient(self, k: int) -> tuple[_Array, Slot]:
+        """The array that the kernels write for operand k, and the slot of its gradient."""
+        problem = self._problem
+        index = problem.todo.extra + k
+        operand = problem.operands[index]
+        if self._loss.overwrites and k == problem.call.weighted:
+            self._outputs.append(lambda operands: operands[index])
+            slot: Slot = self._operand_slots[index]
+            strides, dtype = self._walk.strides[index], operand.dtype
+            return _Array(dtype, strides, problem.misaligned[index], slot, True), slot
+        own = self._add_gradient(k, self._axes)
+        if operand.shape == self._walk.shape:
+            strides = dense_strides([a for a in self._axes if operand.shape[a] > 1], operand.shape)
+            return _Array(operand.dtype, strides, 0, own, True), own
+        full = self._add_scratch(item_size(problem.real) * problem.size)
+        strides = dense_strides(self._axes, self._walk.shape)
+        return _Array(problem.real, strides, 0, full, True), own
+
+    def _sum_gradient(self, k: int, array: _Array, slot: Slot) -> None:
+        """The gradient of an operand that is broadcast, from that of all elements."""
+        operand, shape = self._problem.operands[self._problem.todo.extra + k], self._walk.shape
+        repeated = [a for a in self._axes if operand.shape[a] == 1]
+        function = identity(Operand(array.dtype, shape, array.strides), array.slot)
+        self._add_sums(function, shape, self._axes, repeated, -1, operand.dtype, 1.0, (0, slot))
+
+    # ---- who works on a row ----------------------------------------------------------------------
+
+    def _team(self, gradients: bool) -> _Team:
+        main = self._inputs[self._problem.todo.extra]
+        step = main.strides[self._walk.axis]
+        streams = [a for a in self._inputs if a.streamed]
+        element_bytes = self._element_bytes
+        available = driver.shared_memory(self._problem.device)
+        width, shift = 1, 0
+        if step == 1 or self._columns <= 1:
+            width, shift = self._width(main)
+        elif self._row_axes and abs(main.strides[self._row_axes[-1]]) < abs(step):
+            for rows in (32, 8):
+                team = _Team(BLOCK, BLOCK // rows, 1, across=True)
+                team = self._filled(team, self._columns, streams)
+                if team.slots * BLOCK * element_bytes <= min(
+                    CACHE_LIMIT, available - STATIC_ACROSS
+                ):
+                    return team
+        if not streams and not gradients:  # a number of each row
+            return _Team(BLOCK, 1, width, slots=1, shift=shift)
+        # The last turn of the lanes may be in part beyond the row.
+        limit = min(CACHE_LIMIT, available - STATIC_BYTES - BLOCK * width * element_bytes)
+        packs = -(-self._columns // width) + shift // width
+        row_bytes = packs * width * element_bytes
+        max_ranks = MAX_RANKS if driver.has_clusters(self._problem.device) else 1
+        few = self._rows < FEW_ROWS and packs > LONG_ROW
+        if streams and (few or row_bytes > max_ranks * limit):
+            parts = max(min(PARTS, packs // (PART_BLOCK * 8)), 2)
+            team = _Team(PART_BLOCK, PART_BLOCK, width, parts=parts, shift=shift)
+            return self._filled(team, packs, streams)
+        ranks = 1
+        while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
+            ranks *= 2
+        # Where no element is read, gradients are written.
+        moved = row_bytes or packs * width * item_size(main.dtype)
+        lane_bytes = LANE_BYTES if moved > SHORT_ROW else LANE_BYTES // 2
+        if self._loss.precise or moved >= LONG_SHARE:
+            lane_bytes *= max(len(streams), 1)
+        lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
+        if lanes <= 32 and ranks == 1:
+            threads = BLOCK
+            while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
+                threads //= 2
+            while lanes < threads and threads // lanes * row_bytes > limit:
+                lanes *= 2
+        else:
+            lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
+        team = _Team(threads, lanes, width, ranks=ranks, shift=shift)
+        return self._filled(team, packs, streams)
+
+    def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
+        slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
+        elements = (team.parts or team.ranks) * team.lanes * slots * team.width
+        # Batches of a size that leaves few packs: those go one by one.
+        filled = slots
+        if team.ranks == 1 and not team.parts:
+            filled = max(1, self._columns // (team.lanes * team.width))
+        pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
+        batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
+        most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
+        batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
+        exact = elements == self._columns and slots % batch == 0 and not team.shift
+        held, row_bytes = 0, slots * pack_bytes
+        if row_bytes and exact and team.ranks == 1 and not team.parts and slots == batch:
+            held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
+        return replace(team, slots=slots, batch=batch, exact=exact, held=held)
+
+    def _width(self, main: _Array) -> tuple[int, int]:
+        """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
+        size = item_size(main.dtype)
+        sizes = [item_size(a.dtype) for a in self._inputs if a.streamed]
+        width = PACK_BYTES // min(sizes, default=size)
+        starts = [main.strides[a] for a in self._row_axes] + [main.misaligned // size]
+        aligned = width
+        while any(start % aligned for start in starts):
+            aligned //= 2
+        if aligned == width:
+            return width, 0
+        # Where a row begins in a pack is known modulo PACK_BYTES.
+        width = min(width, PACK_BYTES // size)
+        if aligned >= width:
+            return width, 0
+        line = LINE_BYTES // size
+        if self._columns >= 8 * line:
+            return width, line
+        if self._columns >= 4 * width:
+            return width, width
+        while aligned > 1 and self._columns % aligned:
+            aligned //= 2
+        return aligned, 0
+
+    def _is_vector(self, team: _Team, array: _Array, main: _Array) -> bool:
+        """Whether the packs of an array are aligned where those of `main` are."""
+        if not array.streamed or team.width == 1 or array.strides[self._walk.axis] != 1:
+            return False
+        size = item_size(array.dtype)
+        unit = min(team.width, PACK_BYTES // size)
+        start = array.misaligned // size
+        if team.shift:
+            start -= main.misaligned // item_size(main.dtype)
+        steps = [array.strides[a] - main.strides[a] * bool(team.shift) for a in self._row_axes]
+        return not any(n % unit for n in (start, *steps))
+
+    # ---- launches --------------------------------------------------------------------------------
+
+    def _in_two_launches(
+        self,
+        team: _Team,
+        values: str,
+        value: Slot,
+        total: Slot,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+    ) -> None:
+        memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
+        self._launch(team, "PARTIAL", "NO_VALUES", 0, 0, (), (), memory)
+        self._launch(team, "FINISH", values, value, total, wanted, outputs, memory)
+
+    def _sum_shares(self) -> Slot:
+        """What a mean divides its gradients by: the sum of the weights of the rows."""
+        weighted = self._problem.call.weighted
+        total = self._add_scratch(8) if weighted else self._add_counter()
+        values = "GRADIENT_DIVISOR" if weighted else "COUNT"
+        team = _Team(BLOCK, 1, 1, slots=1)
+        self._launch(team, "WHOLE", values, total, 0, (), (), share=True)
+        return total
+
+    def _launch(
+        self,
+        team: _Team,
+        phase: str,
+        values: str,
+        value: Slot,
+        total: Slot,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+        memory: Slot = 0,
+        share: bool = False,
+    ) -> None:
+        problem, todo, call = self._problem, self._problem.todo, self._problem.call
+        inputs = self._inputs[todo.extra :] if share else self._inputs
+        streams = [a for a in inputs if a.streamed]
+        chained = todo.chained and not share
+        directions = [k - call.weighted for k in todo.directions if not share]
+        pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
+        shared = team.slots * team.threads * pack_bytes
+        if phase != "WHOLE" or team.held:
+            shared = 0
+        whole = phase == "WHOLE" and team.ranks > 1
+        team = replace(team, cluster=whole and (bool(wanted) or self._rows < CLUSTERED_ROWS))
+        blocks = team.ranks if team.cluster else 1
+        if phase == "PARTIAL" or (phase == "FINISH" and wanted):
+            blocks = team.parts
+        summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
+        groups = -(-self._rows // team.rows)
+        workers = min(groups, self._workers(team, summed or not wanted))
+        if share:
+            workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
+        segments = self._rows if team.ranks > 2 else workers
+        layout, layout_bytes = self._layout(team, inputs, outputs)
+        real = c_type(problem.real)
+        expression = self._expression(team)
+        if share:
+            expression = template("ShareOf", expression)
+        wide = 2 if directions or problem.real == "float64" else 1
+        threads = THREADS_OF_MULTIPROCESSOR
+        if wanted and team.batch * pack_bytes == BATCH_BYTES:
+            threads = THREADS_WITH_GRADIENTS
+        elif team.held and not wanted:
+            threads = THREADS_WITH_HELD
+        resident = max(1, threads // wide // team.threads)
+        result = "double" if share else c_type(problem.result)
+        pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
+        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        name = template(
+            "rows",
+            real,
+            expression,
+            layout,
+            team.c_type(phase, resident),
+            phase,
+            values,
+            bits(tuple(wanted)),
+            bits(tuple(directions)),
+            chained,
+            result,
+            *pointers,
+        )
+        kernel = compiler.kernel(
+            "kernels/rows.cu", name, team.threads, problem.device, shared=shared
+        )
+        counter: Slot = 0
+        partials: Slot = 0
+        if segments > 1 and summed:
+            teams = -(-segments // TEAM)
+            counter = self._add_counter(1 + teams)
+            sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
+            partials = self._add_scratch(16 * sums * (segments + teams))
+        launch = Launch(
+            kernel,
+            (workers * blocks, 1),
+            team.threads,
+            [
+                self._arguments(),
+                layout_bytes,
+                arguments.int64(self._rows),
+                arguments.int64(self._columns),
+                arguments.int64(team.parts),
+                arguments.int64(team.slots),
+                arguments.int64(segments),
+                arguments.int64(self._kept(workers)),
+                arguments.float64(problem.divisor if not share else 1.0),
+            ],
+            pointers=5 + len(pointers),
+            shared=shared,
+        )
+        slots = [a.slot for a in (*inputs, *outputs)]
+        self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
+
+    def _workers(self, team: _Team, few: bool) -> int:
+        """The blocks, or clusters, that end together."""
+        threads = THREADS_OF_SEVERAL if team.rows > 1 else WORKING_THREADS
+        workers = (THREADS_OF_HELD if team.held else threads) // team.threads
+        if team.cluster or team.ranks == 2:
+            workers = 16 * workers // team.ranks**2
+            if self._rows >= CLUSTERED_ROWS:
+                workers = min(workers, self._rows // min(team.ranks, ROWS_OF_CLUSTER))
+        elif team.ranks > 2:
+            workers = self._rows
+        elif not few:
+            workers *= MORE_UNSUMMED
+        return max(workers, 1)
+
+    def _kept(self, workers: int) -> int:
+        """The workers whose elements others are to push out of the cache."""
+        cache = driver.cache_bytes(self._problem.device)
+        read = self._rows * self._columns * self._element_bytes
+        return max(0, workers - -(-workers * cache // max(read, 1)))
+
+    def _layout(
+        self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]
+    ) -> tuple[str, bytes]:
+        """The C++ type of the layout, and its fields."""
+        arrays = [*inputs, *outputs]
+        main = self._inputs[self._problem.todo.extra]
+        walk = collapse(self._row_axes, self._walk.shape, [a.strides for a in arrays])
+        if not walk.shape:
+            walk = Walk((1,), ((0,),) * len(arrays))
+        vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
+        index = "unsigned" if self._rows < 2**30 else "unsigned long long"
+        column = "int" if self._columns < 2**30 else "long long"
+        spans = [sum(n * step for n, step in zip(walk.shape, s, strict=True)) for s in walk.strides]
+        backwards = any(step < 0 for s in walk.strides for step in s)
+        offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
+        numbers = str(len(walk.shape)), str(len(arrays)), bits(vectors)
+        name = template("RowLayout", *numbers, index, column, offset)
+        steps = [a.strides[self._walk.axis] for a in arrays]
+        strides = (length for step in walk.strides for length in step)
+        return name, arguments.int64(*walk.shape, *strides, *steps)
+
+    def _expression(self, team: _Team) -> str:
+        loss, call = self._loss, self._problem.call
+        options = [x if isinstance(x, bool) else str(x) for x in loss.options]
+        weighted = (call.weighted,) if loss.weights else ()
+        precision: tuple[bool | str, ...] = ()
+        if loss.precise:
+            main = self._inputs[self._problem.todo.extra]
+            half = item_size(main.dtype) < item_size(self._problem.real)
+            precision = half, str(self._columns if team.held and team.lanes == 1 else 0)
+        real = c_type(self._problem.real)
+        return template(loss.struct, real, *options, *weighted, *precision)
+
+    def _arguments(self) -> bytes:
+        """The fields of the loss."""
+        values = self._problem.call.parameters
+        integers = [v for v in values if isinstance(v, int)]
+        numbers = [v for v in values if not isinstance(v, int)]
+        fields = arguments.int64(*integers)
+        if numbers or not integers:
+            fields += arguments.parameters(numbers, self._problem.real)
+        return fields
+
+
+def _power_of_two_from(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,241 @@
+"""Dual numbers over NumPy arrays: a NumPy formula of a loss gives its derivatives too.
+
+The counterpart of cuda/numbers/dual.cuh. A `Dual` takes part in arithmetic, in the NumPy functions
+listed at the end and in `np.where`; its value and slope are arrays or `Dual`s themselves, which
+gives second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Number = Any  # an array or a Dual
+
+
+class Dual:
+    """A value and its derivative along one direction."""
+
+    def __init__(self, value: Number, slope: Number) -> None:
+        self.value = value
+        self.slope = slope
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        rule = _RULES.get(ufunc)
+        if rule is None or method != "__call__" or options:
+            return NotImplemented
+        return rule(*inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is not np.where or kwargs or len(args) != 3:
+            return NotImplemented
+        condition, a, b = args
+        return Dual(
+            np.where(condition, value_of(a), value_of(b)),
+            np.where(condition, slope_of(a), slope_of(b)),
+        )
+
+    def __add__(self, other: Number) -> Dual:
+        return _add(self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Number) -> Dual:
+        return _add(self, -other)
+
+    def __rsub__(self, other: Number) -> Dual:
+        return _add(-self, other)
+
+    def __mul__(self, other: Number) -> Dual:
+        return _multiply(self, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Number) -> Dual:
+        return _divide(self, other)
+
+    def __rtruediv__(self, other: Number) -> Dual:
+        return _divide(other, self)
+
+    def __neg__(self) -> Dual:
+        return Dual(-self.value, -self.slope)
+
+    def __abs__(self) -> Dual:
+        return Dual(abs(self.value), _sign(self.value) * self.slope)
+
+    def __pow__(self, exponent: float) -> Dual:
+        return _power(self, exponent)
+
+    def __lt__(self, other: Number) -> Any:
+        return plain(self) < plain(other)
+
+    def __gt__(self, other: Number) -> Any:
+        return plain(self) > plain(other)
+
+    def __le__(self, other: Number) -> Any:
+        return plain(self) <= plain(other)
+
+    def __ge__(self, other: Number) -> Any:
+        return plain(self) >= plain(other)
+
+    def __eq__(self, other: object) -> Any:
+        return plain(self) == plain(other)
+
+    def __ne__(self, other: object) -> Any:
+        return plain(self) != plain(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def value_of(x: Number) -> Number:
+    """The value of a number; a constant is its own."""
+    return x.value if isinstance(x, Dual) else x
+
+
+def slope_of(x: Number) -> Number:
+    """The derivative of a number; a constant has none."""
+    return x.slope if isinstance(x, Dual) else 0.0
+
+
+def plain(x: Number) -> Any:
+    """The array inside, whatever the order."""
+    while isinstance(x, Dual):
+        x = x.value
+    return x
+
+
+def with_derivatives(
+    function: Callable[..., Any],
+    derivatives: Sequence[Callable[..., Any]],
+    arguments: Sequence[Number],
+) -> Number:
+    """A function of numbers whose derivative by each argument is given, not derived."""
+    if not any(isinstance(x, Dual) for x in arguments):
+        return function(*arguments)
+    below = [value_of(x) for x in arguments]
+    slope: Any = 0.0
+    for derivative, x in zip(derivatives, arguments, strict=True):
+        if isinstance(x, Dual):
+            slope = slope + derivative(*below) * x.slope
+    return Dual(with_derivatives(function, derivatives, below), slope)
+
+
+def sigmoid(x: Number) -> Number:
+    """1 / (1 + exp(-x)), precise at both ends."""
+
+    def value(x: Any) -> Any:
+        tail = np.exp(-abs(x))
+        return np.where(x < 0, tail, 1.0) / (1.0 + tail)
+
+    return with_derivatives(value, (lambda x: sigmoid(x) * sigmoid(-x),), (x,))
+
+
+def softplus(x: Number) -> Number:
+    """log(1 + exp(x)), precise at both ends."""
+    return with_derivatives(lambda x: np.logaddexp(0.0, x), (sigmoid,), (x,))
+
+
+def _add(a: Number, b: Number) -> Dual:
+    if not isinstance(b, Dual):
+        return Dual(a.value + b, a.slope)
+    return Dual(a.value + b.value, a.slope + b.slope)
+
+
+def _multiply(a: Dual, b: Number) -> Dual:
+    if not isinstance(b, Dual):
+        return Dual(a.value * b, a.slope * b)
+    return Dual(a.value * b.value, a.slope * b.value + a.value * b.slope)
+
+
+def _divide(a: Number, b: Number) -> Dual:
+    if not isinstance(b, Dual):
+        return Dual(a.value / b, a.slope / b)
+    quotient = value_of(a) / b.value
+    return Dual(quotient, (slope_of(a) - quotient * b.slope) / b.value)
+
+
+def _sign(x: Number) -> Number:
+    """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
+    x = plain(x)
+    return np.subtract(x > 0, x < 0, dtype=np.float64)
+
+
+def _power(a: Number, exponent: Number) -> Dual:
+    if isinstance(exponent, Dual):
+        raise TypeError("the exponent of a power must be a constant: write exp(b * log(a))")
+    # At an exponent of 0 the other factor may be infinite.
+    slope = np.where(exponent == 0, 0.0, exponent * value_of(a) ** (exponent - 1.0))
+    return Dual(value_of(a) ** exponent, slope * slope_of(a))
+
+
+def _larger(a: Number, b: Number) -> Number:
+    """Where the numbers are equal, each has half of the derivative."""
+    shares = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
+    value = np.maximum(value_of(a), value_of(b))
+    return Dual(
+        value,
+        np.where(shares == 0, 0.0, shares * slope_of(a))
+        + np.where(shares == 1, 0.0, (1.0 - shares) * slope_of(b)),
+    )
+
+
+def _smaller(a: Number, b: Number) -> Number:
+    return -_larger(-a, -b)
+
+
+def _log_of_sum(a: Number, b: Number) -> Dual:
+    value = np.logaddexp(value_of(a), value_of(b))
+    parts = ((value_of(x), slope_of(x)) for x in (a, b))
+    return Dual(value, sum(np.exp(x - value) * slope for x, slope in parts))
+
+
+def _hypotenuse(a: Number, b: Number) -> Dual:
+    value = np.hypot(value_of(a), value_of(b))
+    return Dual(value, sum(value_of(x) / value * slope_of(x) for x in (a, b)))
+
+
+def _of_one(
+    function: np.ufunc, derivative: Callable[[Number, Number], Number]
+) -> Callable[..., Any]:
+    """The rule of a function of one number, its derivative given x and the value."""
+
+    def rule(x: Dual) -> Dual:
+        value = function(x.value)
+        return Dual(value, derivative(x.value, value) * x.slope)
+
+    return rule
+
+
+_RULES: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: lambda a, b: a + b if isinstance(a, Dual) else b + a,
+    np.subtract: lambda a, b: a - b if isinstance(a, Dual) else -b + a,
+    np.multiply: lambda a, b: a * b if isinstance(a, Dual) else b * a,
+    np.true_divide: _divide,
+    np.negative: lambda a: -a,
+    np.absolute: abs,
+    np.less: lambda a, b: plain(a) < plain(b),
+    np.greater: lambda a, b: plain(a) > plain(b),
+    np.less_equal: lambda a, b: plain(a) <= plain(b),
+    np.greater_equal: lambda a, b: plain(a) >= plain(b),
+    np.equal: lambda a, b: plain(a) == plain(b),
+    np.not_equal: lambda a, b: plain(a) != plain(b),
+    np.power: _power,
+    np.square: lambda a: a * a,
+    np.maximum: _larger,
+    np.minimum: _smaller,
+    np.logaddexp: _log_of_sum,
+    np.hypot: _hypotenuse,
+    np.exp: _of_one(np.exp, lambda x, y: y),
+    np.expm1: _of_one(np.expm1, lambda x, y: np.exp(x)),
+    np.log: _of_one(np.log, lambda x, y: 1.0 / x),
+    np.log1p: _of_one(np.log1p, lambda x, y: 1.0 / (1.0 + x)),
+    np.sqrt: _of_one(np.sqrt, lambda x, y: 0.5 / y),
+    np.tanh: _of_one(np.tanh, lambda x, y: 1.0 - y * y),
+    np.sinh: _of_one(np.sinh, lambda x, y: np.cosh(x)),
+    np.cosh: _of_one(np.cosh, lambda x, y: np.sinh(x)),
+    np.sin: _of_one(np.sin, lambda x, y: np.cos(x)),
+    np.cos: _of_one(np.cos, lambda x, y: -np.sin(x)),
+    np.arctan: _of_one(np.arctan, lambda x, y: 1.0 / (1.0 + x * x)),
+}

@@ -1,0 +1,1 @@
+"""The libraries of arrays: a file each."""
