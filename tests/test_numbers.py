@@ -219,7 +219,7 @@ def check_sums(kernels: Module) -> None:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Module:
+def kernels() -> Module:
     emulator.require()
     return module()
 
