@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .arrays import Library
+from .tables.arrays import Library
 
 LIBRARIES = ("numpy", "torch", "cupy", "torch cuda")
 

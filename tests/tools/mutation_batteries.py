@@ -1,4 +1,4 @@
-"""The calls that `tests.mutation` runs on each mutant, compared with the host backend.
+"""The calls that `tests.tools.mutation` runs on each mutant, compared with the host backend.
 
 A battery reaches every line of the kernels it is for, with as few specialisations as that takes:
 each is compiled anew for each mutant.
@@ -34,11 +34,11 @@ from cupy_losses._core.losses import Pass
 from cupy_losses._device import plan_pointwise, plan_rows
 from cupy_losses._libraries.registry import resolve
 
-from . import test_numbers
-from .arrays import BFLOAT16, ulps
-from .emulator import Device
-from .emulator.cupy_lookalike import forget
-from .rows import losses_of_all_sizes, surprise
+from ..emulator import Device
+from ..emulator.cupy_lookalike import forget
+from ..kernels import test_numbers
+from ..tables.arrays import BFLOAT16, ulps
+from ..tables.rows import losses_of_all_sizes, surprise
 
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 

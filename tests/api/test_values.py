@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from .arrays import DTYPES, Host, Library, ulps
-from .losses import LOSSES, SIMPLE, Case
+from ..tables.arrays import DTYPES, Host, Library, ulps
+from ..tables.losses import LOSSES, SIMPLE, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
 

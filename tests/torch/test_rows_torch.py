@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import cupy_losses
 from cupy_losses import check_values, cross_entropy, nll_loss, value_and_grad
 
-from .arrays import DTYPES, Library
-from .rows import ROWS, RowCase
+from ..tables.arrays import DTYPES, Library
+from ..tables.rows import ROWS, RowCase
 
 REDUCTIONS = ("none", "mean", "sum")
 OF_TORCH = [case for case in ROWS if case.of_torch]

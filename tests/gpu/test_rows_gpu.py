@@ -16,8 +16,8 @@ from cupy_losses import (
     value_and_grad,
 )
 
-from .arrays import ulps
-from .rows import multilabel_margin
+from ..tables.arrays import ulps
+from ..tables.rows import multilabel_margin
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from cupy_losses._device.engine import make_plan
 from cupy_losses._device.plan import Problem, template
 from cupy_losses._device.plan_rows import STATIC_ACROSS, STATIC_BYTES
 
-from . import static_checks
+from ..tools import static_checks
 
 nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
 

@@ -19,8 +19,8 @@ import cupy_losses
 from cupy_losses.__main__ import main
 from cupy_losses._device import sources
 
-from .losses import LOSSES
-from .rows import ROWS
+from ..tables.losses import LOSSES
+from ..tables.rows import ROWS
 
 PACKAGE = Path(cupy_losses.__file__).parent
 

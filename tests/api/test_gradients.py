@@ -15,8 +15,8 @@ import torch
 import cupy_losses
 from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
 
-from .arrays import DTYPES, Library, ulps
-from .losses import LOSSES, Case, count, sign
+from ..tables.arrays import DTYPES, Library, ulps
+from ..tables.losses import LOSSES, Case, count, sign
 from .test_values import SIZES, exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's

@@ -22,8 +22,8 @@ from cupy_losses import (
     value_and_grad,
 )
 
-from .arrays import Library
-from .losses import LOSSES, Case
+from ..tables.arrays import Library
+from ..tables.losses import LOSSES, Case
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
-"""A sample of the mutation run; `python -m tests.mutation` is the whole."""
+"""A sample of the mutation run; `python -m tests.tools.mutation` is the whole."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from . import emulator
-from .mutation import FILES, SHARED_FILES, Mutant, emulated, excuse, mutants, outcome, run
+from .. import emulator
+from ..tools.mutation import FILES, SHARED_FILES, Mutant, emulated, excuse, mutants, outcome, run
 
 SAMPLE = 14
 

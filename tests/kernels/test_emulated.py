@@ -24,13 +24,13 @@ from cupy_losses._core.losses import Pass
 from cupy_losses._device import engine
 from cupy_losses._libraries.registry import resolve
 
-from . import emulator
-from .arrays import DTYPES, Host, ulps
-from .emulator import Device, installed, precompile
-from .emulator.compiler import cache_folder
-from .losses import FORMULAS, SIMPLE, Case
-from .test_gradients import gradient_bound
-from .test_values import bound, exact
+from .. import emulator
+from ..api.test_gradients import gradient_bound
+from ..api.test_values import bound, exact
+from ..emulator import Device, installed, precompile
+from ..emulator.compiler import cache_folder
+from ..tables.arrays import DTYPES, Host, ulps
+from ..tables.losses import FORMULAS, SIMPLE, Case
 
 SEEDS = (0, 1, 2)
 

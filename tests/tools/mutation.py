@@ -1,6 +1,6 @@
 """Proof that the emulated tests find bugs: plant many, one at a time, and count those found.
 
-    python -m tests.mutation [--files NAME ...] [--sample N] [--seed S] [--write]
+    python -m tests.tools.mutation [--files NAME ...] [--sample N] [--seed S] [--write]
 
 The mutants are generated from the kernel files: each rule below changes one place in one line, and
 every place it fits gives a mutant. A mutant is found ("killed") when a check of the emulator or a
@@ -30,10 +30,10 @@ import pytest
 
 from cupy_losses._device import driver, sources
 
-from .emulator import CompileError, Device, installed
+from ..emulator import CompileError, Device, installed
 from .mutation_batteries import pointwise, rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "kernels/pointwise.cu",
     "reduction/reduction.cuh",
@@ -257,7 +257,7 @@ IDLE: dict[str, str] = {
         "static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;"
     ): "another number of sums",
     "constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;": (
-        "launch bounds, which tests/test_static.py checks"
+        "launch bounds, which tests/kernels/test_static.py checks"
     ),
     "__syncthreads();  // a previous answer may still be read": (
         "thread 0 signals what it wrote itself; two calls have the barriers of a sum between"
@@ -430,9 +430,9 @@ def report(made: Counter[str], results: dict[Mutant, str], page: str) -> str:
 
 PREFACE = """# Mutation run
 
-Written by `python -m tests.mutation --write`: bugs planted one at a time in the kernel files, by
-the rules of tests/mutation.py, and run through batteries of emulated calls. What only a GPU
-compiles, such as clusters and asynchronous copies, has no mutants: the emulator runs the
+Written by `python -m tests.tools.mutation --write`: bugs planted one at a time in the kernel files,
+by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
+GPU compiles, such as clusters and asynchronous copies, has no mutants: the emulator runs the
 alternatives to it. Each part is of the file as it was when it was run.
 """
 

@@ -16,7 +16,7 @@ import torch
 from cupy_losses import grad, huber_loss, mse_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._device import compiler, engine
 
-from .losses import LOSSES, Case
+from ..tables.losses import LOSSES, Case
 
 pytestmark = [
     pytest.mark.gpu,

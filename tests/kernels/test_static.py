@@ -12,8 +12,8 @@ import pytest
 
 from cupy_losses._core.dtypes import c_type
 
-from . import static_checks
-from .static_checks import Program, Record
+from ..tools import static_checks
+from ..tools.static_checks import Program, Record
 
 pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
 
@@ -138,7 +138,7 @@ def test_record_is_of_this_compiler() -> None:
 def test_record_lists_the_requested_kernels() -> None:
     names = itertools.chain(*static_checks.requested_kernels().values())
     recorded = Record.read().registers
-    assert sorted(recorded) == sorted(names), "run: python -m tests.static_checks --record"
+    assert sorted(recorded) == sorted(names), "run: python -m tests.tools.static_checks --record"
     architectures = {f"sm_{a}" for a in static_checks.ARCHITECTURES}
     assert all(set(counts) == architectures for counts in recorded.values())
 

@@ -18,10 +18,10 @@ from cupy_losses._device import sources
 from cupy_losses._device.plan import template
 from cupy_losses._host.dual import Dual, plain, sigmoid, slope_of, softplus
 
-from . import emulator
-from . import losses as reference
-from .emulator import Module
-from .losses import FORMULAS, SIMPLE, Case
+from .. import emulator
+from ..emulator import Module
+from ..tables import losses as reference
+from ..tables.losses import FORMULAS, SIMPLE, Case
 
 Array = Any
 P = 0.7

@@ -14,8 +14,8 @@ import pytest
 
 import cupy_losses
 
-from . import emulator
-from .emulator import Device, EmulatorError, Job, Kernel, Module, Schedule, installed
+from .. import emulator
+from . import Device, EmulatorError, Job, Kernel, Module, Schedule, installed
 
 Host = npt.NDArray[Any]
 

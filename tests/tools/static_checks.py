@@ -1,7 +1,7 @@
 """What the compiler makes of the kernels, without a GPU: registers, accesses, double arithmetic.
 
-`python -m tests.static_checks` reports what is wrong; with `--record` it writes the register counts
-to registers.json, so that a change of them shows in review.
+`python -m tests.tools.static_checks` reports what is wrong; with `--record` it writes the register
+counts to registers.json, so that a change of them shows in review.
 """
 
 from __future__ import annotations
@@ -706,7 +706,9 @@ def changed_registers(record: Record, architecture: int, program: Program) -> li
 
 def main() -> int:
     """Report what is wrong, or record the register counts."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.static_checks")
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m tests.tools.static_checks"
+    )
     parser.add_argument("--record", action="store_true", help="rewrite registers.json")
     if parser.parse_args().record:
         RECORD.write_text(Record.make().text(), encoding="utf-8")

@@ -18,9 +18,9 @@ from cupy_losses._core.formula import explained
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._device import compiler, sources
 
-from . import emulator
-from .arrays import Library
-from .emulator import installed
+from .. import emulator
+from ..emulator import installed
+from ..tables.arrays import Library
 
 square = pointwise_loss(
     "square",

@@ -13,8 +13,8 @@ import torch
 
 import cupy_losses
 
-from .arrays import Library
-from .losses import (
+from ..tables.arrays import Library
+from ..tables.losses import (
     LOSSES,
     OF_TORCH,
     SIMPLE,

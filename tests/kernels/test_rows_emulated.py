@@ -27,10 +27,10 @@ from cupy_losses._device import driver, plan_rows
 from cupy_losses._host import pointwise
 from cupy_losses._libraries.registry import resolve
 
-from . import emulator
-from .arrays import DTYPES, ulps
-from .emulator import Device, installed
-from .rows import ROWS, Operands, RowCase, ids, losses_of_all_sizes
+from .. import emulator
+from ..emulator import Device, installed
+from ..tables.arrays import DTYPES, ulps
+from ..tables.rows import ROWS, Operands, RowCase, ids, losses_of_all_sizes
 
 SHAPE = (37, 12)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
