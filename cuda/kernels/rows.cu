@@ -16,8 +16,8 @@
 // Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
 // and whoever computes a rank, so that the bits are always the same.
 #include "losses/combinators.cuh"
-#include "memory/layout.cuh"
 #include "losses/rows.cuh"
+#include "memory/layout.cuh"
 #include "reduction/reduction.cuh"
 
 #ifndef INFINITY
@@ -42,11 +42,11 @@ enum Phase { WHOLE, PARTIAL, FINISH };
 
 constexpr int LINE = 128;  // bytes of a line of the cache
 
-// LANES threads, of a block of THREADS, work on a row, each on SLOTS packs of WIDTH elements of a
+// LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
 // share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
 // neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
 // of neighbouring rows are not. SHIFT: rows may begin anywhere inside so many aligned elements, a
-// pack or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
+// vector or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
 // each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
 // hold. EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in
 // registers, from so many rows ahead, if not 0.
@@ -71,35 +71,35 @@ struct Team {
   }
 };
 
-// Where rows lie: a walk over them, and the step of each array along its row. Bit k of VECTORS:
-// that step is 1 and the packs of a row are aligned, so that a pack is one access.
-template <int DIMS, int ARRAYS, unsigned VECTORS_, class Index_, class Column_, class Offset>
+// Where rows lie: their iteration space, and the step of each array along its row. Bit k of
+// VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
+template <int DIMS, int ARRAYS, unsigned VECTORISED_, class Index_, class Column_, class Offset>
 struct RowLayout {
   using Index = Index_;
   using Column = Column_;
-  static constexpr unsigned VECTORS = VECTORS_;
+  static constexpr unsigned VECTORISED = VECTORISED_;
   Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
   long long steps[ARRAYS];
 
   template <int K>
   __device__ __forceinline__ long long step() const {
-    return (VECTORS >> K & 1u) ? 1 : steps[K];
+    return (VECTORISED >> K & 1u) ? 1 : steps[K];
   }
 };
 
-// One row. Arrays: grad_output where CHAINED, a tangent for each of DIRECTIONS, the operands of the
+// One row. Arrays: grad_output where VJP, a tangent for each of TANGENTS, the operands of the
 // loss, the weights of the classes where WEIGHTED, then the gradients.
-template <class T, class Loss, class Layout, unsigned DIRECTIONS, bool CHAINED, class Pointers>
+template <class T, class Loss, class Layout, unsigned TANGENTS, bool VJP, class Pointers>
 struct RowOf {
   using Scalar = T;
   using Rows = Layout;
   using Column = typename Layout::Column;
-  using N = Select<(DIRECTIONS != 0), Dual<Real<T>>, Real<T>>;
+  using N = Select<(TANGENTS != 0), Dual<Real<T>>, Real<T>>;
 
-  static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 32);
+  static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 32);
   static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
   template <int I>
-  static constexpr int TANGENT = int(CHAINED) + ones_below(DIRECTIONS, I);
+  static constexpr int TANGENT = int(VJP) + ones_below(TANGENTS, I);
   template <int I>
   static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
     return *pointer;
@@ -119,7 +119,7 @@ struct RowOf {
   // An element as it is in memory: only who asks for its number waits for it.
   template <int I>
   struct Loaded {
-    static constexpr bool HAS_SLOPE = bool(DIRECTIONS >> I & 1u);
+    static constexpr bool HAS_SLOPE = bool(TANGENTS >> I & 1u);
     static constexpr int SLOPE = HAS_SLOPE ? TANGENT<I> : FIRST + I;
     Element<FIRST + I> value;
     Element<SLOPE> slope;
@@ -147,7 +147,11 @@ struct RowOf {
   }
   template <int I>
   __device__ __forceinline__ long long index(Column column) const {
-    return (long long)(load_index<I>(column));
+    const auto loaded = load_index<I>(column);
+    using Integer = decltype(load_index<I>(column));
+    // An unsigned integer beyond long long turns negative: it is large, and out of range.
+    const auto index = (long long)(loaded);
+    return Integer(-1) > Integer(0) && index < 0 ? 0x7fffffffffffffffll : index;
   }
   __device__ __forceinline__ auto load_weight(Column column) const {
     return *address<FIRST + Loss::OPERANDS>(column);
@@ -160,8 +164,6 @@ struct RowOf {
     return Column(start / sizeof(Element<FIRST>) % UNIT);
   }
 };
-
-// ---- copies to shared memory that a thread does not wait for ------------------------------------
 
 #if ASYNCHRONOUS_COPIES
 // Which elements the cache lets go of first: those of a pass without gradients. Beside gradients
@@ -219,20 +221,20 @@ template <int PENDING>
 __device__ __forceinline__ void wait_for_copies() {}
 #endif
 
-// Packs of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
+// Vectors of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
 // the columns from 0 up to `end` are there.
-template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH, bool GUARDED,
+template <class Row, class Loss, unsigned TANGENTS, int BATCH, int WIDTH, bool GUARDED,
           class K = Range<Row::INPUTS>>
 struct Batch;
 
-template <class Row, class Loss, unsigned DIRECTIONS, int BATCH, int WIDTH_, bool GUARDED, int... K>
-struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
+template <class Row, class Loss, unsigned TANGENTS, int BATCH, int WIDTH_, bool GUARDED, int... K>
+struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
   using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
   static constexpr int FIRST = Row::FIRST, COUNT = BATCH, WIDTH = WIDTH_;
-  using Packs = Tuple<Pack<typename Row::template Element<K>, WIDTH>...>;
+  using Vectors = Tuple<Vector<typename Row::template Element<K>, WIDTH>...>;
 
   // Whether array S is read element by element: an operand that the loss reads, or its tangent.
   template <int S, int I = 0>
@@ -241,16 +243,16 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
       return false;
     } else {
       const bool own = S == FIRST + I;
-      const bool tangent = bool(DIRECTIONS >> I & 1u) && S == Row::template TANGENT<I>;
+      const bool tangent = bool(TANGENTS >> I & 1u) && S == Row::template TANGENT<I>;
       return (bool(Loss::READS >> I & 1u) && (own || tangent)) || is_read<S, I + 1>();
     }
   }
 
   Column first, stride, end;
-  Packs packs[BATCH];
+  Vectors vectors[BATCH];
 
   __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
-  // Where pack p is in array S: from the first one on, at an offset that is known.
+  // Where vector p is in array S: from the first one on, at an offset that is known.
   template <int S>
   __device__ __forceinline__ auto* address(const Row& row, int p) const {
     const long long from_first = (long long)(p * stride) * row.layout.template step<S>();
@@ -268,7 +270,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     for (int p = 0; p < BATCH; ++p) (load_array<K>(row, p), ...);
   }
 
-  // To shared memory, without waiting, and from it. `slot` is that of the first pack; each array
+  // To shared memory, without waiting, and from it. `slot` is that of the first vector; each array
   // has a place for each slot and thread.
   template <class Team, bool KEPT>
   __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
@@ -284,7 +286,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   __device__ __forceinline__ auto element(Column wanted) const {
     using Loaded = typename Row::template Loaded<I>;
     const auto at = [&](int p, int j) {
-      return Loaded{get<FIRST + I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};
+      return Loaded{get<FIRST + I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};
     };
     Loaded found = at(0, 0);
 #pragma unroll
@@ -313,7 +315,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     for (int p = 0; p < BATCH; ++p) {
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        if (column(p) + j == hidden) get<FIRST>(packs[p]).at[j] = hidden_element();
+        if (column(p) + j == hidden) get<FIRST>(vectors[p]).at[j] = hidden_element();
       }
     }
   }
@@ -329,8 +331,8 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     using Element = typename Row::template Element<FIRST>;
     if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 0) {
       const auto pair_of = [&](int p, int j) {
-        const auto& pack = get<FIRST>(packs[p]);
-        return pair(pack.at[j], pack.at[j + 1]);
+        const auto& vector = get<FIRST>(vectors[p]);
+        return pair(vector.at[j], vector.at[j + 1]);
       };
       auto both = pair_of(0, 0);
 #pragma unroll
@@ -351,10 +353,10 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) each_of(p, f);
   }
-  // The same for the elements of a pack.
+  // The same for the elements of a vector.
   template <class F>
   __device__ __forceinline__ void each_of(int p, F f) const {
-    const Tuple<Pack<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
+    const Tuple<Vector<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
     const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
     const Column first = column(p);
     if (is_full(first)) {
@@ -371,31 +373,31 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
  private:
   template <int S>
   __device__ __forceinline__ void load_array(const Row& row, int p) {
-    if constexpr (is_read<S>()) load_pack_of<S>(row, p, get<S>(packs[p]));
+    if constexpr (is_read<S>()) load_vector_of<S>(row, p, get<S>(vectors[p]));
   }
   template <int S>
-  __device__ __forceinline__ void load_pack_of(
-      const Row& row, int p, Pack<typename Row::template Element<S>, WIDTH>& pack) const {
+  __device__ __forceinline__ void load_vector_of(
+      const Row& row, int p, Vector<typename Row::template Element<S>, WIDTH>& vector) const {
     const Column at = column(p);
     auto* const from = address<S>(row, p);
     using E = typename Row::template Element<S>;
-    constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u);
+    constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u);
     if (VECTOR && is_full(at)) {
-      pack = load_pack<WIDTH>(static_cast<const E*>(from));
+      vector = load_vector<WIDTH>(static_cast<const E*>(from));
     } else {
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
         if (holds(at + j)) {
-          pack.at[j] = from[j * row.layout.template step<S>()];
+          vector.at[j] = from[j * row.layout.template step<S>()];
         } else {
-          pack.at[j] = convert<E>(T(0));
+          vector.at[j] = convert<E>(T(0));
         }
       }
     }
   }
 
   template <int S>
-  using Stored = Pack<typename Row::template Element<S>, WIDTH>;
+  using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S, class Team>
   static __device__ __forceinline__ Stored<S>* take_places(unsigned char*& shared, int slot) {
     Stored<S>* const places = reinterpret_cast<Stored<S>*>(shared);
@@ -408,10 +410,10 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     if constexpr (is_read<S>()) {
       Stored<S>* const places = take_places<S, Team>(shared, slot);
 #if ASYNCHRONOUS_COPIES
-      constexpr bool VECTOR = bool(Row::Rows::VECTORS >> S & 1u) && sizeof(Stored<S>) >= 4;
+      constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
       if constexpr (VECTOR && !GUARDED) {
-        copy_packs<S, Team, KEPT>(Range<BATCH>(), address_of_thread(places),
-                                  row.template address<S>(first));
+        copy_vectors<S, Team, KEPT>(Range<BATCH>(), address_of_thread(places),
+                                    row.template address<S>(first));
         return;
       }
 #endif
@@ -425,15 +427,16 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
           continue;
         }
 #endif
-        Stored<S> pack;
-        load_pack_of<S>(row, p, pack);
-        places[p * Team::THREADS] = pack;
+        Stored<S> vector;
+        load_vector_of<S>(row, p, vector);
+        places[p * Team::THREADS] = vector;
       }
     }
   }
 #if ASYNCHRONOUS_COPIES
   template <int S, class Team, bool KEPT, int... P>
-  static __device__ __forceinline__ void copy_packs(Indices<P...>, unsigned to, const void* from) {
+  static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
+                                                      const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
     (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
   }
@@ -441,7 +444,8 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S>
   __device__ __forceinline__ void release_array(const Row& row) const {
 #if ASYNCHRONOUS_COPIES
-    if constexpr (is_read<S>() && sizeof(Stored<S>) >= 16 && bool(Row::Rows::VECTORS >> S & 1u)) {
+    if constexpr (is_read<S>() && sizeof(Stored<S>) >= 16 &&
+                  bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
         const auto* const from = address<S>(row, p);
@@ -459,7 +463,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
       const Stored<S>* const places = take_places<S, Team>(shared, slot);
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
-        get<S>(packs[p]) = places[p * Team::THREADS];
+        get<S>(vectors[p]) = places[p * Team::THREADS];
       }
     }
   }
@@ -467,8 +471,8 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S, class Team>
   __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
     if constexpr (is_read<S>()) {
-      Stored<S>* const pack = take_places<S, Team>(shared, slot);
-      if constexpr (S == FIRST) pack->at[place] = hidden_element();
+      Stored<S>* const vector = take_places<S, Team>(shared, slot);
+      if constexpr (S == FIRST) vector->at[place] = hidden_element();
     }
   }
   static __device__ __forceinline__ auto hidden_element() {
@@ -476,9 +480,9 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   }
 
   template <int S>
-  __device__ __forceinline__ Pack<T, WIDTH> widened(int p) const {
+  __device__ __forceinline__ Vector<T, WIDTH> widened(int p) const {
     if constexpr (is_read<S>()) {
-      return widen<T>(get<S>(packs[p]));
+      return widen<T>(get<S>(vectors[p]));
     } else {
       return {};
     }
@@ -486,7 +490,7 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int I, class Wide>
   static __device__ __forceinline__ N number(const Wide& wide, int j) {
     const Real<T> value(get<FIRST + I>(wide).at[j]);
-    if constexpr (bool(DIRECTIONS >> I & 1u)) {
+    if constexpr (bool(TANGENTS >> I & 1u)) {
       return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
     } else {
       return N(value);
@@ -497,8 +501,6 @@ struct Batch<Row, Loss, DIRECTIONS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
   }
 };
-
-// ---- combining what threads and blocks have accumulated -----------------------------------------
 
 template <int LANES>
 struct LargestInWarp {
@@ -667,19 +669,17 @@ __device__ __forceinline__ State cluster_combined(const State& state, unsigned t
 }
 #endif
 
-// ---- the kernel ---------------------------------------------------------------------------------
-
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned DIRECTIONS,
-          bool CHAINED, class Pointers>
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers>
 struct RowWorker {
-  using Row = RowOf<T, Loss, Layout, DIRECTIONS, CHAINED, Pointers>;
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using Column = typename Row::Column;
   using State = typename Loss::template State<N>;
   using Settled = decltype(combined<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
-  using Elements = Batch<Row, Loss, DIRECTIONS, Team::BATCH, Team::WIDTH, false>;
-  using AtTheEnd = Batch<Row, Loss, DIRECTIONS, 1, Team::WIDTH, true>;
+  using Elements = Batch<Row, Loss, TANGENTS, Team::BATCH, Team::WIDTH, false>;
+  using AtTheEnd = Batch<Row, Loss, TANGENTS, 1, Team::WIDTH, true>;
   static constexpr int WIDTH = Team::WIDTH;
   static constexpr Column STRIDE = Team::LANES * WIDTH;
 
@@ -721,8 +721,8 @@ struct RowWorker {
     return {row, Column(begin), Column(end)};
   }
 
-  // f(elements, slot) for a batch of packs of this thread; where a row begins or ends in it, pack
-  // by pack.
+  // f(elements, slot) for a batch of vectors of this thread; where a row begins or ends in it,
+  // vector by vector.
   template <class F>
   __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
     const Column lane = Team::lane();
@@ -858,10 +858,10 @@ struct RowWorker {
         }
       }
       write(Range<Loss::OPERANDS>(), share.row, elements, [&](int p) {
-        const auto of_pack = finished_of_pack(share.row, context, done, elements, p);
-        return [&, of_pack](auto which, Column column, const auto& x) {
-          return derivative(loss.template gradient<decltype(which)::value, N>(share.row, context,
-                                                                              of_pack, column, x));
+        const auto of_vector = finished_of_vector(share.row, context, done, elements, p);
+        return [&, of_vector](auto which, Column column, const auto& x) {
+          return derivative(loss.template gradient<decltype(which)::value, N>(
+              share.row, context, of_vector, column, x));
         };
       });
       if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
@@ -910,7 +910,7 @@ struct RowWorker {
 
   // What a pass asks for of a number: along a direction, its derivative.
   static __device__ __forceinline__ T derivative(N number) {
-    if constexpr (DIRECTIONS != 0) {
+    if constexpr (TANGENTS != 0) {
       return plain(number.slope);
     } else {
       return plain(number);
@@ -942,22 +942,22 @@ struct RowWorker {
     static constexpr int value = I;
   };
   template <class Context, class E>
-  __device__ __forceinline__ auto finished_of_pack(const Row& row, const Context& context,
-                                                   const Finished& done, const E& elements,
-                                                   int p) const {
+  __device__ __forceinline__ auto finished_of_vector(const Row& row, const Context& context,
+                                                     const Finished& done, const E& elements,
+                                                     int p) const {
     if constexpr (Loss::LISTS) {
-      return loss.of_pack(row, context, done, elements, p);
+      return loss.of_vector(row, context, done, elements, p);
     } else {
       return done;
     }
   }
-  // Gradients f(operand, column, x), with an f = of_pack(p) for each pack.
+  // Gradients f(operand, column, x), with an f = of_vector(p) for each vector.
   template <int... I, class E, class F>
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
-                                        F of_pack) const {
+                                        F of_vector) const {
 #pragma unroll
     for (int p = 0; p < E::COUNT; ++p) {
-      const auto f = of_pack(p);
+      const auto f = of_vector(p);
       (write_operand<I>(row, elements, p, f), ...);
     }
   }
@@ -969,12 +969,12 @@ struct RowWorker {
       using Stored = typename Row::template Element<G>;
       const Column column = elements.column(p);
       Stored* const address = elements.template address<G>(row, p);
-      if (bool(Layout::VECTORS >> G & 1u) && elements.is_full(column)) {
-        Pack<Stored, WIDTH> pack;
+      if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(column)) {
+        Vector<Stored, WIDTH> vector;
         elements.each_of(p, [&](int j, Column at, const auto& x) {
-          pack.at[j] = convert<Stored>(f(Which<I>(), at, x));
+          vector.at[j] = convert<Stored>(f(Which<I>(), at, x));
         });
-        store_pack<WIDTH>(address, pack);
+        store_vector<WIDTH>(address, vector);
       } else {
         elements.each_of(p, [&](int j, Column at, const auto& x) {
           address[j * layout.template step<G>()] = convert<Stored>(f(Which<I>(), at, x));
@@ -993,15 +993,16 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }
 
-// Values and divisors as in kernels/pointwise.cu, with rows for elements. The work of a block, of the
-// blocks of a cluster, or of one for each rank: every so many-th of the groups of rows that a block
-// holds at a time, so that all read what lies together. What that sums is a segment; where rows
-// have many ranks, each row is one, as clusters take more rows at a time than single blocks do.
-// `ranks` are those of PARTIAL and FINISH; `slots` the packs of one thread in a rank; `memory` what
-// PARTIAL leaves. Who comes after the first `kept` ones releases what it keeps in the cache. In
-// phase WHOLE the dynamic shared memory holds a share of a row for each row of the block.
+// VALUES, Result, divisor and denominator are as in kernels/pointwise.cu, with rows for elements:
+// any mean may have all rows ignored. The work of a block, of the blocks of a cluster, or of one
+// for each rank: every so many-th of the groups of rows that a block holds at a time, so that all
+// read what lies together. What that sums is a segment; where rows have many ranks, each row is
+// one, as clusters take more rows at a time than single blocks do. `ranks` are those of PARTIAL and
+// FINISH; `slots` the vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes
+// after the first `kept` ones releases what it keeps in the cache. In phase WHOLE the dynamic
+// shared memory holds a share of a row for each row of the block.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
-          unsigned WANTED, unsigned DIRECTIONS, bool CHAINED, class Result, class... P>
+          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
 #if CLUSTERS
 __cluster_dims__(Team::BLOCKS, 1, 1)
@@ -1009,12 +1010,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
              long long slots, long long segments, long long kept, double divisor,
-             const double* total, Result* value, unsigned* counter, double* partials,
+             const double* denominator, Result* value, unsigned* counter, double* partials,
              unsigned char* memory, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = RowWorker<T, Loss, Layout, Team, WANTED, DIRECTIONS, CHAINED, Pointers>;
+  using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Row = typename Work::Row;
   using N = typename Work::N;
   using State = typename Work::State;
@@ -1059,26 +1060,25 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     context = work.begin(row, first < end, ahead);
   }
-  // With all rows ignored what is derived is 0, not 0 / 0.
-  if (total != nullptr) divisor = *total == 0.0 ? double(INFINITY) : *total;
-  const Reciprocal<T> scale(divisor);
-  const Reduction<VALUES, Team::THREADS, false, Result> reduction{value, counter, partials,
-                                                                  segments, divisor};
-  Sum<T> values = Sum<T>::zero(), shares = Sum<T>::zero();
+  if (denominator != nullptr) divisor = *denominator;
+  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
+      value, counter, partials, segments, divisor};
+  Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
     if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
-      double totals[2] = {values.total(), shares.total()};
+      double totals[2] = {sum.total(), counted.total()};
       block_totals<Team::THREADS>(totals);
       reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
                                    Sum<double>{totals[1], 0.0});
     } else {
-      reduction.template add<Team::ROWS == 1>(segment, values, shares);
+      reduction.template add<Team::ROWS == 1>(segment, sum, counted);
     }
     before = reduction.arrive_in_team(segment);
-    values = shares = Sum<T>::zero();
+    sum = counted = Sum<T>::zero();
   };
 #pragma unroll(Team::HELD ? 2 : 1)
   for (Index group = worker * Team::ROWS; group < end; group += step) {
@@ -1138,32 +1138,32 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
 
     typename Work::Finished done;
-    T own = T(0), share = T(0);
+    T own = T(0), own_denominator = T(0);
     // For the value one warp is enough.
     const bool valued = Team::LANES <= 32 || threadIdx.x < 32;
     const bool finishes = PHASE != PARTIAL && (GRADIENTS || valued);
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
       own = Work::derivative(done.value);
-      share = done.share;
+      own_denominator = done.denominator;
     }
     if (context.status != ACTIVE) {
       const bool invalid = context.status == INVALID;
-      share = T(invalid);
-      constexpr bool DIVISOR = VALUES >= GRADIENT_DIVISOR;
-      own = !invalid ? T(0) : DIVISOR ? T(1) : T(__int_as_float(0x7fffffff));
+      own_denominator = T(invalid);
+      own = invalid ? T(__int_as_float(0x7fffffff)) : T(0);
     }
+    if constexpr (is_denominator<Loss>) own = own_denominator;
     if constexpr (VALUES != NO_VALUES) {
       if (rank == 0 && Team::lane() == 0) {
         if constexpr (VALUES == EACH_VALUE) {
           if (present) value[index] = convert<Result>(own);
         }
-        if constexpr (SUMS) values += own;
-        if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) {
+        if constexpr (SUMS) sum += own;
+        if constexpr (VALUES == MEAN_OF_VALUES) {
           if constexpr (Loss::WEIGHTED) {
-            shares += share;
+            counted += own_denominator;
           } else {
-            shares.high += share;  // a count, without errors
+            counted.high += own_denominator;  // a count, without errors
           }
         }
       }
@@ -1179,7 +1179,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     if constexpr (GRADIENTS) {
       T factor = T(1);
-      if constexpr (CHAINED) factor = row.grad_output();
+      if constexpr (VJP) factor = row.grad_output();
       if (context.status == ACTIVE) work.scale(done, factor, scale);
     }
     if constexpr (STAYS) {

@@ -1,11 +1,11 @@
 // Losses made from losses. Each adds operands in front of those of the loss it wraps, so that
-// weights, the chain rule and second derivatives need no kernel of their own.
+// weights, masks, vector-Jacobian products and second derivatives need no kernel of their own.
 #pragma once
 #include "numbers/dual.cuh"
 #include "numbers/tuple.cuh"
 
-// weight * loss. The share of an element in what a mean divides by is its weight where IN_MEAN,
-// else that of an element of `loss` alone.
+// weight * loss. What an element adds to the denominator of a mean is its weight where IN_MEAN,
+// else 1.
 template <class Loss, bool IN_MEAN>
 struct Weighted {
   Loss loss;
@@ -14,14 +14,14 @@ struct Weighted {
     return weight * loss(operand...);
   }
   template <class W, class... N>
-  __device__ __forceinline__ W share(W weight, N...) const {
+  __device__ __forceinline__ W denominator(W weight, N...) const {
     return IN_MEAN ? weight : W(1);
   }
 };
 
-// grad_output * loss: its derivatives are those of the loss, chained with what comes from above.
+// grad_output * loss. Its derivatives by the operands are the vector-Jacobian product of the loss.
 template <class Loss>
-struct Chained {
+struct Vjp {
   Loss loss;
   template <class G, class... N>
   __device__ __forceinline__ auto operator()(G grad_output, N... operand) const {
@@ -44,38 +44,39 @@ __device__ constexpr int ones_below(unsigned bits, int end) {
   return count;
 }
 
-// The derivative of a loss along a direction: sum over k in DIRECTIONS of tangent_k * dloss/dx_k.
+// The Jacobian-vector product of a loss: the sum over k in TANGENTS of tangent_k * dloss/dx_k.
 // Operands: the tangents, then those of the loss. Its own gradient is the Hessian times the
-// direction, which is what a second backward pass needs.
-template <class Loss, unsigned DIRECTIONS>
-struct Directional {
-  static constexpr int TANGENTS = ones_below(DIRECTIONS, 32);
+// tangents, which is what a second backward pass needs.
+template <class Loss, unsigned TANGENTS>
+struct Jvp {
+  static constexpr int COUNT = ones_below(TANGENTS, 32);
   Loss loss;
 
   template <class... N>
   __device__ __forceinline__ auto operator()(N... operand) const {
     const Tuple<N...> all{{operand}...};
-    return along<typename Highest<N...>::type>(Range<int(sizeof...(N)) - TANGENTS>(), all);
+    return along<typename Highest<N...>::type>(Range<int(sizeof...(N)) - COUNT>(), all);
   }
 
  private:
   template <class X, int... I, class Operands>
   __device__ __forceinline__ auto along(Indices<I...>, const Operands& all) const {
-    return loss(vary<X, I>(all)...).slope;
+    return loss(with_tangent<X, I>(all)...).slope;
   }
-  // All varied operands get the same order, so that their tangents meet at the outermost level.
+  // Operand I of the loss. All those with a tangent get the same order, so that their tangents meet
+  // at the outermost level.
   template <class X, int I, class Operands>
-  __device__ __forceinline__ auto vary(const Operands& all) const {
-    if constexpr (bool(DIRECTIONS >> I & 1u)) {
-      return Dual<X>(X(get<TANGENTS + I>(all)), X(get<ones_below(DIRECTIONS, I)>(all)));
+  __device__ __forceinline__ auto with_tangent(const Operands& all) const {
+    if constexpr (bool(TANGENTS >> I & 1u)) {
+      return Dual<X>(X(get<COUNT + I>(all)), X(get<ones_below(TANGENTS, I)>(all)));
     } else {
-      return get<TANGENTS + I>(all);
+      return get<COUNT + I>(all);
     }
   }
 };
 
-// Where operand AT, the mask, is 0: the value 0 with the derivative 0, whatever the other operands
-// hold, and no share in the mean. A gradient whose mean divides by 0 is 0 too.
+// The loss where operand AT, the mask, is not 0. Elsewhere the value is 0 with the derivative 0,
+// whatever the other operands hold, and nothing is added to the denominator of a mean.
 template <class Loss, int AT>
 struct Masked {
   Loss loss;
@@ -85,8 +86,8 @@ struct Masked {
     return select(Range<int(sizeof...(N)) - 1>(), Tuple<N...>{{operand}...});
   }
   template <class M, class... N>
-  __device__ __forceinline__ M share(M mask, N... operand) const {
-    return mask == 0.0 ? M(0) : share_of(loss, M(1), operand...);
+  __device__ __forceinline__ M denominator(M mask, N... operand) const {
+    return mask == 0.0 ? M(0) : denominator_of(loss, M(1), operand...);
   }
 
  private:
@@ -98,12 +99,12 @@ struct Masked {
 };
 
 template <class Loss, class M, class... N>
-__device__ __forceinline__ M share_of(const Loss&, M one, N...) {
+__device__ __forceinline__ M denominator_of(const Loss&, M one, N...) {
   return one;
 }
 template <class Loss, bool IN_MEAN, class M, class... N>
-__device__ __forceinline__ M share_of(const Weighted<Loss, IN_MEAN>& loss, M, N... operand) {
-  return loss.share(operand...);
+__device__ __forceinline__ M denominator_of(const Weighted<Loss, IN_MEAN>& loss, M, N... operand) {
+  return loss.denominator(operand...);
 }
 
 template <class Loss>
@@ -111,7 +112,17 @@ constexpr bool is_masked = false;
 template <class Loss, int AT>
 constexpr bool is_masked<Masked<Loss, AT>> = true;
 
-// The plain sum of one operand: partial results, weights.
+// Whether the value of a loss is a derivative itself.
+template <class Loss>
+constexpr bool is_derivative = false;
+template <class Loss, unsigned TANGENTS>
+constexpr bool is_derivative<Jvp<Loss, TANGENTS>> = true;
+template <class Loss>
+constexpr bool is_derivative<Vjp<Loss>> = is_derivative<Loss>;
+template <class Loss, int AT>
+constexpr bool is_derivative<Masked<Loss, AT>> = is_derivative<Loss>;
+
+// One operand, to be summed: partial sums, weights.
 template <class T>
 struct Identity {
   template <class X>
@@ -120,7 +131,7 @@ struct Identity {
   }
 };
 
-// 1 for each element, to be masked: their number.
+// 1 for each element. Masked, its sum is the number of elements that are left.
 template <class T>
 struct One {
   __device__ __forceinline__ Real<T> operator()() const { return Real<T>(1); }

@@ -14,7 +14,7 @@
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
-//                    and `place` that in its pack; elements.largest(y) is the largest number of
+//                    and `place` that in its vector; elements.largest(y) is the largest number of
 //                    the first operand, or y
 //                    Where elements are held in registers, it and finish() get those of any row
 //                    and must not read what a context only has of an active one.
@@ -24,7 +24,8 @@
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
 //   settle, join     of many states: see below
 //   finish(row, context, state, valued)
-//                    the value, if it is asked for, its share in a mean, and what gradients need
+//                    the value, if it is asked for, its term of the denominator of a mean,
+//                    and what gradients need
 //   scale(finished, by)
 //                    puts by(x) for each x that gradients are proportional to
 //   gradient<K>(row, context, finished, column, x)
@@ -37,21 +38,20 @@
 //                    these, as far as one thread of several looks
 //   gradient_of_listed(counts, t, finished)
 //                    of the t-th of them; then
-//   of_pack(row, context, finished, elements, p)
-//                    takes the place of `finished` for the gradients of a pack
+//   of_vector(row, context, finished, elements, p)
+//                    takes the place of `finished` for the gradients of a vector
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a direction, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
 #pragma once
+#include "memory/vector.cuh"
 #include "numbers/math.cuh"
-#include "reduction/sum.cuh"
 #include "numbers/tuple.cuh"
+#include "reduction/sum.cuh"
 
-// ACTIVE rows have a loss; IGNORED ones have neither loss nor gradient nor a share in the mean; in
-// INVALID ones, whose target is out of range, all are NaN.
+// ACTIVE rows have a loss. IGNORED ones have no loss and no gradient, and add nothing to the
+// denominator. The loss and the gradients of INVALID ones, whose target is out of range, are NaN.
 enum Status { ACTIVE, IGNORED, INVALID };
-
-// ---- sums of numbers ----------------------------------------------------------------------------
 
 template <class N>
 struct RunningSum;
@@ -159,8 +159,6 @@ __device__ __forceinline__ void put(Sum& sum, const Sum& more) {
   sum = FIRST ? more : sum + more;
 }
 
-// ---- what several losses share ------------------------------------------------------------------
-
 template <class T>
 __device__ __forceinline__ T lowest() {
   return sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
@@ -249,7 +247,7 @@ __device__ __forceinline__ Dual<X> term(const Terms& terms, Dual<X> x) {
   return dual(y, y * x.slope);
 }
 
-// Sums of COUNT numbers up to 1 in each place of a pack of WIDTH. They are several, so that what
+// Sums of COUNT numbers up to 1 in each place of a vector of WIDTH. They are several, so that what
 // one thread adds does not wait for the sum before: one for each place or, with their errors, two
 // for all, or one of few numbers. Those begin with 1, which no number is larger than.
 template <class Sum, class N, int WIDTH, int COUNT>
@@ -398,7 +396,9 @@ struct OfClassOrIgnored : OfClass<WEIGHTED> {
   template <class Row, class Integer>
   __device__ __forceinline__ auto begin(const Row& row, Integer integer) const {
     const auto index = (long long)(integer);
-    return class_of<WEIGHTED>(row, index, index == ignore_index);
+    // An unsigned integer beyond long long turns negative, but is no negative ignore_index.
+    const bool beyond = Integer(-1) > Integer(0) && index < 0;
+    return class_of<WEIGHTED>(row, index, index == ignore_index && !beyond);
   }
 };
 struct Always {
@@ -494,8 +494,6 @@ struct Softmax : Mixture<N, MIXED> {
   }
 };
 
-// ---- cross entropy ------------------------------------------------------------------------------
-
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
 // HALF: the elements, hence the loss, have half the precision of T. HELD: how many elements of a
 // row one thread has, where it has them all; 0 where they are many, or several threads have them.
@@ -548,7 +546,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   template <class N>
   struct Finished {
     N value, scale, at_target;  // scale: of the terms
-    T share, smooth;
+    T denominator, smooth;
     Terms terms;
   };
   template <class N, class Row, class Context>
@@ -675,7 +673,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   template <class N>
   struct Finished {
     N value, scale, log_total;
-    T share, top, factor;
+    T denominator, top, factor;
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const State<N>& state,
@@ -689,7 +687,7 @@ struct CrossEntropyOfProbabilities : OfRow {
       done.value = done.value + z_loss * lse * lse;
       slope = slope + 2.0 * z_loss * lse;
     }
-    done.share = T(1);
+    done.denominator = T(1);
     done.top = state.top;
     done.log_total = log_total;
     done.scale = slope / state.sum.total();
@@ -742,7 +740,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   template <class N>
   struct Finished {
     N value;
-    T share, at_target;
+    T denominator, at_target;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
@@ -764,8 +762,6 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
     return N(Real<T>(done.at_target));
   }
 };
-
-// ---- margins ------------------------------------------------------------------------------------
 
 // w_t / C sum over j other than t of max(0, margin - x_t + x_j), or its square.
 template <class T, bool SQUARED, bool WEIGHTED_>
@@ -806,7 +802,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   template <class N>
   struct Finished {
     N value, threshold, at_target;
-    T share, scale;
+    T denominator, scale;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
@@ -910,7 +906,7 @@ struct MultilabelMargin : OfRow {
   template <class N>
   struct Finished {
     N value;
-    T share, scale;
+    T denominator, scale;
   };
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Context&,
@@ -923,7 +919,7 @@ struct MultilabelMargin : OfRow {
     done.scale = by(done.scale);
   }
 
-  // Of the elements of a pack: whose margins each violates.
+  // Of the elements of a vector: whose margins each violates.
   template <class Column, int WIDTH>
   struct Violations {
     T scale;
@@ -931,9 +927,9 @@ struct MultilabelMargin : OfRow {
     Column violated[WIDTH];
   };
   template <class N, class Row, class Context, class Elements>
-  __device__ __forceinline__ auto of_pack(const Row& row, const Context& targets,
-                                          const Finished<N>& done, const Elements& elements,
-                                          int p) const {
+  __device__ __forceinline__ auto of_vector(const Row& row, const Context& targets,
+                                            const Finished<N>& done, const Elements& elements,
+                                            int p) const {
     using Column = typename Row::Column;
     Violations<Column, Elements::WIDTH> all{done.scale, elements.column(p), {}};
     for (Column k = 0; k < targets.count; ++k) {
@@ -1025,8 +1021,6 @@ struct MultilabelMargin : OfRow {
   }
 };
 
-// ---- distances ----------------------------------------------------------------------------------
-
 // 1 - cos(x1, x2) for target 1, max(0, cos(x1, x2) - margin) for target -1.
 template <class T>
 struct CosineEmbedding : OfRow {
@@ -1065,7 +1059,7 @@ struct CosineEmbedding : OfRow {
   template <class N>
   struct Finished {
     N value, by_own[2], by_other;  // how much of each vector is in the gradients
-    T share;
+    T denominator;
   };
   template <class N, class Row>
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
@@ -1085,7 +1079,7 @@ struct CosineEmbedding : OfRow {
       done.value = clamp_min(excess, 0.0);
       slope = excess >= 0.0 ? T(1) : T(0);
     }
-    done.share = T(1);
+    done.denominator = T(1);
     done.by_other = Real<T>(slope) * reciprocal;
 #pragma unroll
     for (int k = 0; k < 2; ++k) done.by_own[k] = Real<T>(slope) * (cosine / square[k]);
@@ -1281,7 +1275,7 @@ struct TripletMargin : OfRow {
   template <class N>
   struct Finished {
     N value;
-    T share;
+    T denominator;
     typename Metric::template Distance<N> to[2 + SWAP];
   };
   template <class N, class Row>
@@ -1300,7 +1294,7 @@ struct TripletMargin : OfRow {
     }
     const N excess = margin + done.to[0].value - negative;
     done.value = clamp_min(excess, 0.0);
-    done.share = T(1);
+    done.denominator = T(1);
     // The derivatives of the loss by each distance.
     const T active = excess >= 0.0 ? T(1) : T(0);
     const T slopes[3] = {active, -active * (T(1) - from_positive), -active * from_positive};
@@ -1344,9 +1338,9 @@ struct TripletMargin : OfRow {
   }
 };
 
-// The share of each row alone: the sum that the gradients of a mean are divided by.
+// A loss whose values are what each row adds to the denominator of a mean.
 template <class Loss>
-struct ShareOf {
+struct Denominator {
   static constexpr int OPERANDS = Loss::OPERANDS;
   static constexpr bool WEIGHTED = Loss::WEIGHTED;
   static constexpr unsigned READS = 0u;
@@ -1358,7 +1352,7 @@ struct ShareOf {
   template <class N>
   struct Finished {
     N value;
-    decltype(plain(N())) share;
+    decltype(plain(N())) denominator;
   };
 
   template <class Row>
@@ -1376,3 +1370,8 @@ struct ShareOf {
     return {N(Real<T>(target.weight())), target.weight()};
   }
 };
+
+template <class Loss>
+constexpr bool is_denominator = false;
+template <class Loss>
+constexpr bool is_denominator<Denominator<Loss>> = true;

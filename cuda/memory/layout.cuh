@@ -1,15 +1,15 @@
 // Where the elements of strided and broadcast operands lie.
 #pragma once
-#include "numbers/tuple.cuh"
 #include "memory/vector.cuh"
+#include "numbers/tuple.cuh"
 
-// A walk over DIMS collapsed dimensions, the last one fastest, that OPERANDS arrays share. Strides
-// are in elements: 0 where an operand is broadcast, negative where it runs backwards. Bit k of
-// VECTORS: operand k is contiguous along the last dimension and aligned, so that a pack of it is
-// one access. Packs never cross the end of a row: one location serves a whole pack. Index is
-// `unsigned` where it can count the elements: 32-bit divisions are much cheaper. Offset likewise,
-// where no stride is negative.
-template <int DIMS_, int OPERANDS_, unsigned VECTORS, class Index, class Offset = long long>
+// The iteration space of OPERANDS arrays: DIMS coalesced dimensions, the last one fastest. Strides
+// are in elements. They are 0 where an operand is broadcast, and negative where it runs backwards.
+// Bit k of VECTORISED: operand k is contiguous along the last dimension and aligned, so that one
+// access moves a vector of it. A vector never crosses the end of the last dimension, so that one
+// location serves all of it. Index is `unsigned` where that can count the elements, because 32-bit
+// divisions are much cheaper. Offset is `unsigned` where in addition no stride is negative.
+template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
@@ -38,19 +38,19 @@ struct Layout {
 
   // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
-  __device__ __forceinline__ Pack<T, W> load_pack(const T* operand, const Location& at) const {
-    if constexpr (bool(VECTORS >> K & 1u)) {
-      return ::load_pack<W>(operand + at.offset[K]);
+  __device__ __forceinline__ Vector<T, W> load_vector(const T* operand, const Location& at) const {
+    if constexpr (bool(VECTORISED >> K & 1u)) {
+      return ::load_vector<W>(operand + at.offset[K]);
     } else {
-      Pack<T, W> pack;
+      Vector<T, W> vector;
 #pragma unroll
-      for (int j = 0; j < W; ++j) pack.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
-      return pack;
+      for (int j = 0; j < W; ++j) vector.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
+      return vector;
     }
   }
 
  private:
   __device__ __forceinline__ Offset step(int operand, int d) const {
-    return (d == DIMS - 1 && (VECTORS >> operand & 1u)) ? 1 : Offset(stride[operand][d]);
+    return (d == DIMS - 1 && (VECTORISED >> operand & 1u)) ? 1 : Offset(stride[operand][d]);
   }
 };

@@ -1,12 +1,13 @@
-// Device memory: conversion between storage and arithmetic types, and accesses of 16 bytes.
+// Device memory: conversion between the types in memory and those of the arithmetic, and accesses
+// of 16 bytes.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "numbers/dual.cuh"
 
-// ---- conversion: half precision is read and written as such and computed in float ----
-
+// Conversion between the type in memory and that of the arithmetic. Half precision is computed in
+// float.
 template <class To, class From>
 struct Convert {
   static __device__ __forceinline__ To from(From x) { return To(x); }
@@ -41,11 +42,10 @@ __device__ __forceinline__ To convert(From x) {
   return Convert<To, From>::from(x);
 }
 
-// ---- packs: W neighbouring elements of one thread, moved 16 bytes at a time where they are that
-// ---- long. Plain loads: with streaming ones (ld.cs) a loss with its gradient took 5% longer.
-
+// W neighbouring elements of one thread. One access moves 16 bytes, or all of a shorter vector.
+// Loads are plain: with streaming ones (ld.cs) a loss with its gradient took 5% longer.
 template <class T, int W>
-struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Pack {
+struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Vector {
   T at[W];
 };
 
@@ -71,26 +71,26 @@ struct Word<1> {
 };
 
 template <int W, class T>
-__device__ __forceinline__ Pack<T, W> load_pack(const T* from) {
-  using Unit = typename Word<sizeof(Pack<T, W>)>::type;
-  constexpr int UNITS = sizeof(Pack<T, W>) / sizeof(Unit);
+__device__ __forceinline__ Vector<T, W> load_vector(const T* from) {
+  using Unit = typename Word<sizeof(Vector<T, W>)>::type;
+  constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
     Unit unit[UNITS];
-    Pack<T, W> pack;
+    Vector<T, W> vector;
   } bits{};
 #pragma unroll
   for (int i = 0; i < UNITS; ++i) bits.unit[i] = reinterpret_cast<const Unit*>(from)[i];
-  return bits.pack;
+  return bits.vector;
 }
 
 template <int W, class T>
-__device__ __forceinline__ void store_pack(T* to, const Pack<T, W>& pack) {
-  using Unit = typename Word<sizeof(Pack<T, W>)>::type;
-  constexpr int UNITS = sizeof(Pack<T, W>) / sizeof(Unit);
+__device__ __forceinline__ void store_vector(T* to, const Vector<T, W>& vector) {
+  using Unit = typename Word<sizeof(Vector<T, W>)>::type;
+  constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
-    Pack<T, W> pack;
+    Vector<T, W> vector;
     Unit unit[UNITS];
-  } bits{pack};
+  } bits{vector};
 #pragma unroll
   for (int i = 0; i < UNITS; ++i) __stcs(reinterpret_cast<Unit*>(to) + i, bits.unit[i]);
 }
@@ -101,22 +101,22 @@ __device__ __forceinline__ __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b)
   return __halves2bfloat162(a, b);
 }
 
-// A pack in the arithmetic type. Half precision is unpacked two elements at a time: one instruction
-// an element instead of two.
+// A vector in the arithmetic type. Half precision is unpacked two elements at a time, which takes
+// one instruction an element instead of two.
 template <class T, class E, int W>
-__device__ __forceinline__ Pack<T, W> widen(const Pack<E, W>& pack) {
-  Pack<T, W> wide;
+__device__ __forceinline__ Vector<T, W> widen(const Vector<E, W>& vector) {
+  Vector<T, W> wide;
 #pragma unroll
-  for (int j = 0; j < W; ++j) wide.at[j] = convert<T>(pack.at[j]);
+  for (int j = 0; j < W; ++j) wide.at[j] = convert<T>(vector.at[j]);
   return wide;
 }
 template <class T, int W, If<(W % 2 == 0)> = 0>
-__device__ __forceinline__ Pack<T, W> widen(const Pack<__nv_bfloat16, W>& pack) {
+__device__ __forceinline__ Vector<T, W> widen(const Vector<__nv_bfloat16, W>& vector) {
   union {
-    Pack<__nv_bfloat16, W> pack;
+    Vector<__nv_bfloat16, W> vector;
     unsigned pair[W / 2];
-  } bits{pack};
-  Pack<T, W> wide;
+  } bits{vector};
+  Vector<T, W> wide;
 #pragma unroll
   for (int j = 0; j < W; j += 2) {
     wide.at[j] = T(__uint_as_float(bits.pair[j / 2] << 16));
@@ -125,11 +125,11 @@ __device__ __forceinline__ Pack<T, W> widen(const Pack<__nv_bfloat16, W>& pack) 
   return wide;
 }
 template <class T, int W, If<(W % 2 == 0)> = 0>
-__device__ __forceinline__ Pack<T, W> widen(const Pack<__half, W>& pack) {
-  Pack<T, W> wide;
+__device__ __forceinline__ Vector<T, W> widen(const Vector<__half, W>& vector) {
+  Vector<T, W> wide;
 #pragma unroll
   for (int j = 0; j < W; j += 2) {
-    const float2 pair = __half22float2(__halves2half2(pack.at[j], pack.at[j + 1]));
+    const float2 pair = __half22float2(__halves2half2(vector.at[j], vector.at[j + 1]));
     wide.at[j] = T(pair.x);
     wide.at[j + 1] = T(pair.y);
   }

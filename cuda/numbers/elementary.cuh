@@ -1,11 +1,11 @@
-// Elementary functions of plain numbers where a loss knows more of its argument than CUDA's do, and
-// would otherwise be slower than memory. Each is within 2 ulp in float; in double they are those
-// of CUDA. The polynomials are minimax ones in relative error.
+// Elementary functions of plain numbers, for arguments of which a loss knows more than CUDA's own
+// functions do. With those the loss would be slower than memory. In float each is within 2 ulp; in
+// double they are CUDA's. The polynomials have the smallest maximum of the relative error.
 #pragma once
 
-// 2^x, exact for a whole number that leaves it a normal one, else with an error of 2^-22. Volatile,
-// as the compiler would otherwise branch around it where its result is selected or not, and wait
-// for each result before it begins the next.
+// 2^x, with an error of 2^-22. It is exact where x is a whole number and 2^x is normal. The
+// assembly is volatile because the compiler would otherwise branch around it where its result may
+// not be selected, and would wait for each result before it begins the next.
 __device__ __forceinline__ float power_of_two(float x) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -16,7 +16,7 @@ __device__ __forceinline__ float power_of_two(float x) {
 #endif
 }
 
-// a / b of a b between 2^-100 and 2^100, and a quotient that is no subnormal number.
+// a / b, where b is between 2^-100 and 2^100 and the quotient is not subnormal.
 __device__ __forceinline__ float quotient(float a, float b) {
   const float reciprocal = __fdividef(1.0f, b);
   const float q = a * reciprocal;
@@ -27,7 +27,7 @@ __device__ __forceinline__ double quotient(double a, double b) { return a / b; }
 __device__ __forceinline__ float rough_quotient(float a, float b) { return __fdividef(a, b); }
 __device__ __forceinline__ double rough_quotient(double a, double b) { return a / b; }
 
-// log(1 + x) of an x in [0, 1].
+// log(1 + x) for x in [0, 1].
 __device__ __forceinline__ float log1p_of_fraction(float x) {
   float p = -0.0033184722997248173f;
   p = fmaf(p, x, 0.020204583182930946f);
@@ -42,9 +42,9 @@ __device__ __forceinline__ float log1p_of_fraction(float x) {
 }
 __device__ __forceinline__ double log1p_of_fraction(double x) { return log1p(x); }
 
-// log(1 + x) of a finite x from 0 up; in float within 1 ulp.
+// log(1 + x) for a finite x >= 0, in float within 1 ulp.
 __device__ __forceinline__ float log1p_of_positive(float x) {
-  // 1 + x = 2^k (1 + m), of an m in [-1/4, 1/2); `steps` is 2^23 k.
+  // 1 + x = 2^k (1 + m) with m in [-1/4, 1/2); `steps` is 2^23 k.
   const int steps = (__float_as_int(1.0f + x) - 0x3f400000) & 0xff800000;
   const float scale = __int_as_float(0x3f800000 - steps);
   const float m = fmaf(x, scale, scale - 1.0f);
@@ -61,16 +61,16 @@ __device__ __forceinline__ float log1p_of_positive(float x) {
 }
 __device__ __forceinline__ double log1p_of_positive(double x) { return log1p(x); }
 
-// A number, and what has been rounded off.
+// A number and its rounding error.
 template <class T>
 struct Rounded {
   T value, rest;
 };
 
-// exp(x + rest) of an x up to 0, and a rest that is small against it; in float the value is within
-// 0.8 ulp, and within 0.3 with its rest.
+// exp(x + rest) for x <= 0 and a rest that is small beside it. In float the value is within 0.8
+// ulp, and value + rest within 0.3.
 __device__ __forceinline__ Rounded<float> exp_of_negative(float x, float rest) {
-  constexpr float ROUNDS = 12582912.0f;  // and what is added to it, to a whole number
+  constexpr float ROUNDS = 12582912.0f;  // adding it rounds to a whole number
   const float bounded = fmaxf(x, -150.0f);
   const float n = fmaf(bounded, 1.44269504f, ROUNDS) - ROUNDS;
   float f = fmaf(n, -0.693145752f, bounded);
@@ -89,8 +89,8 @@ __device__ __forceinline__ Rounded<double> exp_of_negative(double x, double rest
   return {fma(y, rest, y), 0.0};
 }
 
-// x^exponent of an x in [0, 1], in float with an error in units of 1 rather than of the result:
-// where that is small, its logarithm is rounded more than it.
+// x^exponent for x in [0, 1]. In float the absolute error is small. The relative error of a small
+// result is larger, because the logarithm is rounded.
 __device__ __forceinline__ float power_of_fraction(float x, float exponent) {
   return exp2f(exponent * fmaxf(__log2f(x), -150.0f));
 }
@@ -98,9 +98,9 @@ __device__ __forceinline__ double power_of_fraction(double x, double exponent) {
   return pow(x, exponent);
 }
 
-// log(p) and log(1 - p), at least -100, of a probability p. The smaller of p and 1 - p, which is
-// exact where it counts, gives both: its logarithm by the hardware, which is precise below 1/2
-// only, and that of the larger one.
+// log(p) and log(1 - p) of a probability p, at least -100 each. Both follow from the smaller one of
+// p and 1 - p, which is exact where that matters. The hardware gives its logarithm, which is
+// precise below 1/2 only; a polynomial gives that of the larger one.
 template <class T>
 struct Logarithms {
   T of_p, of_rest;

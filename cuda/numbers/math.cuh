@@ -3,8 +3,8 @@
 #include "numbers/dual.cuh"
 #include "numbers/elementary.cuh"
 
-// A function of one number: its value, in terms of the plain x, and its derivative, in terms of x
-// and the value y, numbers of the order below.
+// A function of one number. VALUE is an expression of the plain number x. DERIVATIVE is one of x
+// and the value y, which are numbers of the order below.
 #define FUNCTION(NAME, VALUE, DERIVATIVE)                   \
   template <class T>                                        \
   __device__ __forceinline__ Real<T> NAME(Real<T> number) { \
@@ -41,7 +41,7 @@ __device__ __forceinline__ Dual<X> abs(Dual<X> x) {
   return dual(abs(x.value), sign(x.value) * x.slope);
 }
 
-// |x| of an x that is not 0: its derivative costs one instruction, not three.
+// |x| for x other than 0. Its derivative takes one instruction, not three.
 template <class T>
 __device__ __forceinline__ Real<T> abs_of_nonzero(Real<T> x) {
   return abs(x);
@@ -61,7 +61,7 @@ __device__ __forceinline__ Dual<X> half_square(Dual<X> x) {
   return dual(half_square(x.value), x.value * x.slope);
 }
 
-// x^2 / (2 b) of a finite x, whose derivative is the quotient that the value is made from.
+// x^2 / (2 b) for a finite x. The value is made from the derivative, which is x / b.
 template <class T>
 __device__ __forceinline__ Real<T> half_square_over(Real<T> x, Parameter<T> b) {
   return Real<T>(T(0.5) * x.value * finite_quotient(x, b).value);
@@ -86,8 +86,7 @@ FUNCTION(atan, atan(x), 1.0 / (1.0 + x * x))
 // x log(x), 0 at 0.
 FUNCTION(xlogx, x == T(0) ? T(0) : x * log(x), log(x) + 1.0)
 
-// ---- the logistic family: all from exp(-|x|), which cannot overflow
-// -------------------------------
+// The logistic family. All of it follows from exp(-|x|), which cannot overflow.
 
 template <class T>
 __device__ __forceinline__ T over_one_plus(T x) {
@@ -128,9 +127,6 @@ template <class N>
 __device__ __forceinline__ N log_sigmoid(N x) {
   return -softplus(-x);
 }
-
-// ---- functions of two numbers
-// ---------------------------------------------------------------------
 
 // The larger number; where they are equal, each has half of the derivative. NaN wins.
 template <class A, class B, If<are_numbers<A, B>> = 0>
@@ -173,7 +169,7 @@ __device__ __forceinline__ Dual<X> pow(Dual<X> x, P exponent) {
   return dual(pow(x.value, exponent), exponent == 0.0 ? X(0.0) : X(exponent * below) * x.slope);
 }
 
-// The same of an x in [0, 1], faster, with an error in units of 1 rather than of the result.
+// The same for x in [0, 1]. It is faster, and its error is small beside 1, not beside the result.
 template <class T>
 __device__ __forceinline__ Real<T> power_of_fraction(Real<T> x, Real<T> exponent) {
   return Real<T>(power_of_fraction(x.value, exponent.value));
@@ -196,12 +192,9 @@ __device__ __forceinline__ Dual<X> hypot(Dual<X> x, Parameter<T> c) {
   return dual(y, x.value / y * x.slope);
 }
 
-// ---- what some losses need to be exact
-// ------------------------------------------------------------
-
 FUNCTION(log_cosh, log_cosh(x), tanh(x))
 
-// a / max(p (1 - p), 1e-12), of a probability p.
+// a / max(p (1 - p), 1e-12) for a probability p.
 template <class T>
 __device__ __forceinline__ Real<T> over_variance(Real<T> a, Real<T> p) {
   const T variance = p.value * (T(1) - p.value);

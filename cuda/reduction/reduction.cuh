@@ -1,36 +1,67 @@
-// What becomes of loss values: the value of a call from the values of its elements or rows, and the
-// division of gradients that goes with it.
+// The reduction of a call. A mean is a pair: a sum and a denominator. A pass adds up both, and the
+// last block divides one by the other or hands both out.
 #pragma once
-#include "reduction/sum.cuh"
 #include "memory/vector.cuh"
+#include "reduction/sum.cuh"
 
-// Shares are what elements or rows count in a mean: weights, what a mask leaves. A gradient divisor
-// is a sum of them, computed ahead of the gradients of a mean; a count is one where each is 0 or 1.
-enum Values {
-  NO_VALUES,
-  EACH_VALUE,
-  SUM_OF_VALUES,
-  WEIGHTED_MEAN_OF_VALUES,
-  GRADIENT_DIVISOR,
-  COUNT
+// What a pass makes of the loss values of elements or rows.
+//   NO_VALUES       nothing: it computes gradients alone
+//   EACH_VALUE      each is an output
+//   SUM_OF_VALUES   their sum over a denominator that is known before the pass: the number of
+//                   elements, 1, or what another pass has added up
+//   MEAN_OF_VALUES  their sum over a denominator that depends on the data: this pass adds up the
+//                   weights, or what a mask or an ignored index leaves
+//   COUNT           their sum, each being 0 or 1, which is exact in any order
+enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, MEAN_OF_VALUES, COUNT };
+
+// A sum with its rounding errors, and its denominator, before one is divided by the other. Pairs of
+// parts of the data add up to that of the whole. A finite sum is sum + error.
+struct Pair {
+  double sum, error, denominator;
 };
+template <class Result>
+constexpr bool is_pair = false;
+template <>
+constexpr bool is_pair<Pair> = true;
 
-// Division of a gradient by the number of elements (or the sum of weights): a reciprocal in two
-// parts, so that the quotient is rounded once.
+// What the derivatives of a mean are divided by, given its denominator. A mask or an ignored index
+// may leave nothing, and the denominator is 0 then. The mean of nothing is 0 / 0, which is NaN. Its
+// derivatives are 0, as if there were infinitely many elements. Where the mean cannot be empty, a
+// denominator of 0 is a sum of weights, and the derivatives are divided by 0 as the mean is.
+template <bool CAN_BE_EMPTY>
+__device__ __forceinline__ double denominator_of_derivatives(double denominator) {
+  return CAN_BE_EMPTY && denominator == 0.0 ? 1.0 / denominator : denominator;
+}
+
+// What is asked for of a sum and its denominator: the quotient or the pair. EMPTY_IS_ZERO where the
+// sum is one of derivatives of a mean that may have nothing left.
+template <bool EMPTY_IS_ZERO, class Result>
+__device__ __forceinline__ Result reduced(const Sum<double>& sum, double denominator) {
+  if constexpr (is_pair<Result>) {
+    const Sum<double> finite = sum.widened();  // an infinite sum has no error
+    return {finite.high, finite.low, denominator};
+  } else {
+    const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
+    return convert<Result>(sum.total() / divisor);
+  }
+}
+
+// The division of gradients by a denominator: multiplication by its reciprocal in two parts, so
+// that the quotient is rounded once.
 template <class T>
 struct Reciprocal {
   T high, low;
-  __device__ __forceinline__ explicit Reciprocal(double divisor) {
-    const double reciprocal = 1.0 / divisor;
+  __device__ __forceinline__ explicit Reciprocal(double denominator) {
+    const double reciprocal = 1.0 / denominator;
     high = T(reciprocal);
     if constexpr (sizeof(T) == sizeof(double)) {
-      low = fma(-reciprocal, divisor, 1.0) * reciprocal;
+      low = fma(-reciprocal, denominator, 1.0) * reciprocal;
     } else {
       low = T(reciprocal - double(high));
     }
     if (!isfinite(high) || !isfinite(low)) low = T(0);
   }
-  // x / divisor, to be stored as an E: half precision has no use for the low part.
+  // x / denominator, to be stored as an E: half precision has no use for the low part.
   template <class E>
   __device__ __forceinline__ E times(T x) const {
     if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
@@ -39,25 +70,25 @@ struct Reciprocal {
   }
 };
 
-// The value of a call, one number. The elements (or rows) form segments, each the work of one
-// block; the last block adds them up. With more than one segment `counter` (zeroed) and `partials`
-// (2 doubles a segment, 4 for a weighted mean) are workspace of this launch alone. MASKED: with
-// nothing left a gradient divisor is infinite, so that the gradient is 0 and not 0 / 0. A COUNT is
-// exact in any order: blocks add theirs to the value (a double, zeroed), and are done.
-template <Values VALUES, int THREADS, bool MASKED, class Result>
+// The sum and the denominator of a call. The elements (or rows) form segments, each the work of one
+// block, and the last block adds them up. With more than one segment, `counter` (zeroed) and
+// `partials` (2 doubles a segment, 4 where the pass adds up the denominator) are workspace of this
+// launch alone. `denominator` is that of SUM_OF_VALUES. For a COUNT, blocks add theirs to the
+// value, which is a zeroed double.
+template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result>
 struct Reduction {
-  static constexpr int SUMS = VALUES == WEIGHTED_MEAN_OF_VALUES ? 2 : 1;
+  static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
   Result* value;
   unsigned* counter;
   double* partials;
   long long segments;
-  double divisor;
+  double denominator;
 
-  // One segment is complete: the sums of all threads of this block, or of thread 0 ALONE.
+  // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
   template <bool ALONE = false, class T>
-  __device__ __forceinline__ void add(long long segment, const Sum<T>& values,
-                                      const Sum<T>& shares) const {
-    Sum<double> parts[2] = {values.widened(), shares.widened()};
+  __device__ __forceinline__ void add(long long segment, const Sum<T>& sum,
+                                      const Sum<T>& own_denominator) const {
+    Sum<double> parts[2] = {sum.widened(), own_denominator.widened()};
     if constexpr (!ALONE) {
       parts[0] = block_sum<THREADS>(parts[0]);
       if constexpr (SUMS == 2) parts[1] = block_sum<THREADS>(parts[1]);
@@ -66,7 +97,7 @@ struct Reduction {
     if constexpr (VALUES == COUNT) {
       atomicAdd(value, parts[0].total());
     } else if (segments == 1) {
-      *value = convert<Result>(reduced(parts));
+      write(parts);
     } else {
       store(partials, segment, parts);
     }
@@ -77,9 +108,9 @@ struct Reduction {
     if (segments > 1 && is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
-  // The same where each TEAM of segments is added by the last of its blocks, which `counter` needs
-  // a further number for each of; many segments are added sooner so. What a block waits for is
-  // short when it arrives ahead of other work.
+  // The same for many segments, which are added sooner so: the last block of each TEAM of segments
+  // adds those of the team. `counter` has a further number for each team. A block that arrives
+  // ahead of other work waits for less.
   static constexpr int TEAM = 64;
   __device__ __forceinline__ unsigned arrive_in_team(long long segment) const {
     return VALUES != COUNT && segments > 1 ? arrive_at(counter + 1 + segment / TEAM) : 0;
@@ -92,7 +123,7 @@ struct Reduction {
     Sum<double> sums[2];
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
     if (teams == 1) {
-      if (threadIdx.x == 0) *value = convert<Result>(reduced(sums));
+      if (threadIdx.x == 0) write(sums);
     } else {
       double* const of_teams = partials + segments * SUMS * 2;
       if (threadIdx.x == 0) store(of_teams, team, sums);
@@ -130,13 +161,9 @@ struct Reduction {
   __device__ __forceinline__ void finish(const double* from, long long count) const {
     Sum<double> sums[2];
     add_up(sums, from, count);
-    if (threadIdx.x == 0) *value = convert<Result>(reduced(sums));
+    if (threadIdx.x == 0) write(sums);
   }
-  __device__ __forceinline__ double reduced(const Sum<double> (&sums)[2]) const {
-    double over = divisor;
-    if constexpr (VALUES == WEIGHTED_MEAN_OF_VALUES) over = sums[1].total();
-    const double quotient = sums[0].total() / over;
-    if (VALUES == GRADIENT_DIVISOR && MASKED && quotient == 0.0) return 1.0 / quotient;
-    return quotient;
+  __device__ __forceinline__ void write(const Sum<double> (&sums)[2]) const {
+    *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], SUMS == 2 ? sums[1].total() : denominator);
   }
 };

@@ -1,9 +1,9 @@
-// Sums whose bits do not depend on who computes them: compensated, in a fixed order.
+// Compensated sums in a fixed order. Their bits do not depend on who computes them.
 //
-// A thread adds its elements in the arithmetic type of the loss and keeps the rounding errors (two
-// floats, no double arithmetic in the loop); threads, warps and blocks are then combined in double,
-// again compensated. The error of the whole is far below one unit in the last place of a float at
-// any length, and of a double too.
+// A thread adds its elements in the arithmetic type of the loss and keeps the rounding errors. That
+// takes two floats and no double arithmetic in the loop. Threads, warps and blocks are then added
+// in double, again compensated. The error of the whole is far below one unit in the last place of a
+// float at any length, and of a double too.
 #pragma once
 
 template <class T>
@@ -65,8 +65,23 @@ __device__ __forceinline__ Sum<double> block_sum(Sum<double> sum) {
   return sum;
 }
 
-// Sums over a block, as above, of what float sums have for totals: so few numbers of so few bits
-// that a double's errors do not show.
+// COUNT sums over a block of THREADS threads, those of threads whose numbers are equal modulo
+// COUNT. The results are those of the first COUNT threads.
+template <int THREADS, int COUNT>
+__device__ __forceinline__ Sum<double> interleaved_sums(Sum<double> sum) {
+  __shared__ double high[THREADS], low[THREADS];
+  high[threadIdx.x] = sum.high;
+  low[threadIdx.x] = sum.low;
+  __syncthreads();
+  const int own = threadIdx.x % COUNT;
+  for (int t = 1; t < THREADS / COUNT && threadIdx.x < COUNT; ++t) {
+    sum += Sum<double>{high[t * COUNT + own], low[t * COUNT + own]};
+  }
+  return sum;
+}
+
+// Plain sums over a block of the totals of float sums. Those are so few numbers of so few bits that
+// the rounding errors of a double do not show.
 template <int THREADS, int COUNT>
 __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
@@ -93,8 +108,8 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   }
 }
 
-// What this thread wrote before comes before what it writes after, for the whole device.
-// __threadfence() orders more, and is slower for it.
+// Orders what this thread wrote before it ahead of what the thread writes after it, for the whole
+// device. __threadfence() orders more, and is slower.
 __device__ __forceinline__ void fence() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -103,14 +118,14 @@ __device__ __forceinline__ void fence() {
 #endif
 }
 
-// Blocks count in a `counter`, which starts at 0 and belongs to one launch alone, how many are
-// done: thread 0 of each adds 1 after what it wrote, and learns what was there before.
+// Counts the blocks that are done. The counter starts at 0 and belongs to one launch alone. Thread
+// 0 of each block adds 1 after what it wrote, and gets the number before that.
 __device__ __forceinline__ unsigned arrive(unsigned* counter) {
   fence();
   return atomicAdd(counter, 1u);
 }
-// True in every thread of the last of `all` blocks; it then sees what all wrote before they
-// arrived. Thread 0 alone knows what was `before`.
+// True in every thread of the last of `all` blocks, which then sees what all wrote before they
+// arrived. `before` is the result of arrive() in thread 0.
 __device__ __forceinline__ bool is_last(unsigned before, unsigned all) {
   const bool last = threadIdx.x == 0 && before + 1 == all;
   if (last) fence();

@@ -1,5 +1,5 @@
-// Kernels for test_numbers.py: the arithmetic of numbers/dual.cuh and numbers/math.cuh, the formulas of losses, and
-// sums, by themselves.
+// Kernels for test_numbers.py: the arithmetic of numbers/dual.cuh and numbers/math.cuh, the
+// formulas of losses, and sums, by themselves.
 
 // An expression of every operator, with operands of every order on either side.
 template <int WHICH>

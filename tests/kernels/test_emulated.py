@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from cupy_losses import mse_loss, value_and_grad
-from cupy_losses._api.transforms import prepare_of
-from cupy_losses._core.losses import Pass
-from cupy_losses._device import engine
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
+from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
@@ -77,7 +77,7 @@ class Layout:
         return [device.asarray(x) for x in (a, b, *more)]
 
 
-# A pack is 4 elements of float32, 8 in half precision; a block has 512 of them; a tile 2048.
+# A vector is 4 elements of float32, 8 in half precision; a block has 512 of them; a tile 2048.
 FLAT = tuple((n,) for n in (1, 3, 4, 5, 8, 9, 2047, 2049, 4097, 16_385))
 TABLES = ((1, 1), (3, 5), (7, 64), (65, 129))
 LAYOUTS = [
@@ -226,20 +226,20 @@ def second_order(device: Device, case: Case, pair: str, reduction: str) -> Itera
     tangents = [rng.standard_normal(host.shape).astype(host.dtype) for host in hosts]
     every = tuple(range(len(hosts)))
     prepare = prepare_of(case.loss)
-    for todo, extra in (
-        (Pass(values=False, wanted=every, chained=True), [grad_output]),
-        (Pass(directions=every), tangents),
+    for request, extra in (
+        (Request(value=False, wanted=every, vjp=True), [grad_output]),
+        (Request(tangents=every), tangents),
         (
-            Pass(values=False, wanted=every, chained=True, directions=every),
+            Request(value=False, wanted=every, vjp=True, tangents=every),
             [grad_output, *tangents],
         ),
     ):
         call, given = prepare(*hosts, reduction=reduction, **case.parameters)
         host_backend, _ = resolve(call, given)
-        references = host_backend.run(call, todo, (*extra, *hosts))
+        references = host_backend.run(call, request, (*extra, *hosts))
         arrays = [device.asarray(host) for host in (*extra, *hosts)]
         backend, _ = resolve(call, arrays[-len(hosts) :])
-        yield from zip(backend.run(call, todo, arrays), references, strict=True)
+        yield from zip(backend.run(call, request, arrays), references, strict=True)
 
 
 @pytest.mark.usefixtures("compiled_kernels")
@@ -311,13 +311,13 @@ def test_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None
     emulator.require()
     size = (1 << 31) + 8192 + 5
     scratch: list[Any] = []
-    original = engine.CupyLibrary.scratch
+    original = CupyLibrary.scratch
 
     def recorded(self: Any, operands: Any, count: int, stream: int) -> Any:
         scratch.append((count, original(self, operands, count, stream)))
         return scratch[-1][1]
 
-    monkeypatch.setattr(engine.CupyLibrary, "scratch", recorded)
+    monkeypatch.setattr(CupyLibrary, "scratch", recorded)
     with installed(
         multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [5]
     ) as device:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_losses._core.shapes import (
-    Operand,
+    ArraySpec,
     broadcast_axes,
     broadcast_strides,
-    collapse,
+    coalesce,
     dense_strides,
     memory_order,
 )
@@ -29,7 +29,7 @@ def test_a_dense_array_collapses_to_one_dimension(order: list[int], shape: list[
     array = np.zeros(shape).transpose(order)
     strides = strides_of(array)
     axes = memory_order(array.shape, [strides, strides])
-    walk = collapse(axes, array.shape, [strides, strides])
+    walk = coalesce(axes, array.shape, [strides, strides])
     assert walk.shape in ((array.size,), ())
     moving = [axis for axis in range(4) if array.shape[axis] > 1]
     made = dense_strides(axes, array.shape)
@@ -52,9 +52,9 @@ def test_walks_visit_every_element_once() -> None:
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
             continue
-        operands = [Operand("float32", x.shape, strides_of(x)) for x in (a, b)]
+        operands = [ArraySpec("float32", x.shape, strides_of(x)) for x in (a, b)]
         strides = [broadcast_strides(operand, shape) for operand in operands]
-        walk = collapse(memory_order(shape, strides), shape, strides)
+        walk = coalesce(memory_order(shape, strides), shape, strides)
         for steps, array in zip(walk.strides, (a, b), strict=True):
             index = np.indices(walk.shape).reshape(len(walk.shape), -1)
             start = (
@@ -71,4 +71,4 @@ def test_walks_visit_every_element_once() -> None:
 def test_broadcast_axes(
     own: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> None:
-    assert broadcast_axes(Operand("float32", own, ()), shape) == axes
+    assert broadcast_axes(ArraySpec("float32", own, ()), shape) == axes

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from cupy_losses import binary_cross_entropy_with_logits
-from cupy_losses._api.transforms import differentiable, prepare_of
-from cupy_losses._core.losses import Call
+from cupy_losses._api.entrance import loss_function, prepare_of
+from cupy_losses._core.loss import Call
 from cupy_losses._device import sources
 from cupy_losses._device.plan import template
 from cupy_losses._host.dual import Dual, plain, sigmoid, slope_of, softplus
+from cupy_losses._kinds.pointwise import PointwiseLoss
 
 from .. import emulator
 from ..emulator import Module
@@ -47,7 +48,7 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
-@differentiable
+@loss_function()
 def positive_weighted(input: Any, target: Any, pos_weight: Any, **options: Any) -> Any:
     """The cross entropy of logits with all its operands by position."""
     prepare = prepare_of(binary_cross_entropy_with_logits)
@@ -96,6 +97,7 @@ def formula_name(case: Case, real: str) -> str:
 
 def kernel_name(call: Call, real: str, count: int) -> str:
     """The same of a call with so many operands."""
+    assert isinstance(call.loss, PointwiseLoss)
     struct = template(call.loss.struct, real, *call.loss.options)
     return f"formula<{real}, {struct}, {count}>"
 
@@ -156,8 +158,8 @@ def both_backends(kernels: Module, real: str, call: Call, x: Array) -> tuple[Arr
     p, q = (*call.parameters, 1.0, 1.0)[:2]
     kernel = kernels.get_function(kernel_name(call, real, count))
     kernel((1,), (32,), (x.copy(), out, p, q, np.int32(n)))
-    names = [parameter.name for parameter in call.loss.parameters]
-    given = dict(zip(names, call.parameters, strict=True))
+    assert isinstance(call.loss, PointwiseLoss)
+    given = call.named_parameters
     formula, one = call.loss.formula, np.ones(n)
     assert formula is not None
     firsts = [[Dual(operand, one * (j == k)) for j, operand in enumerate(x)] for k in range(count)]

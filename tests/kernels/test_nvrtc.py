@@ -10,13 +10,13 @@ from unittest import mock
 import pytest
 
 from cupy_losses import embedding, multiclass
-from cupy_losses._core.losses import FORWARD, Call, Pass
-from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowLoss
-from cupy_losses._core.shapes import Operand
+from cupy_losses._core.loss import FORWARD, Call, Request
+from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
+from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
-from cupy_losses._device.engine import make_plan
 from cupy_losses._device.plan import Problem, template
 from cupy_losses._device.plan_rows import STATIC_ACROSS, STATIC_BYTES
+from cupy_losses._kinds.rows import RowLoss
 
 from ..tools import static_checks
 
@@ -27,8 +27,15 @@ SHORT = ("float", "__nv_bfloat16")
 LOSSES = (*static_checks.LOSSES, *static_checks.FORMULAS)
 
 
-def compile_for(architecture: int, names: list[str], file: str = "kernels/pointwise.cu") -> None:
+def compile_for(architecture: int, names: list[str]) -> None:
     """Compile the kernels `names`; raises with the compiler's log."""
+    file_of = static_checks.file_of
+    for file, own in itertools.groupby(sorted(names, key=file_of), file_of):
+        compile_file(architecture, file, list(own))
+
+
+def compile_file(architecture: int, file: str, names: list[str]) -> None:
+    """The same of kernels of one file."""
     program = nvrtc.createProgram(sources.source(file), file, (), ())
     try:
         for name in names:
@@ -58,9 +65,7 @@ def specialisations() -> list[str]:
                 f"SUM_OF_VALUES, {every}u, {dtype}, {read}, {written}>"
             )
         # grad_output, tangents, mask, weight, operands.
-        second = (
-            f"Masked<Chained<Directional<Weighted<{expression}, true>, {every << 1}u>>, {k + 1}>"
-        )
+        second = f"Masked<Vjp<Jvp<Weighted<{expression}, true>, {every << 1}u>>, {k + 1}>"
         all_operands = 2 * k + 3
         names.append(
             f"pointwise<float, {second}, Layout<2, {all_operands}, 7u, unsigned long long>, "
@@ -68,13 +73,13 @@ def specialisations() -> list[str]:
             f"{', '.join(all_operands * ['const float*'])}, {', '.join(k * ['float*'])}>"
         )
         names.append(
-            f"gradient_sum<float, Chained<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, 256, "
-            f"32, 1, double, const float*, {read}>"
+            f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, 256, "
+            f"32, 1, false, double, const float*, {read}>"
         )
     names.append("scale<float, __half, float, 512, 8>")
     names.append(
         "pointwise<double, Weighted<Huber<double>, false>, Layout<1, 3, 7u, unsigned>, "
-        "Tile<512, 4, 2, 1>, WEIGHTED_MEAN_OF_VALUES, 0u, double, const double*, const double*, "
+        "Tile<512, 4, 2, 1>, MEAN_OF_VALUES, 0u, double, const double*, const double*, "
         "const double*>"
     )
     return names
@@ -86,7 +91,7 @@ def test_all_kernels_compile(architecture: int) -> None:
     compile_for(architecture, names if architecture == 90 else names[architecture % 5 :: 5])
 
 
-# Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a pack; two launches.
+# Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches.
 ROW_SHAPES = [(4096, 12), (1024, 4096), (300, 100_001), (3, 1_000_000)]
 ROW_LOSSES = (
     *(loss for options, loss in multiclass._CROSS_ENTROPY.items() if not options[-1]),
@@ -99,7 +104,7 @@ ROW_LOSSES = (
 )
 
 
-def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) -> Operand:
+def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) -> ArraySpec:
     """An operand of a loss over rows of that shape."""
     role = loss.role(name)
     if role == "weight":
@@ -142,16 +147,16 @@ def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[
             wanted = tuple(elements)
             vectors = [own[k] for k in elements]
             grad_output = static_checks.dense(dtype)
-            second = Pass(values=False, wanted=wanted, chained=True, directions=wanted)
-            for todo, leading in (
+            second = Request(value=False, wanted=wanted, vjp=True, tangents=wanted)
+            for request, leading in (
                 (FORWARD, ()),
-                (Pass(wanted=wanted), ()),
+                (Request(wanted=wanted), ()),
                 (second, (grad_output, *vectors)),
             ):
                 operands = (*leading, *own)
                 misaligned = (0,) * len(operands)
-                problem = Problem(call, todo, operands, misaligned, shape, dtype, device=0)
-                make_plan(static_checks._NoLibrary(), problem)
+                problem = Problem(call, request, operands, misaligned, shape, False, device=0)
+                loss.plan(static_checks.NO_LIBRARY, problem)
         return list(names)
 
 
@@ -159,7 +164,7 @@ def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[
 def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
-    compile_for(architecture, some, "kernels/rows.cu")
+    compile_for(architecture, some)
 
 
 # Those that speed depends on most, and that would not be as fast with a register more.
@@ -173,22 +178,22 @@ FAST_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("todo", [FORWARD, Pass(wanted=(0,))], ids=["loss", "gradient"])
-def test_row_kernels_do_not_spill(todo: Pass) -> None:
+@pytest.mark.parametrize("request", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
+def test_row_kernels_do_not_spill(request: Request) -> None:
     """But for a register or two, once a row."""
     loss = multiclass._CROSS_ENTROPY[False, False, False]
     call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
     with planned() as planned_names:
         for dtype, shape in FAST_SHAPES:
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", shape[0])
-            problem = Problem(call, todo, operands, (0, 0), shape, dtype, device=0)
-            make_plan(static_checks._NoLibrary(), problem)
+            problem = Problem(call, request, operands, (0, 0), shape, False, device=0)
+            loss.plan(static_checks.NO_LIBRARY, problem)
     names = [name for name in planned_names if "ShareOf" not in name]
     assert len(names) == len(FAST_SHAPES)
     program = static_checks.compile_program(sources.source("kernels/rows.cu"), names, 90)
     spilled = {kernel.name: (kernel.stack, kernel.spills) for kernel in program.kernels}
-    assert max(stack for stack, _ in spilled.values()) <= 8 * bool(todo.wanted), spilled
-    assert max(spills for _, spills in spilled.values()) <= 24 * bool(todo.wanted), spilled
+    assert max(stack for stack, _ in spilled.values()) <= 8 * bool(request.wanted), spilled
+    assert max(spills for _, spills in spilled.values()) <= 24 * bool(request.wanted), spilled
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])
@@ -216,17 +221,17 @@ def test_shared_memory_suffices(available: int, columns: int) -> None:
     vectors = (static_checks.dense("bfloat16", 64, columns),) + 2 * (
         static_checks.dense("float32", 64, columns),
     )
-    across = Operand("float64", (64, columns, 512), (columns * 512, 512, 1))
+    across = ArraySpec("float64", (64, columns, 512), (columns * 512, 512, 1))
     target = static_checks.dense("int64", 64, 512)
     with planned(available) as names:
-        for loss, real, operands, shape in (
-            (triplet, "float32", vectors, (64, columns)),
-            (entropy, "float64", (across, target), (64, columns, 512)),
+        for loss, operands, shape in (
+            (triplet, vectors, (64, columns)),
+            (entropy, (across, target), (64, columns, 512)),
         ):
             call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
             aligned = (0,) * len(operands)
-            problem = Problem(call, FORWARD, operands, aligned, shape, real, device=0)
-            make_plan(static_checks._NoLibrary(), problem)
+            problem = Problem(call, FORWARD, operands, aligned, shape, False, device=0)
+            loss.plan(static_checks.NO_LIBRARY, problem)
     for name, shared in names.items():
         team = static_checks.template_arguments(static_checks.template_arguments(name)[3])
         across_rows = team[8] == "true"

@@ -21,10 +21,10 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._api.transforms import prepare_of
-from cupy_losses._core.losses import Pass
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
 from cupy_losses._device import driver, plan_rows
-from cupy_losses._host import pointwise
+from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
@@ -261,19 +261,19 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
     scale = rng.standard_normal(6 if reduction == "none" else ()).astype(np.float32)
     tangents = [rng.standard_normal((6, columns)).astype(np.float32) for _ in wanted]
     passes = [
-        (Pass(values=False, wanted=wanted, chained=True), (scale,)),
-        (Pass(directions=wanted), tangents),
+        (Request(value=False, wanted=wanted, vjp=True), (scale,)),
+        (Request(tangents=wanted), tangents),
         (
-            Pass(values=False, wanted=wanted, chained=True, directions=wanted),
+            Request(value=False, wanted=wanted, vjp=True, tangents=wanted),
             (scale, *tangents),
         ),
     ]
-    for todo, leading in passes:
-        expected = pointwise.run(call, todo, [*leading, *ordered])
+    for request, leading in passes:
+        expected = on_host(call, request, [*leading, *ordered])
         with installed(multiprocessors=3, seed=1) as device:
             arrays = [device.asarray(np.asarray(x)) for x in (*leading, *ordered)]
             backend, own = resolve(call, arrays[len(leading) :])
-            results = backend.run(call, todo, [*arrays[: len(leading)], *own])
+            results = backend.run(call, request, [*arrays[: len(leading)], *own])
             for result, value in zip(results, expected, strict=True):
                 assert result is not None
                 assert value is not None
@@ -402,12 +402,12 @@ def test_derivatives_of_probabilities_that_are_0(columns: int) -> None:
     one_hot = np.eye(columns, dtype=np.float32)[[1, 5, 2, 0]]
     tangents = rng.standard_normal((2, 4, columns)).astype(np.float32)
     call, _ = prepare_of(cross_entropy)(x, one_hot)
-    todo = Pass(directions=(0, 1))
-    (expected,) = pointwise.run(call, todo, [*tangents, x, one_hot])
+    request = Request(tangents=(0, 1))
+    (expected,) = on_host(call, request, [*tangents, x, one_hot])
     with installed(multiprocessors=3, seed=1) as device:
         arrays = [device.asarray(a) for a in (*tangents, x, one_hot)]
         backend, own = resolve(call, arrays[2:])
-        (result,) = backend.run(call, todo, [*arrays[:2], *own])
+        (result,) = backend.run(call, request, [*arrays[:2], *own])
     assert result is not None
     assert expected is not None
     np.testing.assert_allclose(result.get(), expected, rtol=1e-5)

@@ -36,6 +36,9 @@ from .mutation_batteries import pointwise, rows
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "kernels/pointwise.cu",
+    "kernels/broadcast_sum.cu",
+    "kernels/scale.cu",
+    "kernels/elements.cuh",
     "reduction/reduction.cuh",
     "reduction/sum.cuh",
     "memory/layout.cuh",
@@ -48,7 +51,7 @@ FILES = (
     "kernels/rows.cu",
     "losses/rows.cuh",
 )
-KERNELS = ("kernels/pointwise.cu", "kernels/rows.cu")  # the files that are compiled
+KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files that are compiled
 # What no call of a pointwise loss reaches, and what some reach in part.
 ROW_FILES = ("kernels/rows.cu", "losses/rows.cuh")
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
@@ -90,17 +93,16 @@ EQUIVALENT: dict[str, str] = {
     "const long long tiles = (n + Tile::ELEMENTS + 1) / Tile::ELEMENTS;": "an empty tile",
     "for (long long tile = segment; tile <= tiles; tile += segments) {": "an empty tile",
     "if ((tile + 1) * Tile::ELEMENTS < n) {": "a full tile as a partial one: slower",
-    "for (int p = 0; p <= Tile::PACKS; ++p) {": "beyond the array in a partial tile",
+    "for (int p = 0; p <= Tile::VECTORS_PER_THREAD; ++p) {": "beyond the array in a partial tile",
     "constexpr int WARPS = THREADS / 31;": "the same number for every block size",
-    "if (element > n) break;": "a pack of no elements",
-    "if (element + Tile::WIDTH < n) {": "the last pack element by element: slower",
+    "if (element > n) break;": "a vector of no elements",
+    "if (element + Tile::WIDTH < n) {": "the last vector element by element: slower",
     "if (factor == T(1)) ;": "multiplies by one: slower",
-    "return (d == DIMS + 1 && (VECTORS >> operand & 1u)) ? 1 : stride[operand][d];": "reads the 1",
     "unsigned pair[W * 2];": "a larger union",
-    "static constexpr int TANGENTS = ones_below(DIRECTIONS, 31);": (
+    "static constexpr int COUNT = ones_below(TANGENTS, 31);": (
         "with the tangents of 32 operands there are more than masks have bits for"
     ),
-    "for (; i + WIDTH < n; i += step) {": "the last pack element by element: slower",
+    "for (; i + WIDTH < n; i += step) {": "the last vector element by element: slower",
     "return x >= floor ? x : x <= floor ? N(floor) : N(plain(x));": "x is not the floor there",
     "return Real<T>(quotient(a.value, variance <= T(1e-12) ? T(1e-12) : variance));": (
         "the same number both ways"
@@ -121,14 +123,13 @@ EQUIVALENT: dict[str, str] = {
         "one more thread whose result is not used"
     ),
     "constexpr int WARPS = Team::THREADS / 31;": "the same number for every block size",
-    "static constexpr int FIRST = int(CHAINED) + ones_below(DIRECTIONS, 31);": (
+    "static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 31);": (
         "no loss of rows has 32 operands"
     ),
-    "if (finishes || context.status == ACTIVE) {": "a result that is not used",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
     "const bool finishes = PHASE != PARTIAL || (GRADIENTS || valued);": "a result that is not used",
     "return !GUARDED || (column >= 0 && column + WIDTH < end);": (
-        "the last pack element by element: slower"
+        "the last vector element by element: slower"
     ),
     'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
         "nothing takes all of the room"
@@ -147,7 +148,7 @@ EQUIVALENT: dict[str, str] = {
         "const Share next = work.share_of(work.row_at(later), later <= end, 0, Team::SLOTS);"
     ): "the last row, for nothing",
     "return !GUARDED || (column > 0 && column + WIDTH <= end);": (
-        "the first pack element by element: slower"
+        "the first vector element by element: slower"
     ),
     "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD));": (
         "makes room for the next share later: slower"
@@ -196,11 +197,8 @@ EQUIVALENT: dict[str, str] = {
     "for (Column from = 0; !ended || from < row.columns; from += AHEAD) {": (
         "labels that are read after the end do not count"
     ),
-    "return Loaded{get<FIRST - I>(packs[p]).at[j], get<Loaded::SLOPE>(packs[p]).at[j]};": (
+    "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (
         "only the first operand has an element of its own"
-    ),
-    "reduction/sum.cuh: if (threadIdx.x == 1) {": (
-        "any thread may count the block: the barrier before orders what the others wrote"
     ),
     "kernels/rows.cu: if (threadIdx.x == 1) {": "all threads have the state of the whole share",
     "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = settled;": (
@@ -226,9 +224,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "constexpr bool FEW = Team::BATCH + WIDTH <= 8;": "hidden in the other place: slower",
     "work.prefetch(work.share_of(row, first <= end, rank, Team::SLOTS));": (
-        "loads the first row in place of one that is not there, and does not use it"
-    ),
-    "const bool present = index < end, next_present = index + Team::ROWS <= end;": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "return fabsf(error) <= 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);": (
@@ -258,9 +253,6 @@ IDLE: dict[str, str] = {
     ): "another number of sums",
     "constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;": (
         "launch bounds, which tests/kernels/test_static.py checks"
-    ),
-    "__syncthreads();  // a previous answer may still be read": (
-        "thread 0 signals what it wrote itself; two calls have the barriers of a sum between"
     ),
 }
 

@@ -29,8 +29,8 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._api.transforms import prepare_of
-from cupy_losses._core.losses import Pass
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
 from cupy_losses._device import plan_pointwise, plan_rows
 from cupy_losses._libraries.registry import resolve
 
@@ -80,7 +80,7 @@ def compare_pass(
     device: Device,
     loss: Any,
     hosts: Sequence[Any],
-    todo: Pass,
+    request: Request,
     leading: Sequence[Any],
     roundings: float = 4,
     shifted: bool = False,
@@ -88,9 +88,9 @@ def compare_pass(
 ) -> None:
     """A pass that autograd asks for; `leading` are grad_output and tangents."""
     call, ordered = prepare_of(loss)(*hosts, **options)
-    references = resolve(call, ordered)[0].run(call, todo, (*leading, *ordered))
+    references = resolve(call, ordered)[0].run(call, request, (*leading, *ordered))
     arrays = [device.asarray(x, misalignment=shifted * x.itemsize) for x in (*leading, *ordered)]
-    results = resolve(call, arrays[len(leading) :])[0].run(call, todo, arrays)
+    results = resolve(call, arrays[len(leading) :])[0].run(call, request, arrays)
     for result, reference in zip(results, references, strict=True):
         close(result, reference, roundings)
 
@@ -99,7 +99,7 @@ def compare_pass(
 
 
 def pointwise(device: Device) -> None:
-    """Calls that reach every kernel of kernels/pointwise.cu and every branch of it."""
+    """Calls that reach every kernel of pointwise losses and every branch of it."""
     rng = np.random.default_rng(3)
 
     def pair(*shape: int, dtype: Any = np.float32) -> list[Any]:
@@ -124,13 +124,13 @@ def pointwise(device: Device) -> None:
     for dtype in (np.float16, BFLOAT16, np.float64):
         compare(device, huber_loss, pair(4099, dtype=dtype), delta=0.6)
     table = pair(65, 36)
-    compare(device, mse_loss, [table[0], table[1][0].copy()])  # a row: packs that do not cross rows
+    compare(device, mse_loss, [table[0], table[1][0].copy()])  # a row: no vector crosses rows
     compare(
         device, mse_loss, [table[0][:, :1].copy(), table[1]], reduction="sum"
     )  # input is broadcast
     compare(
         device, mse_loss, [table[0][:, :35], table[1][:, :1]], reduction="sum"
-    )  # packs that cross
+    )  # vectors that cross
     compare(device, smooth_l1_loss, [table[0], np.asarray(table[1][0, 0])], beta=0.7)
     long = pair(3, 9000)
     compare(
@@ -175,22 +175,22 @@ def _backward_passes(device: Device, hosts: list[Any]) -> None:
     grad_output = np.asarray(1.7, np.float32)
     tangents = [rng.standard_normal(host.shape).astype(np.float32) for host in hosts]
     hosts[0][:, 0] = hosts[1][:, 0] + [0.75, -0.75, 0] * 11  # the kinks
-    chained = Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1))
-    passes: list[tuple[Any, dict[str, Any], Pass, list[Any]]] = [
+    chained = Request(value=False, wanted=(0, 1), vjp=True, tangents=(0, 1))
+    passes: list[tuple[Any, dict[str, Any], Request, list[Any]]] = [
         (
             smooth_l1_loss,
             {"beta": 0.75},
-            Pass(values=False, wanted=(0, 1), chained=True),
+            Request(value=False, wanted=(0, 1), vjp=True),
             [grad_output],
         ),
-        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(0, 1)), tangents),
-        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(0,)), tangents[:1]),
-        (smooth_l1_loss, {"beta": 0.75}, Pass(directions=(1,)), tangents[1:]),
+        (smooth_l1_loss, {"beta": 0.75}, Request(tangents=(0, 1)), tangents),
+        (smooth_l1_loss, {"beta": 0.75}, Request(tangents=(0,)), tangents[:1]),
+        (smooth_l1_loss, {"beta": 0.75}, Request(tangents=(1,)), tangents[1:]),
         (smooth_l1_loss, {"beta": 0.75}, chained, [grad_output, *tangents]),
         (huber_loss, {"delta": 0.75}, chained, [grad_output, *tangents]),
     ]
-    for loss, options, todo, extra in passes:
-        compare_pass(device, loss, hosts, todo, extra, **options)
+    for loss, options, request, extra in passes:
+        compare_pass(device, loss, hosts, request, extra, **options)
 
 
 def _exact_division(device: Device) -> None:
@@ -207,7 +207,7 @@ def _scale(device: Device) -> None:
         gradient = device.asarray(host, writable=True)
         scalar = device.asarray(np.asarray(factor, np.float32))
         launch = plan_pointwise.scale_launch("float32", "float32", host.size, 0)
-        launch(0, gradient.data.ptr, scalar.data.ptr)
+        launch(0, (), gradient.data.ptr, scalar.data.ptr)
         close(gradient, factor * host)
 
 
@@ -255,9 +255,9 @@ def _row_passes(
     first = int("weight" in options)
     wanted = tuple(range(first, first + directions))
     tangents = [rng.standard_normal(x.shape).astype(x.dtype) for x in hosts[:directions]]
-    along = Pass(directions=wanted)
+    along = Request(tangents=wanted)
     compare_pass(device, loss, hosts, along, tangents, roundings, True, **options)
-    twice = Pass(values=False, wanted=wanted, chained=True, directions=wanted)
+    twice = Request(value=False, wanted=wanted, vjp=True, tangents=wanted)
     leading = rng.standard_normal(len(hosts[0])).astype(hosts[0].dtype), *tangents
     options["reduction"] = "none"
     compare_pass(device, loss, hosts, twice, leading, roundings, True, **options)
@@ -369,13 +369,13 @@ def _multi_margin(device: Device, rng: Any) -> None:
     check((x, target), shifted=True)
     _row_passes(device, multi_margin_loss, (x[:20], target[:20]), 1, **squared)
     # Tangents that cancel: what remains was kept as a rounding error. They are the same for the
-    # elements that a thread adds up in a batch: four packs each in two batches of 256 threads.
+    # elements that a thread adds up in a batch: four vectors each in two batches of 256 threads.
     x, target = np.ones((2, 8192), np.float32), np.array([8180, 8191])
     column = np.arange(8192)
     terms = np.array([1e8, 1.25, -1e8, 0.5], np.float32)[(column // 4 + column // 4096) % 4]
     tangent = np.tile(terms, (2, 1))
     tangent[:, target] = 0
-    along = Pass(directions=(0,))
+    along = Request(tangents=(0,))
     compare_pass(device, multi_margin_loss, (x, target), along, [tangent], reduction="none")
 
 
@@ -437,7 +437,7 @@ def _triplet_margin(device: Device, rng: Any) -> None:
 def _ranks(device: Device, rng: Any) -> None:
     """Rows that several blocks share, or one block in several parts."""
     x, target = _scores(rng, 5, 2000)[:, :1998], rng.integers(0, 1998, 5)
-    x[0, 1997], target[:2] = 9, (1997, -100)  # in the last pack, which is not full; in none
+    x[0, 1997], target[:2] = 9, (1997, -100)  # in the last vector, which is not full; in none
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
     smoothed = {"label_smoothing": 0.2, "weight": _weight(rng, 1998)}
     with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256):
@@ -467,7 +467,7 @@ def _two_launches(device: Device, rng: Any) -> None:
 def _layouts(device: Device, rng: Any) -> None:
     x, target = _scores(rng, 300, 53), rng.integers(0, 53, 300)
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
-    check((x[:21, :50], target[:21] % 50))  # rows begin inside packs
+    check((x[:21, :50], target[:21] % 50))  # rows begin inside vectors
     with _planned(THREADS_OF_SEVERAL=512):  # neighbours are in other rows
         check((np.asfortranarray(x[:, :30]), target % 30))
     check((np.ascontiguousarray(x[:40, :32]), target[:40] % 32))  # nothing but full batches

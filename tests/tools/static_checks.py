@@ -17,19 +17,22 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
 
 from cupy_losses import classification, divergence, ranking, regression
 from cupy_losses._core.dtypes import DTYPES
-from cupy_losses._core.losses import FORWARD, Call, Loss, Pass
-from cupy_losses._core.shapes import Operand, broadcast_shape, dense_strides, result_dtype
+from cupy_losses._core.loss import FORWARD, Call, Request
+from cupy_losses._core.outputs import Output
+from cupy_losses._core.shapes import ArraySpec, broadcast_shape, dense_strides, result_dtype
 from cupy_losses._device import compiler, sources
-from cupy_losses._device.engine import make_plan
-from cupy_losses._device.plan import Allocator, Output, Problem
+from cupy_losses._device.library import Allocator
+from cupy_losses._device.plan import Problem
 from cupy_losses._device.plan_pointwise import scale_launch
+from cupy_losses._kinds.pointwise import PointwiseLoss
+from cupy_losses._libraries.cupy import CupyLibrary
 
 ARCHITECTURES = (80, 90, 100, 120)
 RECORD = Path(__file__).with_name("registers.json")
@@ -45,9 +48,9 @@ POINTERS = 7  # the first of them among the template arguments of a pointwise ke
 class Case(NamedTuple):
     """A pass over operands of a call: (mask, weight,) input and target."""
 
-    loss: Loss
-    operands: tuple[Operand, ...]
-    todo: Pass = FORWARD
+    loss: PointwiseLoss
+    operands: tuple[ArraySpec, ...]
+    request: Request = FORWARD
     reduction: str = "mean"
 
     def problem(self) -> Problem:
@@ -59,26 +62,26 @@ class Case(NamedTuple):
         )
         shape = broadcast_shape(self.operands, call.names)
         result = result_dtype(self.operands)
-        front = [self.operands[k] for k in self.todo.directions]
-        if self.todo.chained:
+        front = [self.operands[k] for k in self.request.tangents]
+        if self.request.vjp:
             front.insert(0, dense(result, *(shape if self.reduction == "none" else ())))
         operands = (*front, *self.operands)
-        return Problem(call, self.todo, operands, (0,) * len(operands), shape, result, device=0)
+        return Problem(call, self.request, operands, (0,) * len(operands), shape, False, device=0)
 
 
-def dense(dtype: str, *shape: int) -> Operand:
+def dense(dtype: str, *shape: int) -> ArraySpec:
     """A C-ordered array."""
-    return Operand(dtype, shape, dense_strides(range(len(shape)), shape))
+    return ArraySpec(dtype, shape, dense_strides(range(len(shape)), shape))
 
 
-def transposed(dtype: str, *shape: int) -> Operand:
+def transposed(dtype: str, *shape: int) -> ArraySpec:
     """A Fortran-ordered array."""
-    return Operand(dtype, shape, dense_strides(range(len(shape))[::-1], shape))
+    return ArraySpec(dtype, shape, dense_strides(range(len(shape))[::-1], shape))
 
 
-def sliced(dtype: str, *shape: int) -> Operand:
+def sliced(dtype: str, *shape: int) -> ArraySpec:
     """A part of an array that is longer by one in each dimension."""
-    return Operand(dtype, shape, dense(dtype, *(length + 1 for length in shape)).strides)
+    return ArraySpec(dtype, shape, dense(dtype, *(length + 1 for length in shape)).strides)
 
 
 L1, MSE = regression._L1, regression._MSE
@@ -107,20 +110,20 @@ FORMULAS = (
 )
 FLAT = (4096, 1000)
 HUGE = (2**16, 2**16)  # more elements than 32 bits count
-ROWS = (24, 40, 64)  # no pack crosses the end of a row
+ROWS = (24, 40, 64)  # no vector crosses the end of a row
 RAGGED = (24, 41, 61)
 
 # What backward passes ask for; from ALONG on, double backward.
-EARLY = Pass(wanted=(0,), early=True)
-BOTH = Pass(wanted=(0, 1))
-BACKWARD = Pass(values=False, wanted=(0,), chained=True)
-BACKWARD_BOTH = Pass(values=False, wanted=(0, 1), chained=True)
-ALONG = Pass(directions=(0, 1))
-SECOND = Pass(values=False, wanted=(0, 1), chained=True, directions=(0, 1))
-WEIGHTED_SECOND = Pass(values=False, wanted=(1, 2), chained=True, directions=(1, 2))
+EARLY = Request(wanted=(0,), early=True)
+BOTH = Request(wanted=(0, 1))
+BACKWARD = Request(value=False, wanted=(0,), vjp=True)
+BACKWARD_BOTH = Request(value=False, wanted=(0, 1), vjp=True)
+ALONG = Request(tangents=(0, 1))
+SECOND = Request(value=False, wanted=(0, 1), vjp=True, tangents=(0, 1))
+WEIGHTED_SECOND = Request(value=False, wanted=(1, 2), vjp=True, tangents=(1, 2))
 
 
-def pair(dtype: str) -> tuple[Operand, ...]:
+def pair(dtype: str) -> tuple[ArraySpec, ...]:
     """A dense input and target."""
     return 2 * (dense(dtype, *FLAT),)
 
@@ -154,9 +157,9 @@ def gradient_cases() -> Iterator[Case]:
 
 
 def _weighted_cases() -> Iterator[Case]:
-    gradient = Pass(wanted=(1,))
+    gradient = Request(wanted=(1,))
     yield Case(L1, 3 * (dense("bfloat16", *FLAT),), gradient)
-    yield Case(HUBER, 3 * (dense("float16", *FLAT),), Pass(wanted=(0, 1, 2)), "sum")
+    yield Case(HUBER, 3 * (dense("float16", *FLAT),), Request(wanted=(0, 1, 2)), "sum")
     yield Case(SMOOTH_L1, (dense("float32", 1000), *2 * (dense("float32", *FLAT),)), gradient)
 
 
@@ -170,11 +173,11 @@ def formula_cases() -> Iterator[Case]:
     yield Case(BCE_WITH_LOGITS, pair("float32"), SECOND, "none")
     mask = dense("bool", *FLAT)
     yield Case(MSE, (mask, *pair("float32")))
-    yield Case(MSE, (mask, *3 * (dense("float32", *FLAT),)), Pass(wanted=(2,)))
+    yield Case(MSE, (mask, *3 * (dense("float32", *FLAT),)), Request(wanted=(2,)))
 
 
 def strided_cases() -> Iterator[Case]:
-    """Operands with gaps, transposed ones, rows that are no whole number of packs."""
+    """Operands with gaps, transposed ones, rows that are no whole number of vectors."""
     yield Case(MSE, (sliced("float32", *FLAT), dense("float32", *FLAT)), EARLY)
     yield Case(SMOOTH_L1, (sliced("bfloat16", *ROWS), dense("bfloat16", *ROWS)))
     yield Case(MSE, (transposed("float16", *FLAT), dense("float16", *FLAT)), BOTH)
@@ -213,8 +216,11 @@ GROUPS = {
 PROGRAMS = list(itertools.product(ARCHITECTURES, GROUPS))
 
 
-class _NoLibrary:
+class _NoLibrary(CupyLibrary):
     """Arrays that are never made."""
+
+    def __init__(self) -> None:
+        pass
 
     def allocator(self, output: Output) -> Allocator:
         return list
@@ -222,14 +228,13 @@ class _NoLibrary:
     def filled(self, output: Output, value: float) -> Allocator:
         return list
 
-    def pointers(self, arrays: Sequence[Any]) -> list[int]:
-        raise NotImplementedError
 
-    def stream(self, device: int) -> int:
-        raise NotImplementedError
+NO_LIBRARY = _NoLibrary()
 
-    def scratch(self, operands: Sequence[Any], size: int, stream: int) -> tuple[Any, int]:
-        raise NotImplementedError
+
+def file_of(name: str) -> str:
+    """The file of a kernel, which has its name."""
+    return f"kernels/{name.partition('<')[0]}.cu"
 
 
 @functools.cache
@@ -241,7 +246,7 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
     def function(
         file: str, name: str, threads: int, device: int, formula: str = ""
     ) -> compiler.Kernel:
-        assert file == "kernels/pointwise.cu"
+        assert file == file_of(name)
         names[name] = None
         return compiler.Kernel(None, 0, 1)
 
@@ -249,7 +254,8 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
         for group, cases in GROUPS.items():
             before = len(names)
             for case in cases():
-                make_plan(_NoLibrary(), case.problem())
+                problem = case.problem()
+                case.loss.plan(NO_LIBRARY, problem)
             if group == "gradient":  # the last step of a backward pass
                 scale_launch("float32", "float32", 2**20, 0)
                 scale_launch("bfloat16", "float32", 2**20, 0)
@@ -282,15 +288,15 @@ def is_pointwise(name: str) -> bool:
     return name.startswith("pointwise<")
 
 
-def packed_operands(name: str) -> list[bool]:
-    """Which operands a pointwise kernel accesses in packs."""
-    _, operands, vectors, *_ = template_arguments(template_arguments(name)[2])
-    return [bool(int(vectors.rstrip("u")) >> k & 1) for k in range(int(operands))]
+def vectorised_operands(name: str) -> list[bool]:
+    """Which operands a pointwise kernel accesses in vectors."""
+    _, operands, vectorised, *_ = template_arguments(template_arguments(name)[2])
+    return [bool(int(vectorised.rstrip("u")) >> k & 1) for k in range(int(operands))]
 
 
 def is_dense(name: str) -> bool:
     """Whether a kernel is pointwise on operands without gaps."""
-    return is_pointwise(name) and "Layout<1, " in name and all(packed_operands(name))
+    return is_pointwise(name) and "Layout<1, " in name and all(vectorised_operands(name))
 
 
 def is_memory_bound(name: str) -> bool:
@@ -313,21 +319,21 @@ ANY = Limits(0, 0, sys.maxsize, sys.maxsize)
 def limits(name: str) -> Limits:
     """What the accesses of a kernel must be.
 
-    The loop has each pack twice, with the rest of its batch in whole tiles and alone in the tile at
-    the end. Only what does not fill a pack there goes element by element.
+    The loop has each vector twice: with the rest of its batch in whole tiles, and alone in the tile
+    at the end. Only what does not fill a vector there goes element by element.
     """
     if name.startswith("scale<"):
         return ANY._replace(wide_loads=1, wide_stores=1)
-    if not is_pointwise(name) or not any(packed_operands(name)):
+    if not is_pointwise(name) or not any(vectorised_operands(name)):
         return ANY
     _, _, _, tile, values, _, result, *pointers = template_arguments(name)
     width, batch = map(int, template_arguments(tile)[2:4])
     types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
-    packed = packed_operands(name)
-    read, written = types[: len(packed)], types[len(packed) :]
+    vectorised = vectorised_operands(name)
+    read, written = types[: len(vectorised)], types[len(vectorised) :]
     if values == "EACH_VALUE":
         written.append(result)
-    loads = [_wide_accesses(c, width) * packs for c, packs in zip(read, packed, strict=True)]
+    loads = [_wide_accesses(c, width) * whole for c, whole in zip(read, vectorised, strict=True)]
     stores = [_wide_accesses(c, width) for c in written]
     return Limits(
         (batch + 1) * sum(loads),
@@ -338,7 +344,7 @@ def limits(name: str) -> Limits:
 
 
 def _wide_accesses(c_type: str, width: int) -> int:
-    """How many accesses of 16 bytes a pack takes; 0 where it is shorter."""
+    """How many accesses of 16 bytes a vector takes; 0 where it is shorter."""
     sizes = {dtype.c_type: dtype.item_size for dtype in DTYPES.values()}
     return width * sizes[c_type] // WIDE
 
@@ -380,7 +386,7 @@ def compile_program(source: str, names: Sequence[str], architecture: int) -> Pro
     """Compile as CuPy does, for an architecture (90 for sm_90)."""
     from cupy_backends.cuda.libs import nvrtc
 
-    program = nvrtc.createProgram(source, "kernels/pointwise.cu", (), ())
+    program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
@@ -424,10 +430,13 @@ def _resources(log: str, symbol: str) -> tuple[int, int, int]:
 
 
 @functools.cache
-def compiled(architecture: int, group: str) -> Program:
-    """The requested kernels of a group."""
-    names = requested_kernels()[group]
-    return compile_program(sources.source("kernels/pointwise.cu"), names, architecture)
+def compiled(architecture: int, group: str) -> tuple[Program, ...]:
+    """The requested kernels of a group, a program for each file."""
+    names = sorted(requested_kernels()[group], key=file_of)
+    return tuple(
+        compile_program(sources.source(file), tuple(own), architecture)
+        for file, own in itertools.groupby(names, file_of)
+    )
 
 
 # ---- loops in PTX --------------------------------------------------------------------------------
@@ -679,9 +688,9 @@ class Record(NamedTuple):
         names = sorted(itertools.chain(*requested_kernels().values()))
         registers: dict[str, dict[str, int]] = {name: {} for name in names}
         for architecture, group in PROGRAMS:
-            program = compiled(architecture, group)
-            for kernel in program.kernels:
-                registers[kernel.name][f"sm_{architecture}"] = kernel.registers
+            for program in compiled(architecture, group):
+                for kernel in program.kernels:
+                    registers[kernel.name][f"sm_{architecture}"] = kernel.registers
         return cls(program.compiler, registers)
 
     def text(self) -> str:
@@ -715,9 +724,9 @@ def main() -> int:
         return 0
     lines = []
     for architecture, group in PROGRAMS:
-        program = compiled(architecture, group)
-        wrong = findings(program) + changed_registers(Record.read(), architecture, program)
-        lines += [f"sm_{architecture}: {line}" for line in wrong]
+        for program in compiled(architecture, group):
+            wrong = findings(program) + changed_registers(Record.read(), architecture, program)
+            lines += [f"sm_{architecture}: {line}" for line in wrong]
     print(*lines, sep="\n")
     return 1 if lines else 0
 

@@ -1,0 +1,153 @@
+// What the kernels of pointwise losses share: how elements form tiles, and the work of one thread.
+#pragma once
+#include "losses/combinators.cuh"
+#include "losses/pointwise.cuh"
+#include "memory/layout.cuh"
+#include "reduction/reduction.cuh"
+
+// A tile: THREADS threads with VECTORS_PER_THREAD vectors of WIDTH elements each. A thread loads
+// BATCH of its vectors before it uses the first. BATCH changes the speed, never the order of
+// summation.
+template <int THREADS_, int VECTORS_PER_THREAD_, int WIDTH_, int BATCH_>
+struct Tile {
+  static constexpr int THREADS = THREADS_, VECTORS_PER_THREAD = VECTORS_PER_THREAD_, WIDTH = WIDTH_,
+                       BATCH = BATCH_;
+  static constexpr int ELEMENTS = THREADS * VECTORS_PER_THREAD * WIDTH;
+
+  // The first element of a thread's vector in a tile.
+  static __device__ __forceinline__ long long element(long long tile, int vector) {
+    return tile * ELEMENTS + (vector * THREADS + int(threadIdx.x)) * WIDTH;
+  }
+};
+
+// A number, with the derivative 1 by itself where it VARIES.
+template <bool VARIES, class T>
+__device__ __forceinline__ auto seed(T x) {
+  if constexpr (VARIES) {
+    return Dual<Real<T>>(Real<T>(x), Real<T>(1));
+  } else {
+    return Real<T>(x);
+  }
+}
+
+// One thread's work on vectors of neighbouring elements. Pointers: to the operands, then to the
+// gradients of the operands in WANTED.
+template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
+          class Result, class Pointers, class K = Range<Layout::OPERANDS>>
+struct Worker;
+
+template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
+          class Result, class Pointers, int... K>
+struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<K...>> {
+  template <int I>
+  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+    return *pointer;
+  }
+  template <int I>
+  using Element = decltype(element_type<I>(At<I, Pointers>()));
+  // Which of the pointers is to the gradient of operand I.
+  template <int I>
+  static constexpr int GRADIENT = Layout::OPERANDS + ones_below(WANTED, I);
+
+  using Vectors = Tuple<Vector<Element<K>, WIDTH>...>;
+  using Wide = Tuple<Vector<Repeat<T, K>, WIDTH>...>;
+  using Gradients = Vectors;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const Reciprocal<T> scale;
+  Result* const values;
+  Sum<T> sum = Sum<T>::zero();
+  Sum<T> denominator = Sum<T>::zero();
+
+  __device__ __forceinline__ void load(Vectors& vectors, long long element) const {
+    const auto at = layout.locate(element);
+    ((get<K>(vectors) = layout.template load_vector<K, WIDTH>(get<K>(pointers), at)), ...);
+  }
+
+  static __device__ __forceinline__ Wide widened(const Vectors& vectors) {
+    return {{widen<T>(get<K>(vectors))}...};
+  }
+
+  // Adds the values of a vector to the sums and writes its outputs.
+  __device__ __forceinline__ void compute(const Vectors& vectors, long long element) {
+    VectorSum vector_sum;
+    compute(vectors, element, vector_sum);
+    add(vector_sum);
+  }
+
+  // The same for a vector at the end of the array, of which only the elements [element, end) are
+  // there. They are computed one by one, which takes few registers.
+  __device__ __forceinline__ void compute_singly(long long element, long long end) {
+    using Single = Worker<T, Loss, Layout, 1, VALUES, WANTED, Result, Pointers>;
+    const Single single{loss, layout, pointers, scale, values};
+    typename Single::VectorSum single_sum;
+#pragma unroll 1
+    for (; element < end; ++element) {
+      typename Single::Vectors vectors;
+      single.load(vectors, element);
+      single.compute(vectors, element, single_sum);
+    }
+    add({single_sum.values, single_sum.denominator});
+  }
+
+  // The sums of one vector, short enough to need no compensation.
+  struct VectorSum {
+    T values = T(0), denominator = T(0);
+  };
+
+  __device__ __forceinline__ void compute(const Vectors& vectors, long long element,
+                                          VectorSum& vector_sum) const {
+    const Wide x = widened(vectors);
+    Vector<Result, WIDTH> each;
+    Gradients gradients;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      const T value = plain(differentiate<K...>(x, gradients, j));
+      if constexpr (VALUES == EACH_VALUE) each.at[j] = convert<Result>(value);
+      if constexpr (VALUES >= SUM_OF_VALUES) vector_sum.values += value;
+      if constexpr (VALUES == MEAN_OF_VALUES) {
+        vector_sum.denominator += plain(loss.denominator(Real<T>(get<K>(x).at[j])...));
+      }
+    }
+    // Outputs are dense and aligned, whatever the layout of the operands.
+    if constexpr (VALUES == EACH_VALUE) store_vector<WIDTH>(values + element, each);
+    (store_gradient<K>(gradients, element), ...);
+  }
+
+  // The loss of element j, with its derivative by operand I unless that is -1.
+  template <int I>
+  __device__ __forceinline__ auto evaluate(const Wide& x, int j) const {
+    return loss(seed<K == I>(get<K>(x).at[j])...);
+  }
+
+ private:
+  __device__ __forceinline__ void add(const VectorSum& vector_sum) {
+    if constexpr (VALUES >= SUM_OF_VALUES) sum += vector_sum.values;
+    if constexpr (VALUES == MEAN_OF_VALUES) denominator += vector_sum.denominator;
+  }
+
+  // The loss of element j. Stores its derivatives by the wanted operands among I, Rest...
+  template <int I, int... Rest>
+  __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      const auto loss_of_element = evaluate<I>(x, j);
+      get<I>(gradients).at[j] = scale.template times<Element<I>>(plain(loss_of_element.slope));
+      if constexpr (sizeof...(Rest) > 0) differentiate<Rest...>(x, gradients, j);
+      return loss_of_element.value;
+    } else if constexpr (sizeof...(Rest) > 0) {
+      return differentiate<Rest...>(x, gradients, j);
+    } else {
+      return evaluate<-1>(x, j);
+    }
+  }
+
+  template <int I>
+  __device__ __forceinline__ void store_gradient(const Gradients& gradients,
+                                                 long long element) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      store_vector<WIDTH>(get<GRADIENT<I>>(pointers) + element, get<I>(gradients));
+    }
+  }
+};

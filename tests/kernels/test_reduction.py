@@ -1,0 +1,323 @@
+"""A reduction as the kernels have it: a sum and a denominator, on the emulator.
+
+The kernels are driven without a planner: the pair before it is divided, and a denominator that
+comes from outside.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses._core.dtypes import c_type
+from cupy_losses._device import sources
+from cupy_losses._device.launch import int64
+from cupy_losses._device.plan import template
+
+from .. import emulator
+from ..emulator import Module
+from ..tables.arrays import BFLOAT16
+
+Array = Any
+THREADS = 512
+SEGMENTS = (1, 3)
+DTYPES = {"float32": np.float32, "bfloat16": BFLOAT16}
+MSE = "SquaredError<float>"
+WEIGHTED = f"Weighted<{MSE}, true>"
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+def pointwise(
+    loss: str,
+    values: str,
+    result: Array,
+    operands: list[Array],
+    *,
+    real: str = "float",
+    wanted: dict[int, Array] | None = None,
+    segments: int = 1,
+    divisor: float = 1.0,
+    denominator: float | None = None,
+) -> Array:
+    """Run a pass over dense operands into `result`, three doubles for a pair."""
+    wanted = wanted or {}
+    n, count = operands[0].size, len(operands)
+    kind = "Pair" if result.size == 3 else c_type(result.dtype.name)
+    types = [f"const {c_type(x.dtype.name)}*" for x in operands]
+    types += [f"{c_type(x.dtype.name)}*" for x in wanted.values()]
+    name = template(
+        "pointwise",
+        *(real, loss, f"Layout<1, {count}, 0u, unsigned>", f"Tile<{THREADS}, 4, 1, 1>", values),
+        *(f"{sum(1 << k for k in wanted)}u", kind, *types),
+    )
+    sums = 2 if values == "MEAN_OF_VALUES" else 1
+    kernel = Module(sources.source("kernels/pointwise.cu"), [name]).get_function(name)
+    kernel(
+        (min(segments, 2),),
+        (THREADS,),
+        (
+            *(b"\0", int64(n, *count * [1]), n, segments, divisor),
+            None if denominator is None else np.array([denominator]),
+            *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
+            *(*operands, *wanted.values()),
+        ),
+    )
+    return result
+
+
+def drawn(dtype: str, count: int, n: int = 5000) -> list[Array]:
+    """Operands of a loss, as the kernels read them."""
+    rng = np.random.default_rng(count)
+    return [rng.standard_normal(n).astype(DTYPES[dtype]) for _ in range(count)]
+
+
+def errors(input: Array, target: Array) -> Array:
+    """The squared errors."""
+    return (input.astype(np.float64) - target.astype(np.float64)) ** 2
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_pair_of_a_sum(dtype: str, segments: int) -> None:
+    operands = drawn(dtype, 2)
+    pair = pointwise(MSE, "SUM_OF_VALUES", np.zeros(3), operands, segments=segments, divisor=7.0)
+    assert pair[2] == 7.0
+    np.testing.assert_allclose(pair[0] + pair[1], errors(*operands).sum(), rtol=1e-6)
+    quotient = np.zeros(1, operands[0].dtype)
+    pointwise(MSE, "SUM_OF_VALUES", quotient, operands, segments=segments, divisor=7.0)
+    assert quotient[0] == ((pair[0] + pair[1]) / 7.0).astype(quotient.dtype)
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_pair_of_a_weighted_mean(dtype: str, segments: int) -> None:
+    _, input, target = drawn(dtype, 3)
+    weight = np.random.default_rng(1).random(input.size).astype(DTYPES[dtype])
+    operands = [weight, input, target]
+    pair = pointwise(WEIGHTED, "MEAN_OF_VALUES", np.zeros(3), operands, segments=segments)
+    weights = weight.astype(np.float64)
+    np.testing.assert_allclose(pair[0] + pair[1], weights @ errors(input, target), rtol=1e-6)
+    np.testing.assert_allclose(pair[2], weights.sum(), rtol=1e-6)
+    quotient = pointwise(
+        WEIGHTED, "MEAN_OF_VALUES", np.zeros(1, weight.dtype), operands, segments=segments
+    )
+    assert quotient[0] == ((pair[0] + pair[1]) / pair[2]).astype(quotient.dtype)
+
+
+def test_the_pair_of_parts_adds_up_to_that_of_the_whole() -> None:
+    """Nothing is rounded off: the error is handed out beside the sum."""
+    terms = np.tile([1e16, 1.0, -3.0, 0.25], 1024)
+    pairs = [
+        pointwise("Identity<double>", "SUM_OF_VALUES", np.zeros(3), [part], real="double")
+        for part in (terms, terms[:1000], terms[1000:])
+    ]
+    exact = [Fraction(pair[0]) + Fraction(pair[1]) for pair in pairs]
+    assert exact[0] == exact[1] + exact[2] == sum(map(Fraction, terms))
+    assert all(pair[1] != 0.0 for pair in pairs)
+
+
+def test_an_infinite_sum_has_no_error() -> None:
+    terms = np.array([1.0, np.inf, 2.0])
+    pair = pointwise("Identity<double>", "SUM_OF_VALUES", np.zeros(3), [terms], real="double")
+    np.testing.assert_array_equal(pair, [np.inf, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_denominator_from_outside(dtype: str, segments: int) -> None:
+    """It replaces the divisor, in the value, in the gradient and in the pair."""
+    operands = drawn(dtype, 2)
+    for result in np.zeros(1, operands[0].dtype), np.zeros(3):
+        gradient = np.zeros_like(operands[0])
+        pointwise(
+            *(MSE, "SUM_OF_VALUES", result, operands),
+            wanted={0: gradient},
+            segments=segments,
+            divisor=3.0,
+            denominator=8.0,
+        )
+        total = errors(*operands).sum()
+        expected = [total / 8.0] if result.size == 1 else [total, 0.0, 8.0]
+        unit = 2.0**-7 if dtype == "bfloat16" else 1e-6
+        np.testing.assert_allclose(
+            result.astype(np.float64), expected, rtol=unit, atol=total * unit
+        )
+        input, target = (x.astype(np.float64) for x in operands)
+        slopes = (2 * (input - target) / 8.0).astype(DTYPES[dtype]).astype(np.float64)
+        np.testing.assert_allclose(gradient.astype(np.float64), slopes, rtol=unit)
+
+
+@pytest.mark.parametrize("values", ["MEAN_OF_VALUES", "SUM_OF_VALUES"])
+def test_a_mask_that_leaves_nothing(values: str) -> None:
+    """The mean is NaN, its derivatives are 0, the pair is of zeros."""
+    input, target = drawn("float32", 2, 100)
+    mask = np.zeros(100, np.bool_)
+    for result in np.zeros(1, np.float32), np.ones(3):
+        gradient = np.ones(100, np.float32)
+        pointwise(
+            *(f"Masked<{MSE}, 0>", values, result, [mask, input, target]),
+            wanted={1: gradient},
+            denominator=0.0,
+        )
+        assert not gradient.any()
+        np.testing.assert_array_equal(result, np.nan if result.size == 1 else 0.0)
+
+
+def test_a_derivative_of_a_mean_of_nothing() -> None:
+    operands = [np.ones(100, np.float32), np.zeros(100, np.bool_), *drawn("float32", 2, 100)]
+    along = f"Masked<Jvp<{MSE}, 1u>, 1>"
+    value = np.ones(1, np.float32)
+    assert pointwise(along, "SUM_OF_VALUES", value, operands, denominator=0.0)[0] == 0.0
+
+
+def test_weights_that_add_up_to_0_are_not_nothing() -> None:
+    """Without a mask, gradients divide by 0 as the mean does."""
+    input, target = np.ones(4, np.float32), np.zeros(4, np.float32)
+    weight = np.array([1, -1, 2, -2], np.float32)
+    gradient = np.zeros(4, np.float32)
+    value = pointwise(
+        *(WEIGHTED, "MEAN_OF_VALUES", np.zeros(1, np.float32), [weight, input, target]),
+        wanted={1: gradient},
+        denominator=0.0,
+    )
+    assert np.isnan(value[0])
+    np.testing.assert_array_equal(gradient, [np.inf, -np.inf, np.inf, -np.inf])
+
+
+# Of a (7, 40) input and a row of 40 targets.
+@pytest.mark.parametrize(
+    ("empty_is_zero", "denominator", "scale"),
+    [("false", None, 1 / 3), ("false", 8.0, 1 / 8), ("true", 8.0, 1 / 8), ("true", 0.0, 0.0)],
+)
+def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: float) -> None:
+    rng = np.random.default_rng(3)
+    input, target = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, 40), (40,)))
+    expected = 2 * (target - input.astype(np.float64)).sum(axis=0)
+    for kind, result in ("float", np.zeros(40, np.float32)), ("Pair", np.zeros((40, 3))):
+        pointers = "const float*, const float*"
+        name = (
+            f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, 256, 32, 1, {empty_is_zero}, "
+            f"{kind}, {pointers}>"
+        )
+        kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
+        layout = int64(40, 7, 1, 40, 1, 0)
+        given = None if denominator is None else np.array([denominator])
+        kernel((2,), (256,), (b"\0", layout, 40, 7, 7, 3.0, given, result, input, target))
+        if kind == "float":
+            np.testing.assert_allclose(result, expected * scale, rtol=1e-5)
+        else:
+            np.testing.assert_allclose(result[:, 0] + result[:, 1], expected, rtol=1e-5)
+            np.testing.assert_array_equal(result[:, 2], 3.0 if denominator is None else denominator)
+
+
+COLUMNS = 12
+
+
+def rows(
+    values: str,
+    result: Array,
+    operands: list[Array],
+    gradient: Array,
+    *,
+    directions: int = 0,
+    divisor: float = 1.0,
+    denominator: float | None = None,
+) -> Array:
+    """Run a pass of nll_loss with weights, one thread a row; a tangent comes first, if any."""
+    n = len(gradient)
+    arrays = [*operands, gradient]
+    kind = "Pair" if result.size == 3 else c_type(result.dtype.name)
+    real = "double" if operands[-1].dtype == np.float64 else "float"
+    types = [f"const {c_type(x.dtype.name)}*" for x in operands]
+    name = template(
+        "rows",
+        *(real, f"NegativeLogLikelihood<{real}, true>"),
+        f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
+        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, false, 0, true, 0>",
+        *("WHOLE", values, "1u", f"{directions}u", "false", kind, *types),
+        f"{c_type(gradient.dtype.name)}*",
+    )
+    segments = -(-n // 256)
+    sums = 2 if values == "MEAN_OF_VALUES" else 1
+    steps = [1 if x.shape != (n,) else 0 for x in arrays]
+    strides = [0 if x.shape == (COLUMNS,) else x.size // n for x in arrays]
+    kernel = Module(sources.source("kernels/rows.cu"), [name]).get_function(name)
+    kernel(
+        (segments,),
+        (256,),
+        (
+            *(int64(-100), int64(n, *strides, *steps), n, COLUMNS, 0, COLUMNS, segments, segments),
+            divisor,
+            None if denominator is None else np.array([denominator]),
+            *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1)), None),
+            *arrays,
+        ),
+    )
+    return result
+
+
+def problem(n: int, dtype: Any) -> tuple[Array, Array, Array]:
+    """Log-probabilities, targets with ignored ones among them, weights of the classes."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n, COLUMNS)).astype(dtype)
+    target = rng.integers(0, COLUMNS, n)
+    target[::5] = -100
+    return x, target, rng.uniform(0.5, 2, COLUMNS).astype(dtype)
+
+
+@pytest.mark.parametrize("n", [30, 600])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, BFLOAT16])
+def test_the_pair_of_rows(dtype: Any, n: int) -> None:
+    x, target, weight = problem(n, dtype)
+    left = np.flatnonzero(target >= 0)
+    weights = weight.astype(np.float64)[target[left]]
+    terms = -weights * x.astype(np.float64)[left, target[left]]
+    unit = 1e-12 if dtype == np.float64 else 1e-6
+    scale = math.fsum(abs(terms))
+    for values, given, over in (
+        ("MEAN_OF_VALUES", 8.0, weights.sum()),
+        ("SUM_OF_VALUES", 8.0, 8.0),
+        ("SUM_OF_VALUES", None, 3.0),
+    ):
+        gradient = np.ones_like(x)
+        pair = rows(
+            *(values, np.zeros(3), [x, target, weight], gradient), divisor=3.0, denominator=given
+        )
+        np.testing.assert_allclose(pair[0] + pair[1], terms.sum(), atol=unit * scale)
+        np.testing.assert_allclose(pair[2], over, rtol=unit)
+        expected = np.zeros(x.shape)
+        expected[left, target[left]] = -weights / (8.0 if given else 3.0)
+        bound = 2.0**-8 if dtype == BFLOAT16 else unit
+        np.testing.assert_allclose(gradient.astype(np.float64), expected, rtol=bound)
+        quotient = rows(
+            *(values, np.zeros(1, dtype), [x, target, weight], gradient),
+            divisor=3.0,
+            denominator=given,
+        )
+        assert quotient[0] == ((pair[0] + pair[1]) / pair[2]).astype(dtype)
+
+
+def test_rows_of_which_nothing_is_left() -> None:
+    x, target, weight = problem(30, np.float32)
+    target[:] = -100
+    for values in "MEAN_OF_VALUES", "SUM_OF_VALUES":
+        gradient, operands = np.ones_like(x), [x, target, weight]
+        value = rows(values, np.zeros(1, np.float32), operands, gradient, denominator=0.0)
+        assert np.isnan(value[0])
+        assert not gradient.any()
+        pair = rows(values, np.ones(3), operands, gradient, denominator=0.0)
+        np.testing.assert_array_equal(pair, 0.0)
+    along = rows(
+        *("SUM_OF_VALUES", np.ones(1, np.float32), [x, x, target, weight], np.ones_like(x)),
+        directions=1,
+        denominator=0.0,
+    )
+    assert along[0] == 0.0
