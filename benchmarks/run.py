@@ -435,7 +435,7 @@ def small() -> dict[str, Any]:
     leaf = input.clone().requires_grad_()
     arrays = [cupy.from_dlpack(x) for x in (input, target)]
     ours, eager = cupy_losses.mse_loss, F.mse_loss
-    from cupy_losses._torch.bridge import Exporter
+    from cupy_losses._libraries.torch import Exporter
 
     result: dict[str, Any] = {"elements": 1024}
     result |= host_microseconds(

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare
-from ._core.losses import Domain, Loss, Parameter
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Real
+from ._core.loss import Domain, variant
 from ._host.dual import sigmoid, softplus, with_derivatives
+from ._kinds.pointwise import PointwiseLoss
 
 Array = Any
 
@@ -37,16 +39,17 @@ def _binary_cross_entropy(input: Any, target: Any) -> Any:
     return with_derivatives(entropy, (by_input, by_target), (input, target))
 
 
-_BCE = Loss(
-    "BinaryCrossEntropy",
-    _binary_cross_entropy,
+_BCE = PointwiseLoss(
+    name="binary_cross_entropy",
+    struct="BinaryCrossEntropy",
+    formula=_binary_cross_entropy,
     weighted_mean=False,
     same_shape=True,
     domains={"input": _PROBABILITY, "target": _PROBABILITY},
 )
 
 
-@differentiable
+@loss_function()
 def binary_cross_entropy(
     input: Array,
     target: Array,
@@ -79,12 +82,13 @@ def binary_cross_entropy(
     100.69314718055995
 
     """
-    return prepare(_BCE, (input, target), reduction, weight, where)
+    return call_of(_BCE, (input, target), reduction, weight, where)
 
 
-_BCE_WITH_LOGITS = Loss(
-    "BinaryCrossEntropyWithLogits",
-    _cross_entropy,
+_BCE_WITH_LOGITS = PointwiseLoss(
+    name="binary_cross_entropy_with_logits",
+    struct="BinaryCrossEntropyWithLogits",
+    formula=_cross_entropy,
     weighted_mean=False,
     same_shape=True,
     domains={"target": _PROBABILITY},
@@ -95,9 +99,10 @@ def _positive_weighted(input: Any, target: Any, pos_weight: Any) -> Any:
     return pos_weight * target * softplus(-input) + (1.0 - target) * softplus(input)
 
 
-_POSITIVE_WEIGHTED = Loss(
-    "PositiveWeightedBinaryCrossEntropyWithLogits",
-    _positive_weighted,
+_POSITIVE_WEIGHTED = PointwiseLoss(
+    name="binary_cross_entropy_with_logits, pos_weight",
+    struct="PositiveWeightedBinaryCrossEntropyWithLogits",
+    formula=_positive_weighted,
     operands=("input", "target", "pos_weight"),
     weighted_mean=False,
     same_shape=True,
@@ -105,7 +110,7 @@ _POSITIVE_WEIGHTED = Loss(
 )
 
 
-@differentiable
+@loss_function()
 def binary_cross_entropy_with_logits(
     input: Array,
     target: Array,
@@ -141,8 +146,8 @@ def binary_cross_entropy_with_logits(
 
     """
     if pos_weight is None:
-        return prepare(_BCE_WITH_LOGITS, (input, target), reduction, weight, where)
-    return prepare(_POSITIVE_WEIGHTED, (input, target, pos_weight), reduction, weight, where)
+        return call_of(_BCE_WITH_LOGITS, (input, target), reduction, weight, where)
+    return call_of(_POSITIVE_WEIGHTED, (input, target, pos_weight), reduction, weight, where)
 
 
 def _focal(balanced: bool) -> Any:
@@ -155,10 +160,11 @@ def _focal(balanced: bool) -> Any:
 
 
 _FOCAL = {
-    (balanced, squared): Loss(
-        "SigmoidFocal",
-        _focal(balanced),
-        parameters=(Parameter("alpha", -(2.0**120)), Parameter("gamma", minimum=0.0)),
+    (balanced, squared): PointwiseLoss(
+        name=variant("sigmoid_focal_loss", balanced=balanced, squared=squared),
+        struct="SigmoidFocal",
+        formula=_focal(balanced),
+        parameters=("alpha", "gamma"),
         options=(balanced, squared),
         same_shape=True,
         domains={"target": _PROBABILITY},
@@ -168,7 +174,7 @@ _FOCAL = {
 }
 
 
-@differentiable
+@loss_function(alpha=Real(), gamma=Real(minimum=0.0))
 def sigmoid_focal_loss(
     input: Array,
     target: Array,
@@ -207,17 +213,18 @@ def sigmoid_focal_loss(
 
     """
     loss = _FOCAL[alpha >= 0, gamma == 2]
-    return prepare(loss, (input, target), reduction, weight, where, (alpha, gamma))
+    return call_of(loss, (input, target), reduction, weight, where, (alpha, gamma))
 
 
-_SOFT_MARGIN = Loss(
-    "SoftMargin",
-    lambda input, target: softplus(-target * input),
+_SOFT_MARGIN = PointwiseLoss(
+    name="soft_margin_loss",
+    struct="SoftMargin",
+    formula=lambda input, target: softplus(-target * input),
     domains={"target": _SIGN},
 )
 
 
-@differentiable
+@loss_function()
 def soft_margin_loss(
     input: Array,
     target: Array,
@@ -249,19 +256,20 @@ def soft_margin_loss(
     [0.6931471805599453, 10000.0]
 
     """
-    return prepare(_SOFT_MARGIN, (input, target), reduction, weight, where)
+    return call_of(_SOFT_MARGIN, (input, target), reduction, weight, where)
 
 
-_MULTILABEL = Loss(
-    "BinaryCrossEntropyWithLogits",
-    _cross_entropy,
+_MULTILABEL = PointwiseLoss(
+    name="multilabel_soft_margin_loss",
+    struct="BinaryCrossEntropyWithLogits",
+    formula=_cross_entropy,
     weighted_mean=False,
-    rows=True,
+    row_means=True,
     domains={"target": _PROBABILITY},
 )
 
 
-@differentiable
+@loss_function()
 def multilabel_soft_margin_loss(
     input: Array,
     target: Array,
@@ -295,4 +303,4 @@ def multilabel_soft_margin_loss(
     [0.6931, 0.6931]
 
     """
-    return prepare(_MULTILABEL, (input, target), reduction, weight, where)
+    return call_of(_MULTILABEL, (input, target), reduction, weight, where)

@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._api.transforms import Prepared, differentiable, prepare
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Real
 from ._core.formula import is_identifier, source, struct_of
-from ._core.losses import Loss, Parameter
+from ._host.elementwise import Elementwise
+from ._kinds.pointwise import PointwiseLoss
 
 Array = Any
 
@@ -39,13 +41,15 @@ def pointwise_loss(
         numpy: The same formula in NumPy, called with the operands and, by keyword, the parameters;
             for NumPy arrays and CPU tensors. Its derivatives follow from those of the operators and
             of NumPy's functions abs, exp, expm1, log, log1p, sqrt, power, square, tanh, sinh, cosh,
-            sin, cos, arctan, hypot, logaddexp, maximum, minimum and where.
+            sin, cos, arctan, hypot, logaddexp, maximum, minimum and where. It must be elementwise:
+            the arrays that it gets are parts of the operands. One number stands for all elements.
 
     Returns:
         A function `loss(*operands, reduction="mean", weight=None, where=None, **parameters)`;
         shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean divides by the
         sum of the weights. A formula that does not compile raises ValueError with its line and
-        column.
+        column; so does a NumPy formula that does not return one real number for each element, or is
+        not elementwise, which is seen from a few elements.
 
     Raises:
         TypeError: If the formula is no text.
@@ -68,11 +72,13 @@ def pointwise_loss(
         raise TypeError(f"formula must be a string, got {type(formula).__name__}")
     operands, defaults = tuple(operands), dict(parameters or {})
     _check_names(name, operands, tuple(defaults))
-    loss = Loss(
-        struct_of(name),
-        numpy,
+    loss = PointwiseLoss(
+        name=name,
+        struct=struct_of(name),
+        formula=None if numpy is None else Elementwise(name, numpy),
         operands=operands,
-        parameters=tuple(Parameter(parameter, -(2.0**120)) for parameter in defaults),
+        parameters=tuple(defaults),
+        of_user=True,
         source=source(name, formula, operands, tuple(defaults)),
     )
 
@@ -89,12 +95,12 @@ def pointwise_loss(
         if unknown:
             raise TypeError(f"{name}() got an unexpected argument {unknown[0]!r}")
         values = tuple([given.get(parameter, default) for parameter, default in defaults.items()])
-        return prepare(loss, args, reduction, weight, where, values)
+        return call_of(loss, args, reduction, weight, where, values)
 
     prepare_call.__name__ = prepare_call.__qualname__ = name
     prepare_call.__doc__ = f"Compute a loss of one's own.\n\nFormula: {formula}\n"
     prepare_call.__signature__ = _signature(operands, defaults)  # type: ignore[attr-defined]
-    return differentiable(prepare_call)
+    return loss_function(**dict.fromkeys(defaults, Real()))(prepare_call)
 
 
 def _check_names(name: str, operands: tuple[str, ...], parameters: tuple[str, ...]) -> None:

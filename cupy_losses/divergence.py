@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-import warnings
+import numbers
 from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare
-from ._core.losses import REDUCTIONS, Domain, Loss, Parameter, caller_level
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Choice, Flag, Real
+from ._core.loss import REDUCTIONS, Domain, variant
+from ._core.notices import warn
 from ._host.dual import plain, with_derivatives
+from ._kinds.pointwise import PointwiseLoss
 
 Array = Any
 
 _NOT_NEGATIVE = Domain(minimum=0.0)
-_EPS = Parameter("eps", minimum=0.0)
+_VARIANCE = Real(minimum=0.0)
+_KL_REDUCTIONS = (*REDUCTIONS, "batchmean")
 
 
 def _x_log_x(x: Any) -> Any:
@@ -28,23 +32,25 @@ def _x_log_x(x: Any) -> Any:
 
 
 _KL = {
-    False: Loss(
-        "KLDivergence",
-        lambda input, target: _x_log_x(target) - target * input,
+    False: PointwiseLoss(
+        name="kl_div",
+        struct="KLDivergence",
+        formula=lambda input, target: _x_log_x(target) - target * input,
         options=(False,),
-        reductions=(*REDUCTIONS, "batchmean"),
+        reductions=_KL_REDUCTIONS,
         domains={"target": _NOT_NEGATIVE},
     ),
-    True: Loss(
-        "KLDivergence",
-        lambda input, target: np.exp(target) * (target - input),
+    True: PointwiseLoss(
+        name=variant("kl_div", log_target=True),
+        struct="KLDivergence",
+        formula=lambda input, target: np.exp(target) * (target - input),
         options=(True,),
-        reductions=(*REDUCTIONS, "batchmean"),
+        reductions=_KL_REDUCTIONS,
     ),
 }
 
 
-@differentiable
+@loss_function(log_target=Flag(), reduction=Choice(_KL_REDUCTIONS))
 def kl_div(
     input: Array,
     target: Array,
@@ -82,13 +88,11 @@ def kl_div(
 
     """
     if reduction == "mean":
-        warnings.warn(
+        warn(
             "reduction 'mean' divides by the number of elements: 'batchmean' divides by the number "
-            "of distributions, as the mathematical definition does",
-            UserWarning,
-            stacklevel=caller_level(),
+            "of distributions, as the mathematical definition does"
         )
-    return prepare(_KL[bool(log_target)], (input, target), reduction, weight, where)
+    return call_of(_KL[log_target], (input, target), reduction, weight, where)
 
 
 def _poisson(log_input: bool, full: bool) -> Any:
@@ -104,10 +108,11 @@ def _poisson(log_input: bool, full: bool) -> Any:
 
 
 _POISSON = {
-    (log_input, full): Loss(
-        "PoissonNLL",
-        _poisson(log_input, full),
-        parameters=(_EPS,),
+    (log_input, full): PointwiseLoss(
+        name=variant("poisson_nll_loss", log_input=log_input, full=full),
+        struct="PoissonNLL",
+        formula=_poisson(log_input, full),
+        parameters=("eps",),
         options=(log_input, full),
         domains={"target": _NOT_NEGATIVE},
     )
@@ -116,7 +121,7 @@ _POISSON = {
 }
 
 
-@differentiable
+@loss_function(log_input=Flag(), full=Flag(), eps=Real(minimum=0.0))
 def poisson_nll_loss(
     input: Array,
     target: Array,
@@ -154,8 +159,8 @@ def poisson_nll_loss(
     [1.0, 1.0]
 
     """
-    loss = _POISSON[bool(log_input), bool(full)]
-    return prepare(loss, (input, target), reduction, weight, where, (eps,))
+    loss = _POISSON[log_input, full]
+    return call_of(loss, (input, target), reduction, weight, where, (eps,))
 
 
 def _gaussian(full: bool) -> Any:
@@ -176,28 +181,30 @@ def _of_one_variance(full: bool) -> Any:
 
 
 _GAUSSIAN = {
-    full: Loss(
-        "GaussianNLL",
-        _gaussian(full),
+    full: PointwiseLoss(
+        name=variant("gaussian_nll_loss", full=full),
+        struct="GaussianNLL",
+        formula=_gaussian(full),
         operands=("input", "target", "var"),
-        parameters=(_EPS,),
+        parameters=("eps",),
         options=(full,),
         domains={"var": _NOT_NEGATIVE},
     )
     for full in (False, True)
 }
 _OF_ONE_VARIANCE = {
-    full: Loss(
-        "GaussianNLLOfOneVariance",
-        _of_one_variance(full),
-        parameters=(_EPS, Parameter("var", minimum=0.0)),
+    full: PointwiseLoss(
+        name=variant("gaussian_nll_loss", one_variance=True, full=full),
+        struct="GaussianNLLOfOneVariance",
+        formula=_of_one_variance(full),
+        parameters=("eps", "var"),
         options=(full,),
     )
     for full in (False, True)
 }
 
 
-@differentiable
+@loss_function(full=Flag(), eps=Real(minimum=0.0))
 def gaussian_nll_loss(
     input: Array,
     target: Array,
@@ -237,21 +244,21 @@ def gaussian_nll_loss(
     1.1931471805599454
 
     """
-    if isinstance(var, float | int):
-        parameters = (eps, float(var))
-        loss = _OF_ONE_VARIANCE[bool(full)]
-        return prepare(loss, (input, target), reduction, weight, where, parameters)
+    if isinstance(var, numbers.Real):
+        parameters = (eps, _VARIANCE.checked("var", var))
+        loss = _OF_ONE_VARIANCE[full]
+        return call_of(loss, (input, target), reduction, weight, where, parameters)
     shape, of_var = getattr(input, "shape", None), getattr(var, "shape", None)
     if shape is not None and of_var is not None and shape != of_var:
         if tuple(of_var) == tuple(shape[:-1]):
-            var = var[..., None]
+            var = var[..., None]  # type: ignore[index]
         elif not _has_one_axis_of_length_1(tuple(shape), tuple(of_var)):
             raise ValueError(
                 f"var must have the shape of input, {tuple(shape)}, that shape with one axis of "
                 f"length 1, or without its last axis, got {tuple(of_var)}"
             )
-    loss = _GAUSSIAN[bool(full)]
-    return prepare(loss, (input, target, var), reduction, weight, where, (eps,))
+    loss = _GAUSSIAN[full]
+    return call_of(loss, (input, target, var), reduction, weight, where, (eps,))
 
 
 def _has_one_axis_of_length_1(shape: tuple[int, ...], of_var: tuple[int, ...]) -> bool:

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare, prepare_of, prepared_by
-from ._core.losses import Domain, Parameter
-from ._core.rows import ELEMENTS, NUMBER, RowLoss
+from ._api.entrance import Prepared, call_of, loss_function, prepare_of, prepared_by
+from ._core.arguments import Flag, Real
+from ._core.loss import Domain, variant
+from ._core.rows import ELEMENTS, NUMBER
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
+from ._kinds.rows import RowLoss
 from .ranking import clamped, margin_ranking_loss
 
 Array = Any
@@ -46,17 +48,18 @@ def _cosine_embedding(rows: Rows) -> Evaluated:
 
 
 _COSINE_EMBEDDING = RowLoss(
-    "CosineEmbedding",
-    _cosine_embedding,
+    name="cosine_embedding_loss",
+    struct="CosineEmbedding",
+    formula=_cosine_embedding,
     operands=("input1", "input2", "target"),
     roles={"input1": ELEMENTS, "input2": ELEMENTS, "target": NUMBER},
-    parameters=(Parameter("margin", -(2.0**120)),),
+    parameters=("margin",),
     broadcasts=True,
     domains={"target": Domain(values=(-1.0, 1.0))},
 )
 
 
-@differentiable
+@loss_function(margin=Real())
 def cosine_embedding_loss(
     input1: Array,
     input2: Array,
@@ -91,7 +94,7 @@ def cosine_embedding_loss(
 
     """
     operands = input1, input2, target
-    return prepare(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,))
+    return call_of(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,))
 
 
 # The norms that the kernels tell apart: 0, 1, 2, any other and infinity.
@@ -175,15 +178,15 @@ def _triplet_margin(norm: int, swap: bool) -> Any:
     return formula
 
 
-_MARGIN = Parameter("margin", 0.0, open=True)
-_P = Parameter("p", 0.0)
+_MARGIN = Real(minimum=0.0, open=True)
 _TRIPLET_MARGIN = {
     (norm, swap): RowLoss(
-        "TripletMargin",
-        _triplet_margin(norm, swap),
+        name=variant("triplet_margin_loss", norm=norm, swap=swap),
+        struct="TripletMargin",
+        formula=_triplet_margin(norm, swap),
         operands=("anchor", "positive", "negative"),
         roles=dict.fromkeys(("anchor", "positive", "negative"), ELEMENTS),
-        parameters=(_MARGIN, _P, Parameter("eps", -(2.0**120))),
+        parameters=("margin", "p", "eps"),
         options=(norm, swap),
         broadcasts=True,
     )
@@ -192,7 +195,7 @@ _TRIPLET_MARGIN = {
 }
 
 
-@differentiable
+@loss_function(margin=_MARGIN, p=Real(minimum=0.0, infinite=True), eps=Real(), swap=Flag())
 def triplet_margin_loss(
     anchor: Array,
     positive: Array,
@@ -234,11 +237,10 @@ def triplet_margin_loss(
     1.4142
 
     """
-    number = math.inf if p == math.inf else _P.checked(p)
-    norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(number, _OTHER)
-    parameters = margin, 1.0 if norm == _INFINITE else number, eps
-    loss = _TRIPLET_MARGIN[norm, bool(swap)]
-    return prepare(loss, (anchor, positive, negative), reduction, parameters=parameters)
+    norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(p, _OTHER)
+    parameters = margin, 1.0 if norm == _INFINITE else p, eps
+    loss = _TRIPLET_MARGIN[norm, swap]
+    return call_of(loss, (anchor, positive, negative), reduction, parameters=parameters)
 
 
 def _prepare_with_distance(
@@ -257,7 +259,7 @@ def _prepare_with_distance(
     return prepare_of(triplet_margin_loss)(anchor, positive, negative, **options)
 
 
-@prepared_by(_prepare_with_distance)
+@prepared_by(_prepare_with_distance, margin=_MARGIN, swap=Flag())
 def triplet_margin_with_distance_loss(
     anchor: Array,
     positive: Array,
@@ -308,7 +310,6 @@ def triplet_margin_with_distance_loss(
             "distance_function must be a function of two arrays, "
             f"got {type(distance_function).__name__}"
         )
-    margin = _MARGIN.checked(margin)
     near, far = distance_function(anchor, positive), distance_function(anchor, negative)
     # torch's tensors have methods; of other arrays NumPy's functions call their own.
     of_torch = hasattr(far, "new_full")

@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare
-from ._core.dtypes import FLOATING
-from ._core.losses import Domain, Parameter
-from ._core.rows import ELEMENTS, INDEX, LABELS, Integer, RowLoss
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Choice, Flag, Integer, Real
+from ._core.dtypes import FLOATING, dtype_name
+from ._core.loss import Domain, variant
+from ._core.rows import ELEMENTS, INDEX, LABELS
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
+from ._kinds.rows import RowLoss
 
 Array = Any
 
@@ -82,16 +84,16 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     }
 
 
-_SMOOTHING = Parameter("label_smoothing", 0.0, maximum=1.0), Parameter("z_loss", 0.0)
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
 
 _CROSS_ENTROPY = {
     (smoothed, z, overwrites): RowLoss(
-        "CrossEntropy",
-        _cross_entropy,
+        name=variant("cross_entropy", smoothed=smoothed, z=z, overwrites=overwrites),
+        struct="CrossEntropy",
+        formula=_cross_entropy,
         operands=("input", "target"),
         roles={"input": ELEMENTS, "target": INDEX},
-        parameters=(Integer("ignore_index"), *_SMOOTHING),
+        parameters=("ignore_index", "label_smoothing", "z_loss"),
         options=(smoothed, z),
         classes=True,
         weights=True,
@@ -104,11 +106,14 @@ _CROSS_ENTROPY = {
 }
 _OF_PROBABILITIES = {
     (smoothed, z, overwrites): RowLoss(
-        "CrossEntropyOfProbabilities",
-        _cross_entropy_of_probabilities,
+        name=variant(
+            "cross_entropy", probabilities=True, smoothed=smoothed, z=z, overwrites=overwrites
+        ),
+        struct="CrossEntropyOfProbabilities",
+        formula=_cross_entropy_of_probabilities,
         operands=("input", "target"),
         roles={"input": ELEMENTS, "target": ELEMENTS},
-        parameters=_SMOOTHING,
+        parameters=("label_smoothing", "z_loss"),
         options=(smoothed, z),
         classes=True,
         weights=True,
@@ -121,7 +126,12 @@ _OF_PROBABILITIES = {
 }
 
 
-@differentiable
+@loss_function(
+    ignore_index=Integer(),
+    label_smoothing=Real(minimum=0.0, maximum=1.0),
+    z_loss=Real(minimum=0.0),
+    overwrite_input=Flag(),
+)
 def cross_entropy(
     input: Array,
     target: Array,
@@ -146,7 +156,7 @@ def cross_entropy(
     the memory of `input`: `value_and_grad` returns `input` itself as the gradient. A torch tensor
     that requires grad holds its gradient as soon as the loss is there, any other use of its values
     by autograd raises, and there is one backward pass only. Where no gradient is computed, nothing
-    is overwritten.
+    is overwritten. Arrays that share memory with `input` are refused.
 
     Args:
         input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …).
@@ -172,22 +182,21 @@ def cross_entropy(
     [0.6931]
 
     """
-    options = label_smoothing != 0, z_loss != 0, bool(overwrite_input)
+    options = label_smoothing != 0, z_loss != 0, overwrite_input
     if not _is_floating(target):
         loss, parameters = _CROSS_ENTROPY[options], (ignore_index, label_smoothing, z_loss)
-        return prepare(loss, (input, target), reduction, weight, parameters=parameters)
+        return call_of(loss, (input, target), reduction, weight, parameters=parameters)
     if ignore_index >= 0:
         raise ValueError(
             "ignore_index is not supported where target is probabilities, of a floating dtype, "
             f"got {ignore_index}"
         )
     loss = _OF_PROBABILITIES[options]
-    return prepare(loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss))
+    return call_of(loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss))
 
 
 def _is_floating(array: Array) -> bool:
-    dtype = getattr(array, "dtype", None)
-    return getattr(dtype, "name", str(dtype).removeprefix("torch.")) in FLOATING
+    return dtype_name(getattr(array, "dtype", None)) in FLOATING
 
 
 def _negative_log_likelihood(rows: Rows) -> Evaluated:
@@ -197,11 +206,12 @@ def _negative_log_likelihood(rows: Rows) -> Evaluated:
 
 
 _NLL = RowLoss(
-    "NegativeLogLikelihood",
-    _negative_log_likelihood,
+    name="nll_loss",
+    struct="NegativeLogLikelihood",
+    formula=_negative_log_likelihood,
     operands=("input", "target"),
     roles={"input": ELEMENTS, "target": INDEX},
-    parameters=(Integer("ignore_index"),),
+    parameters=("ignore_index",),
     classes=True,
     weights=True,
     weighted_mean=True,
@@ -209,7 +219,7 @@ _NLL = RowLoss(
 )
 
 
-@differentiable
+@loss_function(ignore_index=Integer())
 def nll_loss(
     input: Array,
     target: Array,
@@ -240,7 +250,7 @@ def nll_loss(
     2.5
 
     """
-    return prepare(_NLL, (input, target), reduction, weight, parameters=(ignore_index,))
+    return call_of(_NLL, (input, target), reduction, weight, parameters=(ignore_index,))
 
 
 def _multi_margin(squared: bool) -> Any:
@@ -262,11 +272,12 @@ def _multi_margin(squared: bool) -> Any:
 
 _MULTI_MARGIN = {
     squared: RowLoss(
-        "MultiMargin",
-        _multi_margin(squared),
+        name=variant("multi_margin_loss", squared=squared),
+        struct="MultiMargin",
+        formula=_multi_margin(squared),
         operands=("input", "target"),
         roles={"input": ELEMENTS, "target": INDEX},
-        parameters=(Parameter("margin", -(2.0**120)),),
+        parameters=("margin",),
         options=(squared,),
         weights=True,
     )
@@ -274,7 +285,7 @@ _MULTI_MARGIN = {
 }
 
 
-@differentiable
+@loss_function(p=Choice((1, 2)), margin=Real())
 def multi_margin_loss(
     input: Array,
     target: Array,
@@ -309,10 +320,8 @@ def multi_margin_loss(
     0.125
 
     """
-    if p not in (1, 2):
-        raise ValueError(f"p must be 1 or 2, got {p}")
     loss = _MULTI_MARGIN[p == 2]
-    return prepare(loss, (input, target), reduction, weight, parameters=(margin,))
+    return call_of(loss, (input, target), reduction, weight, parameters=(margin,))
 
 
 def _multilabel_margin(rows: Rows) -> Evaluated:
@@ -335,14 +344,15 @@ def _multilabel_margin(rows: Rows) -> Evaluated:
 
 
 _MULTILABEL_MARGIN = RowLoss(
-    "MultilabelMargin",
-    _multilabel_margin,
+    name="multilabel_margin_loss",
+    struct="MultilabelMargin",
+    formula=_multilabel_margin,
     operands=("input", "target"),
     roles={"input": ELEMENTS, "target": LABELS},
 )
 
 
-@differentiable
+@loss_function()
 def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mean") -> Prepared:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
 
@@ -366,4 +376,4 @@ def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mea
     0.16666666666666666
 
     """
-    return prepare(_MULTILABEL_MARGIN, (input, target), reduction)
+    return call_of(_MULTILABEL_MARGIN, (input, target), reduction)

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare
-from ._core.losses import Domain, Loss, Parameter
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Real
+from ._core.loss import Domain
 from ._host.dual import plain
+from ._kinds.pointwise import PointwiseLoss
 
 Array = Any
 
 _SIGN = Domain(values=(-1.0, 1.0))
-_MARGIN = Parameter("margin", -(2.0**120))
 
 
 def clamped(x: Any) -> Any:
@@ -21,14 +22,15 @@ def clamped(x: Any) -> Any:
     return np.where(x >= 0, x, np.where(plain(x) < 0, 0.0, plain(x)))
 
 
-_HINGE = Loss(
-    "Hinge",
-    lambda input, target: clamped(1.0 - input * target),
+_HINGE = PointwiseLoss(
+    name="hinge_loss",
+    struct="Hinge",
+    formula=lambda input, target: clamped(1.0 - input * target),
     domains={"target": _SIGN},
 )
 
 
-@differentiable
+@loss_function()
 def hinge_loss(
     input: Array,
     target: Array,
@@ -60,7 +62,7 @@ def hinge_loss(
     [0.5, 3.0]
 
     """
-    return prepare(_HINGE, (input, target), reduction, weight, where)
+    return call_of(_HINGE, (input, target), reduction, weight, where)
 
 
 def _squared_hinge(input: Any, target: Any) -> Any:
@@ -68,10 +70,15 @@ def _squared_hinge(input: Any, target: Any) -> Any:
     return violation * violation
 
 
-_SQUARED_HINGE = Loss("SquaredHinge", _squared_hinge, domains={"target": _SIGN})
+_SQUARED_HINGE = PointwiseLoss(
+    name="squared_hinge_loss",
+    struct="SquaredHinge",
+    formula=_squared_hinge,
+    domains={"target": _SIGN},
+)
 
 
-@differentiable
+@loss_function()
 def squared_hinge_loss(
     input: Array,
     target: Array,
@@ -102,7 +109,7 @@ def squared_hinge_loss(
     [0.25, 9.0]
 
     """
-    return prepare(_SQUARED_HINGE, (input, target), reduction, weight, where)
+    return call_of(_SQUARED_HINGE, (input, target), reduction, weight, where)
 
 
 def _hinge_embedding(input: Any, target: Any, margin: float) -> Any:
@@ -110,12 +117,16 @@ def _hinge_embedding(input: Any, target: Any, margin: float) -> Any:
     return near + np.where(target == 1, 0.0, clamped(margin - input))
 
 
-_HINGE_EMBEDDING = Loss(
-    "HingeEmbedding", _hinge_embedding, parameters=(_MARGIN,), domains={"target": _SIGN}
+_HINGE_EMBEDDING = PointwiseLoss(
+    name="hinge_embedding_loss",
+    struct="HingeEmbedding",
+    formula=_hinge_embedding,
+    parameters=("margin",),
+    domains={"target": _SIGN},
 )
 
 
-@differentiable
+@loss_function(margin=Real())
 def hinge_embedding_loss(
     input: Array,
     target: Array,
@@ -149,19 +160,20 @@ def hinge_embedding_loss(
     [0.5, 0.75]
 
     """
-    return prepare(_HINGE_EMBEDDING, (input, target), reduction, weight, where, (margin,))
+    return call_of(_HINGE_EMBEDDING, (input, target), reduction, weight, where, (margin,))
 
 
-_MARGIN_RANKING = Loss(
-    "MarginRanking",
-    lambda input1, input2, target, margin: clamped(-target * (input1 - input2) + margin),
+_MARGIN_RANKING = PointwiseLoss(
+    name="margin_ranking_loss",
+    struct="MarginRanking",
+    formula=lambda input1, input2, target, margin: clamped(-target * (input1 - input2) + margin),
     operands=("input1", "input2", "target"),
-    parameters=(_MARGIN,),
+    parameters=("margin",),
     domains={"target": _SIGN},
 )
 
 
-@differentiable
+@loss_function(margin=Real())
 def margin_ranking_loss(
     input1: Array,
     input2: Array,
@@ -197,4 +209,4 @@ def margin_ranking_loss(
     2.5
 
     """
-    return prepare(_MARGIN_RANKING, (input1, input2, target), reduction, weight, where, (margin,))
+    return call_of(_MARGIN_RANKING, (input1, input2, target), reduction, weight, where, (margin,))

@@ -22,16 +22,22 @@ from typing import Any
 
 import numpy as np
 
-from ._api.transforms import Prepared, differentiable, prepare
-from ._core.losses import Loss, Parameter
+from ._api.entrance import Prepared, call_of, loss_function
+from ._core.arguments import Real
+from ._kinds.pointwise import PointwiseLoss
 
 Array = Any
 
 
-_L1 = Loss("L1", lambda input, target: abs(input - target), warns_of_broadcasting=True)
+_L1 = PointwiseLoss(
+    name="l1_loss",
+    struct="L1",
+    formula=lambda input, target: abs(input - target),
+    warns_of_broadcasting=True,
+)
 
 
-@differentiable
+@loss_function()
 def l1_loss(
     input: Array,
     target: Array,
@@ -62,17 +68,18 @@ def l1_loss(
     1.0
 
     """
-    return prepare(_L1, (input, target), reduction, weight, where)
+    return call_of(_L1, (input, target), reduction, weight, where)
 
 
-_MSE = Loss(
-    "SquaredError",
-    lambda input, target: (input - target) * (input - target),
+_MSE = PointwiseLoss(
+    name="mse_loss",
+    struct="SquaredError",
+    formula=lambda input, target: (input - target) * (input - target),
     warns_of_broadcasting=True,
 )
 
 
-@differentiable
+@loss_function()
 def mse_loss(
     input: Array,
     target: Array,
@@ -103,7 +110,7 @@ def mse_loss(
     2.0
 
     """
-    return prepare(_MSE, (input, target), reduction, weight, where)
+    return call_of(_MSE, (input, target), reduction, weight, where)
 
 
 def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
@@ -111,12 +118,17 @@ def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
     return np.where(abs(d) >= beta, abs(d) - 0.5 * beta, 0.5 * d * d / beta)
 
 
-_BETA = Parameter("beta", minimum=0.0)
 _SMALLEST_BETA = 2.0**-120  # a parabola narrower than this is none: a float32 hardly sees it
-_SMOOTH_L1 = Loss("SmoothL1", _smooth_l1, parameters=(_BETA,), warns_of_broadcasting=True)
+_SMOOTH_L1 = PointwiseLoss(
+    name="smooth_l1_loss",
+    struct="SmoothL1",
+    formula=_smooth_l1,
+    parameters=("beta",),
+    warns_of_broadcasting=True,
+)
 
 
-@differentiable
+@loss_function(beta=Real(minimum=0.0))
 def smooth_l1_loss(
     input: Array,
     target: Array,
@@ -149,9 +161,9 @@ def smooth_l1_loss(
     [0.125, 2.5]
 
     """
-    if _BETA.checked(beta) < _SMALLEST_BETA:
-        return prepare(_L1, (input, target), reduction, weight, where)
-    return prepare(_SMOOTH_L1, (input, target), reduction, weight, where, (beta,))
+    if beta < _SMALLEST_BETA:
+        return call_of(_L1, (input, target), reduction, weight, where)
+    return call_of(_SMOOTH_L1, (input, target), reduction, weight, where, (beta,))
 
 
 def _huber(input: Any, target: Any, delta: float) -> Any:
@@ -159,16 +171,17 @@ def _huber(input: Any, target: Any, delta: float) -> Any:
     return np.where(abs(d) >= delta, delta * (abs(d) - 0.5 * delta), 0.5 * d * d)
 
 
-_HUBER = Loss(
-    "Huber",
-    _huber,
-    parameters=(Parameter("delta", minimum=0.0, open=True),),
+_HUBER = PointwiseLoss(
+    name="huber_loss",
+    struct="Huber",
+    formula=_huber,
+    parameters=("delta",),
     weighted_mean=False,
     warns_of_broadcasting=True,
 )
 
 
-@differentiable
+@loss_function(delta=Real(minimum=0.0, open=True))
 def huber_loss(
     input: Array,
     target: Array,
@@ -203,7 +216,7 @@ def huber_loss(
     [0.125, 4.0]
 
     """
-    return prepare(_HUBER, (input, target), reduction, weight, where, (delta,))
+    return call_of(_HUBER, (input, target), reduction, weight, where, (delta,))
 
 
 def _log_cosh(input: Any, target: Any) -> Any:
@@ -212,10 +225,12 @@ def _log_cosh(input: Any, target: Any) -> Any:
     return np.where(abs(d) < 1, 0.5 * np.log1p(sinh * sinh), np.logaddexp(d, -d) - np.log(2.0))
 
 
-_LOG_COSH = Loss("LogCosh", _log_cosh, warns_of_broadcasting=True)
+_LOG_COSH = PointwiseLoss(
+    name="log_cosh_loss", struct="LogCosh", formula=_log_cosh, warns_of_broadcasting=True
+)
 
 
-@differentiable
+@loss_function()
 def log_cosh_loss(
     input: Array,
     target: Array,
@@ -247,7 +262,7 @@ def log_cosh_loss(
     999.30685331944
 
     """
-    return prepare(_LOG_COSH, (input, target), reduction, weight, where)
+    return call_of(_LOG_COSH, (input, target), reduction, weight, where)
 
 
 def _quantile(input: Any, target: Any, quantile: float) -> Any:
@@ -255,15 +270,16 @@ def _quantile(input: Any, target: Any, quantile: float) -> Any:
     return np.where(d < 0, (quantile - 1) * d, quantile * d)
 
 
-_QUANTILE = Loss(
-    "Quantile",
-    _quantile,
-    parameters=(Parameter("quantile", minimum=0.0, maximum=1.0),),
+_QUANTILE = PointwiseLoss(
+    name="quantile_loss",
+    struct="Quantile",
+    formula=_quantile,
+    parameters=("quantile",),
     warns_of_broadcasting=True,
 )
 
 
-@differentiable
+@loss_function(quantile=Real(minimum=0.0, maximum=1.0))
 def quantile_loss(
     input: Array,
     target: Array,
@@ -296,18 +312,19 @@ def quantile_loss(
     [0.9, 0.1]
 
     """
-    return prepare(_QUANTILE, (input, target), reduction, weight, where, (quantile,))
+    return call_of(_QUANTILE, (input, target), reduction, weight, where, (quantile,))
 
 
-_CHARBONNIER = Loss(
-    "Charbonnier",
-    lambda input, target, eps: np.hypot(input - target, eps),
-    parameters=(Parameter("eps", minimum=0.0, open=True),),
+_CHARBONNIER = PointwiseLoss(
+    name="charbonnier_loss",
+    struct="Charbonnier",
+    formula=lambda input, target, eps: np.hypot(input - target, eps),
+    parameters=("eps",),
     warns_of_broadcasting=True,
 )
 
 
-@differentiable
+@loss_function(eps=Real(minimum=0.0, open=True))
 def charbonnier_loss(
     input: Array,
     target: Array,
@@ -341,4 +358,4 @@ def charbonnier_loss(
     [4.0, 5.0]
 
     """
-    return prepare(_CHARBONNIER, (input, target), reduction, weight, where, (eps,))
+    return call_of(_CHARBONNIER, (input, target), reduction, weight, where, (eps,))

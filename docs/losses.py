@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 import cupy_losses
-from cupy_losses._api.transforms import prepare_of
-from cupy_losses._core.losses import Loss
-from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowLoss
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
+from cupy_losses._kinds.pointwise import PointwiseLoss
+from cupy_losses._kinds.rows import RowLoss
 
 PAGE = Path(__file__).with_suffix(".md")
 NO_LOSSES = ("check_values", "grad", "pointwise_loss", "value_and_grad")
@@ -42,7 +43,7 @@ index is that of a class, of any integer dtype; `check_values` names one that is
 """
 
 
-def loss_of(name: str) -> tuple[Loss, Loss]:
+def loss_of(name: str) -> tuple[PointwiseLoss, PointwiseLoss]:
     """The loss behind a public function, without and with an optional operand."""
     function = getattr(cupy_losses, name)
     arrays = [
@@ -54,8 +55,8 @@ def loss_of(name: str) -> tuple[Loss, Loss]:
     plain = prepare_of(function)(*arrays, **options)[0].loss
     optional = {"pos_weight": np.ones(2)} if "pos_weight" in signature(name) else {}
     full = prepare_of(function)(*arrays, **options, **optional)[0].loss
-    assert isinstance(plain, Loss)
-    assert isinstance(full, Loss)
+    assert isinstance(plain, PointwiseLoss)
+    assert isinstance(full, PointwiseLoss)
     return plain, full
 
 

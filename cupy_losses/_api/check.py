@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .._core.losses import Call, digits
+from .._core.dtypes import dtype_name
+from .._core.loss import Call, digits
 
 Array = Any
 
@@ -63,9 +64,13 @@ def verify(call: Call, operands: Sequence[Array]) -> None:
 
 
 def _comparable(array: Array) -> Array:
-    # torch does not compare its wide unsigned integers.
-    wide = str(array.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64")
-    return array.long() if wide else array
+    # torch does not compare its wide unsigned integers, nor all libraries uint64 with -1.
+    name = dtype_name(array.dtype)
+    if name not in ("uint16", "uint32", "uint64"):
+        return array
+    signed = array.long() if hasattr(array, "long") else array.astype(np.int64)
+    signed[signed < 0] = np.iinfo(np.int64).max  # a uint64 beyond int64 stays large
+    return signed
 
 
 def _to_host(array: Array) -> Any:

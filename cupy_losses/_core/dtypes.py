@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -54,3 +55,17 @@ def dtype_name(dtype: object) -> str:
     """The name of a dtype of any library."""
     name: str = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     return name
+
+
+def check_dtypes(dtypes: Sequence[str], names: Sequence[str]) -> None:
+    """Raise unless every dtype is supported and at least one is floating."""
+    for dtype, name in zip(dtypes, names, strict=True):
+        if name == "where" and dtype != "bool":
+            raise TypeError(f"where must have dtype bool, got {dtype}")
+        if dtype not in DTYPES:
+            raise TypeError(
+                f"{name} must have a real dtype ({', '.join(FLOATING)} or an integer), got {dtype}"
+            )
+    if not any(dtype in FLOATING for dtype in dtypes):
+        given = ", ".join(f"{n} {dtype}" for n, dtype in zip(names, dtypes, strict=True))
+        raise TypeError(f"at least one of {', '.join(names)} must be floating, got {given}")

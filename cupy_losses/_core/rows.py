@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER
-from .losses import REDUCTIONS, Call, Domain, Parameter
-from .shapes import Operand, Shape, broadcast_shape, broadcast_strides, overlaps
+from .loss import Call, Domain, Formula, Loss, Request
+from .outputs import PAIR, Output, gradient_output, value_output
+from .reduction import Denominator
+from .shapes import (
+    ArraySpec,
+    Shape,
+    broadcast_shape,
+    broadcast_strides,
+    memory_order,
+    overlaps,
+    result_dtype,
+)
 
 # What an operand holds: a number for each element, to differentiate by; the index of an element, or
 # a number, for each row; a list of indices for each row, as long as the row, that a negative one
@@ -17,60 +27,44 @@ from .shapes import Operand, Shape, broadcast_shape, broadcast_strides, overlaps
 ELEMENTS, INDEX, NUMBER, LABELS = "elements", "index", "number", "labels"
 
 
-@dataclass(frozen=True)
-class Integer:
-    """A hyper-parameter that is an integer."""
-
-    name: str
-
-    def checked(self, value: object) -> int:
-        """The value as an int; raises unless it is an integer."""
-        if isinstance(value, bool):
-            raise TypeError(f"{self.name} must be an integer, got {value}")
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            raise TypeError(f"{self.name} must be an integer, got {type(value).__name__}") from None
-
-
-@dataclass(frozen=True, eq=False)
-class RowLoss:
-    """One loss of rows: what it is made of on the device and on the host.
-
-    `struct` names a class template of cuda/losses/rows.cuh, of the arithmetic type, `options`,
-    where the loss takes weights, whether there are any, and, where it is `precise`, whether the
-    elements have half precision and how many of a row a thread holds; its fields are `parameters`,
-    the integers first. `formula` is the same in NumPy, see `_host/rows.py`. `roles` say what the
-    operands hold.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowFormula(Loss):
+    """A loss of rows without its kernels: what it is made of on the device and on the host.
 
     The elements of a row lie along axis 1 (0 of an array of one dimension) where `classes` is set,
     else along the last one. A weight, where the loss takes one, has one number a class: that of its
-    target counts for a row and, where `weighs_elements` is set, that of each element. Where
-    `weighted_mean` is set, a mean divides by the sum over the rows of the weight of their class, 0
-    for a row that is ignored, else by the number of rows. With `broadcasts`, operands of elements
-    broadcast; with `overwrites`, the gradient of the first one takes its memory; with `gathers`,
-    the element of the target is all that is read of a row.
+    target counts for a row and, where `weighs_elements` is set, that of each element.
+
+    Attributes:
+        struct: The class template of cuda/losses/rows.cuh, of the arithmetic type, `options`, where
+            the loss takes weights, whether there are any, and, where it is `precise`, whether the
+            elements have half precision and how many of a row a thread holds. Its fields are
+            `parameters`, the integers first.
+        formula: The same in NumPy, see `_host/rows.py`.
+        roles: What each operand holds.
+        options: See `struct`.
+        classes: See above.
+        weights: Whether the loss takes weights of classes.
+        weighs_elements: See above.
+        weighted_mean: Whether a mean divides by the sum over the rows of the weight of their class,
+            0 for a row that is ignored, not by the number of rows.
+        broadcasts: Whether operands of elements broadcast.
+        gathers: Whether the element of the target is all that is read of a row.
+        precise: See `struct`.
+
     """
 
     struct: str
-    formula: Callable[..., Any]
-    operands: tuple[str, ...]
+    formula: Formula
     roles: Mapping[str, str]
-    parameters: tuple[Parameter | Integer, ...] = ()
     options: tuple[bool | int, ...] = ()
-    reductions: tuple[str, ...] = REDUCTIONS
     classes: bool = False
     weights: bool = False
     weighs_elements: bool = False
     weighted_mean: bool = False
     broadcasts: bool = False
-    overwrites: bool = False
     gathers: bool = False
     precise: bool = False
-    domains: Mapping[str, Domain] = field(default_factory=dict)
-
-    warns_of_broadcasting = False
-    source = ""
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand: of indices, those of the elements of a row."""
@@ -83,8 +77,8 @@ class RowLoss:
         last = shape[self.axis(shape)] - 1
         if role == LABELS:
             return Domain(-1, last)
-        named = zip(self.parameters, call.parameters, strict=True)
-        return Domain(0, last, tuple(value for p, value in named if p.name == "ignore_index"))
+        ignored = call.named_parameters.get("ignore_index")
+        return Domain(0, last, () if ignored is None else (ignored,))
 
     def axis(self, shape: Shape) -> int:
         """The axis of `shape` that the elements of a row lie along."""
@@ -99,40 +93,58 @@ class RowLoss:
         """What an operand holds; "weight" for the weights of the classes."""
         return self.roles.get(name, name)
 
-    # ---- what a backend asks of any loss ---------------------------------------------------------
-
-    def divides_by_shares(self, call: Call) -> bool:
-        """Whether the mean of this call divides by a sum over its rows."""
-        return self.weighted_mean and call.reduction == "mean"
-
-    def divisor(self, call: Call, shape: Shape, operands: Sequence[Operand]) -> float:
-        """What the sum is divided by, unless `divides_by_shares`."""
-        rows = 1
-        for length in self.rows_of(shape):
-            rows *= length
-        return float(rows) if call.reduction == "mean" else 1.0
+    def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
+        """The rows, or the sum of the weights of those that are not ignored."""
+        if call.reduction != "mean":
+            return Denominator(1.0)
+        rows = float(math.prod(self.rows_of(shape)))
+        return Denominator(rows, self.weighted_mean, leaves_out=self.weighted_mean)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
         """The shape of the value of a call."""
         return self.rows_of(shape) if call.reduction == "none" else ()
 
-    def sums_last_axis(self, call: Call) -> bool:
-        """Not as pointwise losses do: the value has the shape of the rows."""
-        return False
+    def result_dtype(self, call: Call, operands: Sequence[ArraySpec], autocast: bool) -> str:
+        """The dtype that the operands of elements promote to."""
+        pairs = zip(call.names, operands, strict=True)
+        deciding = [operand for name, operand in pairs if self.role(name) == ELEMENTS]
+        return result_dtype(deciding, autocast)
+
+    def outputs(
+        self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
+    ) -> list[Output | None]:
+        """The value in the order in which the rows lie in memory."""
+        own = operands[request.extra :]
+        space = row_space(call, self, request, operands)
+        axes = memory_order(space.shape, space.strides)
+        outputs: list[Output | None] = []
+        if request.value:
+            dtype = self.result_dtype(call, own, autocast)
+            rows = [axis - (axis > space.axis) for axis in axes if axis != space.axis]
+            value = value_output(dtype, self.value_shape(call, space.shape), rows)
+            outputs.append(Output(*PAIR) if request.pair else value)
+        computed = request.computed(call, own, space.shape)
+        for k, now in zip(request.wanted, computed, strict=True):
+            index = request.extra + k
+            if not now:
+                outputs.append(None)
+            elif self.overwrites and k == call.extra:
+                operand = operands[index]
+                outputs.append(
+                    Output(operand.dtype, operand.shape, operand.strides, index, in_place=True)
+                )
+            else:
+                outputs.append(gradient_output(operands, index, space.shape, axes))
+        return outputs
 
     def refusal(self, call: Call, operand: int) -> str:
-        """Why the loss cannot be differentiated by an operand; "" where it can."""
+        """All but elements."""
         name = call.names[operand]
         if self.role(name) == ELEMENTS:
             return ""
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
-    def promoted(self, call: Call, operands: Sequence[Operand]) -> list[Operand]:
-        """The operands whose dtypes decide on that of the loss."""
-        pairs = zip(call.names, operands, strict=True)
-        return [operand for name, operand in pairs if self.role(name) == ELEMENTS]
-
-    def shape_of(self, call: Call, operands: Sequence[Operand]) -> Shape:
+    def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape of the elements; raises unless the operands fit together."""
         named = dict(zip(call.names, operands, strict=True))
         for name, operand in named.items():
@@ -171,7 +183,7 @@ class RowLoss:
                 )
         return shape
 
-    def _check_dtype(self, name: str, operand: Operand) -> None:
+    def _check_dtype(self, name: str, operand: ArraySpec) -> None:
         role = self.role(name)
         allowed: tuple[str, ...]
         if role in (INDEX, LABELS):
@@ -184,31 +196,35 @@ class RowLoss:
             raise TypeError(f"{name} must have {what}, got {operand.dtype}")
 
 
-class Rows(NamedTuple):
-    """How the operands of a pass lie over the shape of the elements."""
+class RowSpace(NamedTuple):
+    """The shape of the elements, the axis of a row, and the strides of each operand over them."""
 
     shape: Shape
     axis: int
-    strides: list[Shape]  # of each operand of the pass, 0 along what it does not move along
+    strides: list[Shape]  # 0 along what an operand does not move along
 
 
-def walk_rows(
-    call: Call, loss: RowLoss, leading: Sequence[Operand], operands: Sequence[Operand]
-) -> Rows:
-    """How the operands lie, after `leading` ones that are numbers of rows or of elements."""
-    shape = loss.shape_of(call, operands)
+def row_space(
+    call: Call, loss: RowFormula, request: Request, operands: Sequence[ArraySpec]
+) -> RowSpace:
+    """How the operands of a request lie over the elements, without a denominator.
+
+    Those in front of the operands of the call are numbers of rows or of elements.
+    """
+    own = operands[request.extra :]
+    shape = loss.shape_of(call, own)
     axis = loss.axis(shape)
     rows = loss.rows_of(shape)
 
-    def of_rows(operand: Operand) -> Shape:
+    def of_rows(operand: ArraySpec) -> Shape:
         steps = broadcast_strides(operand, rows)
         return (*steps[:axis], 0, *steps[axis:])
 
     strides = []
-    for operand in leading:
+    for operand in operands[request.denominator : request.extra]:
         elementwise = len(operand.shape) == len(shape)
         strides.append(broadcast_strides(operand, shape) if elementwise else of_rows(operand))
-    for name, operand in zip(call.names, operands, strict=True):
+    for name, operand in zip(call.names, own, strict=True):
         role = loss.role(name)
         if role == "weight":
             steps = [0] * len(shape)
@@ -218,4 +234,4 @@ def walk_rows(
             strides.append(of_rows(operand))
         else:
             strides.append(broadcast_strides(operand, shape))
-    return Rows(shape, axis, strides)
+    return RowSpace(shape, axis, strides)

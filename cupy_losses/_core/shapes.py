@@ -1,4 +1,4 @@
-"""Shapes, strides and dtypes: broadcasting, promotion, and the order in which to walk memory.
+"""Shapes and strides: broadcasting, memory order, iteration spaces.
 
 Pure arithmetic on tuples, shared by all backends.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .dtypes import FLOATING, INTEGER, promoted
+from .dtypes import promoted
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Operand:
+class ArraySpec:
     """An array without its data: dtype, shape, and strides in elements."""
 
     dtype: str
@@ -30,22 +30,7 @@ class Operand:
         return size
 
 
-def check_dtypes(operands: Sequence[Operand], names: Sequence[str]) -> None:
-    """Raise unless every dtype is supported and at least one is floating."""
-    for operand, name in zip(operands, names, strict=True):
-        if name == "where" and operand.dtype != "bool":
-            raise TypeError(f"where must have dtype bool, got {operand.dtype}")
-        if operand.dtype not in FLOATING and operand.dtype not in INTEGER:
-            raise TypeError(
-                f"{name} must have a real dtype ({', '.join(FLOATING)} or an integer), "
-                f"got {operand.dtype}"
-            )
-    if not any(operand.dtype in FLOATING for operand in operands):
-        given = ", ".join(f"{n} {o.dtype}" for n, o in zip(names, operands, strict=True))
-        raise TypeError(f"at least one of {', '.join(names)} must be floating, got {given}")
-
-
-def result_dtype(operands: Sequence[Operand], autocast: bool = False) -> str:
+def result_dtype(operands: Sequence[ArraySpec], autocast: bool = False) -> str:
     """The dtype of the loss, as torch's losses promote: the widest, 0-d arrays included.
 
     Integers never decide, as at least one operand is floating. Under torch's autocast, losses of
@@ -55,7 +40,7 @@ def result_dtype(operands: Sequence[Operand], autocast: bool = False) -> str:
     return "float32" if autocast and dtype in ("float16", "bfloat16") else dtype
 
 
-def broadcast_shape(operands: Sequence[Operand], names: Sequence[str]) -> Shape:
+def broadcast_shape(operands: Sequence[ArraySpec], names: Sequence[str]) -> Shape:
     """The common shape of the operands, to which weight and mask must broadcast.
 
     Raises a ValueError that names the operand that does not fit.
@@ -85,14 +70,14 @@ def broadcast_shape(operands: Sequence[Operand], names: Sequence[str]) -> Shape:
     return tuple(shape)
 
 
-def broadcast_strides(operand: Operand, shape: Shape) -> Shape:
+def broadcast_strides(operand: ArraySpec, shape: Shape) -> Shape:
     """The strides that walk `operand` over `shape`: 0 along the axes it is broadcast to."""
     offset = len(shape) - len(operand.shape)
     own = zip(operand.shape, operand.strides, shape[offset:], strict=True)
     return (0,) * offset + tuple(0 if n == 1 else step for n, step, _ in own)
 
 
-def overlaps(operand: Operand) -> bool:
+def overlaps(operand: ArraySpec) -> bool:
     """Whether elements may share memory: unless each axis steps over all of the faster ones."""
     reach = 0
     for step, length in sorted(zip(map(abs, operand.strides), operand.shape, strict=True)):
@@ -103,7 +88,7 @@ def overlaps(operand: Operand) -> bool:
     return False
 
 
-def broadcast_axes(operand: Operand, shape: Shape) -> tuple[int, ...]:
+def broadcast_axes(operand: ArraySpec, shape: Shape) -> tuple[int, ...]:
     """The axes of `shape` along which `operand` is repeated."""
     offset = len(shape) - len(operand.shape)
     return tuple(
@@ -135,14 +120,14 @@ def _before(a: int, b: int, strides: Sequence[Shape]) -> bool:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """Collapsed dimensions, slowest first, and the strides of each operand along them."""
+class IterationSpace:
+    """Coalesced dimensions, slowest first, and the strides of each operand along them."""
 
     shape: Shape
     strides: tuple[Shape, ...]
 
 
-def collapse(axes: Sequence[int], shape: Shape, strides: Sequence[Shape]) -> Walk:
+def coalesce(axes: Sequence[int], shape: Shape, strides: Sequence[Shape]) -> IterationSpace:
     """Merge neighbouring axes along which every operand runs on without a gap."""
     merged: list[tuple[int, tuple[int, ...]]] = []
     for axis in axes:
@@ -153,7 +138,7 @@ def collapse(axes: Sequence[int], shape: Shape, strides: Sequence[Shape]) -> Wal
                 merged[-1] = (outer_length * length, steps)
                 continue
         merged.append((length, steps))
-    return Walk(
+    return IterationSpace(
         tuple(length for length, _ in merged),
         tuple(tuple(steps[k] for _, steps in merged) for k in range(len(strides))),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,42 @@ import numpy as np
 from . import driver
 from .compiler import Kernel
 
+Parameters = tuple[float | int, ...]
+
+
+class Fields:
+    """The fields of a loss in C++: what its hyper-parameters are packed to.
+
+    The integers come first, then each number with its reciprocal in two parts, in the arithmetic
+    type. A loss without hyper-parameters is an empty struct, which takes one byte.
+    """
+
+    def __init__(self, parameters: Parameters, real: str) -> None:
+        self._integers = [k for k, value in enumerate(parameters) if isinstance(value, int)]
+        self._numbers = [k for k, value in enumerate(parameters) if not isinstance(value, int)]
+        self._type = np.dtype(real).type
+
+    def __call__(self, parameters: Parameters) -> bytes:
+        """The bytes of the struct."""
+        fields = int64(*(int(parameters[k]) for k in self._integers))
+        for k in self._numbers:
+            fields += self._with_reciprocal(parameters[k])
+        return fields or b"\0"
+
+    def _with_reciprocal(self, value: float) -> bytes:
+        exact = 1.0 / value if value else np.inf
+        reciprocal = self._type(exact)
+        remainder = exact - float(reciprocal) if np.isfinite(reciprocal) else 0.0
+        return np.array([value, reciprocal, remainder], self._type).tobytes()
+
 
 class Launch:
     """A kernel with its grid and all its arguments but the pointers, which come last.
 
-    `arguments` are the bytes of each argument by value, `shared` those of dynamic shared memory.
-    One launch costs 3 µs of host time this
-    way and 10 µs through RawKernel.__call__, which boxes every argument anew.
+    `fields` packs the hyper-parameters of a call to the first argument, `parameters` are those of
+    the first call. `arguments` are the bytes of the other arguments by value, `shared` those of
+    dynamic shared memory. One launch costs 3 µs of host time this way and 10 µs through
+    RawKernel.__call__, which boxes every argument anew.
     """
 
     def __init__(
@@ -29,7 +58,12 @@ class Launch:
         arguments: Sequence[bytes],
         pointers: int,
         shared: int = 0,
+        fields: Callable[[Parameters], bytes] | None = None,
+        parameters: Parameters = (),
     ) -> None:
+        self._fields, self._packed = fields, parameters
+        if fields is not None:
+            arguments = [fields(parameters), *arguments]
         offsets, end = [], 0
         for argument in arguments:
             offsets.append(end)
@@ -47,8 +81,12 @@ class Launch:
         self._lock = threading.Lock()
         self._launch = driver.launcher()
 
-    def __call__(self, stream: int, *pointers: int) -> None:
+    def __call__(self, stream: int, parameters: Parameters, *pointers: int) -> None:
         with self._lock:  # until the driver has copied the arguments
+            if parameters != self._packed and self._fields is not None:
+                fields = self._fields(parameters)
+                self._buffer[: len(fields)] = np.frombuffer(fields, np.uint8)
+                self._packed = parameters
             self._pack(self._buffer, self._pointers_at, *pointers)
             try:
                 self._launch(*self._shape, stream, self._parameters, 0)
@@ -65,18 +103,3 @@ def int64(*values: int) -> bytes:
 def float64(value: float) -> bytes:
     """An argument of type double."""
     return struct.pack("=d", value)
-
-
-def parameters(values: Sequence[float], dtype: str) -> bytes:
-    """The fields of a loss: each parameter with its reciprocal in two parts, in `dtype`.
-
-    A loss without parameters is an empty struct, which takes one byte.
-    """
-    fields: list[Any] = []
-    number = np.dtype(dtype).type
-    for value in values:
-        exact = 1.0 / value if value else np.inf
-        reciprocal = number(exact)
-        remainder = exact - float(reciprocal) if np.isfinite(reciprocal) else 0.0
-        fields += [number(value), reciprocal, number(remainder)]
-    return b"".join(field.tobytes() for field in fields) or b"\0"

@@ -1,7 +1,8 @@
-"""What to launch for one pass over operands of given dtypes, shapes and strides: decided once.
+"""What to launch for a request on operands of given dtypes, shapes and strides: decided once.
 
-A plan holds everything but the addresses: the specialised kernels with their grids and arguments,
-how to allocate the outputs, how much scratch memory. `_plan_pointwise` and `_plan_rows` make plans.
+A plan holds everything but the addresses and the hyper-parameters: the specialised kernels with
+their grids and arguments, how to allocate the outputs, how much scratch memory. `plan_pointwise`
+and `plan_rows` make plans.
 """
 
 from __future__ import annotations
@@ -9,64 +10,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
-from typing import Any, Protocol
 
-from .._core.losses import Call, Pass, broadcasts_unasked, computed_now, warn_of_broadcasting
-from .._core.shapes import Operand, Shape, dense_strides
+from .._core.dtypes import c_type
+from .._core.loss import Call, Request
+from .._core.outputs import Output
+from .._core.reduction import Denominator, value_of_nothing
+from .._core.shapes import ArraySpec, Shape
 from . import driver
-from .launch import Launch
-
-Array = Any
-
-
-@dataclass(frozen=True)
-class Output:
-    """A new array; `like` is the operand it shares dtype and layout with, or -1."""
-
-    dtype: str
-    shape: Shape
-    strides: Shape
-    like: int = -1
-
-
-Allocator = Callable[[Sequence[Array]], Array]
-
-
-class Library(Protocol):
-    """What a plan asks of the library of the arrays it works on."""
-
-    def allocator(self, output: Output) -> Allocator:
-        """A function from the operands to a new array on their device."""
-
-    def filled(self, output: Output, value: float) -> Allocator:
-        """The same, with every element set to `value`."""
-
-    def pointers(self, arrays: Sequence[Array]) -> list[int]:
-        """The address of the first element of each array."""
-
-    def stream(self, device: int) -> int:
-        """The current stream of the current device."""
-
-    def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
-        """Memory of this call alone, 16-byte aligned: what keeps it alive, and its address.
-
-        It is free again, in stream order, once nothing keeps it alive; while a CUDA graph is
-        captured, never.
-        """
+from .launch import Launch, Parameters
+from .library import Allocator, Array, DeviceLibrary
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One pass over operands without their data."""
+    """A request on operands without their data."""
 
     call: Call
-    todo: Pass
-    operands: tuple[Operand, ...]
-    misaligned: tuple[int, ...]  # address modulo 16 of each operand
+    request: Request
+    given: tuple[ArraySpec, ...]  # the operands of the request
+    misaligned_given: tuple[int, ...]  # address modulo 16 of each
     shape: Shape
-    result: str  # the dtype of the loss
+    autocast: bool
     device: int
+
+    @property
+    def operands(self) -> tuple[ArraySpec, ...]:
+        """What the kernels evaluate: all but the denominator."""
+        return self.given[self.request.denominator :]
+
+    @property
+    def misaligned(self) -> tuple[int, ...]:
+        """Their addresses modulo 16."""
+        return self.misaligned_given[self.request.denominator :]
+
+    @property
+    def leading(self) -> int:
+        """How many of them come before those of the call."""
+        return self.request.extra - self.request.denominator
+
+    @property
+    def own(self) -> tuple[ArraySpec, ...]:
+        """The operands of the call."""
+        return self.given[self.request.extra :]
+
+    @property
+    def result(self) -> str:
+        """The dtype of the value."""
+        return self.call.loss.result_dtype(self.call, self.own, self.autocast)
 
     @property
     def real(self) -> str:
@@ -78,20 +70,15 @@ class Problem:
         """The number of elements of the broadcast shape."""
         return math.prod(self.shape)
 
-    @property
-    def own(self) -> tuple[Operand, ...]:
-        """The operands of the call."""
-        return self.operands[self.todo.extra :]
+    @cached_property
+    def outputs(self) -> list[Output | None]:
+        """What is allocated."""
+        return self.call.loss.outputs(self.call, self.request, self.given, self.autocast)
 
-    @property
-    def computed_now(self) -> list[bool]:
-        """Which of the wanted gradients the pass computes."""
-        return computed_now(self.call, self.todo, self.own, self.shape)
-
-    @property
-    def divisor(self) -> float:
-        """What the sum is divided by, where that follows from the shapes."""
-        return self.call.loss.divisor(self.call, self.shape, self.own)
+    @cached_property
+    def denominator(self) -> Denominator:
+        """What the sum is divided by."""
+        return self.call.loss.denominator(self.call, self.shape, self.own)
 
 
 def template(name: str, *arguments: str | bool) -> str:
@@ -103,24 +90,21 @@ def template(name: str, *arguments: str | bool) -> str:
 class Plan:
     """Launches that share outputs and scratch memory.
 
-    A step picks its addresses from slots: 0 a null pointer, then the operands, the outputs, the
+    A step picks its addresses from a list: 0 a null pointer, then the operands, the outputs, the
     parts of the scratch memory. Gradients that an early pass leaves out are None.
     """
 
     def __init__(
         self,
-        library: Library,
+        library: DeviceLibrary,
         problem: Problem,
         outputs: list[Allocator | None],
         scratch: list[int],
         steps: list[tuple[Launch, Callable[[list[int]], Sequence[int]]]],
         counters: int,
     ) -> None:
-        call, operands = problem.call, problem.operands
         self.device = problem.device
-        self.warning: Callable[[], None] | None = None
-        if broadcasts_unasked(call, problem.todo, operands):
-            self.warning = lambda: warn_of_broadcasting(call, operands)
+        self.notice = problem.call.loss.notice(problem.call, problem.request, problem.own)
         self._library = library
         self._outputs = [allocate for allocate in outputs if allocate is not None]
         self._left_out = [allocate is not None for allocate in outputs] if None in outputs else None
@@ -128,20 +112,22 @@ class Plan:
         self._counters = counters  # bytes of it that start at zero
         self._steps = steps
 
-    def __call__(self, operands: Sequence[Array], pointers: list[int]) -> list[Array | None]:
+    def __call__(
+        self, operands: Sequence[Array], pointers: list[int], parameters: Parameters
+    ) -> list[Array | None]:
         """Allocate the outputs and launch: the value, if asked for, then the gradients."""
         library = self._library
         outputs = [allocate(operands) for allocate in self._outputs]
         if self._steps:
             stream = library.stream(self.device)
-            slots = [0, *pointers, *library.pointers(outputs)]
+            addresses = [0, *pointers, *library.pointers(outputs)]
             if self._scratch:
                 _keep, base = library.scratch(operands, self._scratch[-1], stream)
                 if self._counters:
                     driver.zero(base, self._counters, stream)
-                slots += [base + start for start in self._scratch]
+                addresses += [base + start for start in self._scratch]
             for launch, choose in self._steps:
-                launch(stream, *choose(slots))
+                launch(stream, parameters, *choose(addresses))
         return outputs if self._left_out is None else self._with_gaps(outputs)
 
     def _with_gaps(self, outputs: list[Array]) -> list[Array | None]:
@@ -149,79 +135,127 @@ class Plan:
         return [next(made) if computed else None for computed in self._left_out or ()]
 
 
-def value_output(problem: Problem, axes: Sequence[int]) -> Output:
-    """The value of a problem whose memory is to run along `axes` of its shape."""
-    shape = problem.call.loss.value_shape(problem.call, problem.shape)
-    axes = [axis for axis in axes if axis < len(shape)]
-    return Output(problem.result, shape, dense_strides(axes, shape))
-
-
-def empty_plan(library: Library, problem: Problem) -> Plan:
-    """No elements, no launch: a mean is NaN, a sum and all gradients are 0."""
-    divisor = problem.divisor
-    value = 0.0 if divisor and problem.call.reduction != "mean" else math.nan
+def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
+    """The plan without elements: nothing is launched."""
     outputs: list[Allocator | None] = []
-    if problem.todo.values:
-        outputs.append(library.filled(value_output(problem, range(len(problem.shape))), value))
-    todo = problem.todo
-    for k, computed in zip(todo.wanted, problem.computed_now, strict=True):
-        operand = problem.operands[todo.extra + k]
-        if not computed:
+    for number, output in enumerate(problem.outputs):
+        if output is None:
             outputs.append(None)
-            continue
-        own = Output(operand.dtype, operand.shape, dense_strides((), operand.shape))
-        outputs.append(library.filled(own, 0.0))
+        elif output.in_place:
+            outputs.append(itemgetter(output.like))
+        elif number or not problem.request.value:
+            outputs.append(library.filled(output, 0.0))
+        elif problem.request.pair:
+            outputs.append(_empty_pair(library.filled(output, 0.0), problem))
+        else:
+            given = problem.request.denominator
+            value = 0.0 if given else value_of_nothing(problem.denominator)
+            outputs.append(library.filled(output, value))
     return Plan(library, problem, outputs, [], [], 0)
+
+
+def _empty_pair(zeros: Allocator, problem: Problem) -> Allocator:
+    """No sum, and the denominator where it is not a sum over the elements."""
+
+    def pair(operands: Sequence[Array]) -> Array:
+        array = zeros(operands)
+        if problem.request.denominator:
+            array[2:] = operands[0]
+        elif not problem.denominator.of_data:
+            array[2:] = problem.denominator.size
+        return array
+
+    return pair
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A slot of scratch memory, numbered when all slots are known."""
+    """The address of a part of the scratch memory, numbered when all parts are known."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Counter:
-    """The slot of a counter that starts at 0."""
+    """The address of a counter that starts at 0."""
 
     index: int
 
 
-Slot = int | Scratch | Counter
+Address = int | Scratch | Counter
+NO_ADDRESS: Address = 0
 
 
 class Builder:
     """Collects the launches of one problem.
 
-    Slots of operands and outputs are numbered at once, those of scratch memory when all are known.
+    Addresses are those of a list: 0 a null pointer, then the operands, the outputs, the parts of
+    the scratch memory, which are numbered when all are known.
     """
 
-    def __init__(self, library: Library, problem: Problem) -> None:
+    def __init__(self, library: DeviceLibrary, problem: Problem) -> None:
         self._library = library
         self._problem = problem
-        self._operand_slots = tuple(range(1, 1 + len(problem.operands)))
-        self._outputs: list[Allocator | None] = []
+        given = tuple(range(1, 1 + len(problem.given)))
+        self._operand_addresses = given[problem.request.denominator :]
+        self._allocators: list[Allocator | None] = []
+        self._output_addresses: list[int] = []  # 0 for one that is left out
+        for output in problem.outputs:
+            self._add_output(output)
         self._scratch_sizes: list[int] = []
         self._counters = 0
-        self._steps: list[tuple[Launch, tuple[Slot, ...]]] = []
+        self._steps: list[tuple[Launch, tuple[Address, ...]]] = []
 
-    def _add_output(self, output: Output) -> int:
-        self._outputs.append(self._library.allocator(output))
-        return len(self._operand_slots) + self._made()
+    def _add_output(self, output: Output | None) -> None:
+        if output is None:
+            self._allocators.append(None)
+            self._output_addresses.append(0)
+            return
+        if output.in_place:
+            self._allocators.append(itemgetter(output.like))
+        else:
+            self._allocators.append(self._library.allocator(output))
+        made = sum(allocator is not None for allocator in self._allocators)
+        self._output_addresses.append(len(self._problem.given) + made)
 
-    def _made(self) -> int:
-        return sum(output is not None for output in self._outputs)
+    def _value(self) -> Address:
+        """The address of the value; 0 where it is not asked for."""
+        return self._output_addresses[0] if self._problem.request.value else NO_ADDRESS
 
-    def _add_gradient(self, k: int, axes: Sequence[int]) -> int:
-        index = self._problem.todo.extra + k
-        operand = self._problem.operands[index]
-        skipped = len(self._problem.shape) - len(operand.shape)
-        own = [axis - skipped for axis in axes if axis >= skipped]
-        own = [axis for axis in own if operand.shape[axis] > 1]
-        strides = dense_strides(own, operand.shape)
-        like = index if strides == operand.strides else -1
-        return self._add_output(Output(operand.dtype, operand.shape, strides, like))
+    def _gradients(self) -> list[tuple[int, Address]]:
+        """The operands of the call whose gradients are computed, with the addresses of these."""
+        request = self._problem.request
+        addresses = self._output_addresses[request.value :]
+        return [(k, a) for k, a in zip(request.wanted, addresses, strict=True) if a]
+
+    def _values_mode(self) -> str:
+        """What the kernels make of values, see cuda/reduction/reduction.cuh."""
+        request = self._problem.request
+        if not request.value:
+            return "NO_VALUES"
+        if self._problem.call.reduction == "none":
+            return "EACH_VALUE"
+        # Derivatives of a value are divided as gradients are.
+        if self._problem.denominator.of_data and not request.tangents and not request.denominator:
+            return "MEAN_OF_VALUES"
+        return "SUM_OF_VALUES"
+
+    def _denominator(self, derivatives: bool) -> Address:
+        """The address of a denominator that a launch needs and does not compute itself."""
+        request = self._problem.request
+        if request.denominator:
+            return 1
+        if self._problem.denominator.of_data and (derivatives or request.tangents):
+            return self._sum_denominator()
+        return NO_ADDRESS
+
+    def _sum_denominator(self) -> Address:
+        """Launch what computes the denominator ahead; its address."""
+        raise NotImplementedError
+
+    def _result_type(self) -> str:
+        """The C++ type of the value."""
+        return "Pair" if self._problem.request.pair else c_type(self._problem.result)
 
     def _add_counter(self, numbers: int = 1) -> Counter:
         """Room for so many neighbouring counters."""
@@ -234,13 +268,14 @@ class Builder:
         return Scratch(len(self._scratch_sizes) - 1)
 
     def _finish(self) -> Plan:
-        first = 1 + len(self._operand_slots) + self._made()
+        made = sum(allocator is not None for allocator in self._allocators)
+        first = 1 + len(self._problem.given) + made
         starts = [16 * self._counters]
         for size in self._scratch_sizes:
             starts.append(starts[-1] + size)
         counters = [16 * k for k in range(self._counters)]
 
-        def number(name: Slot) -> int:
+        def number(name: Address) -> int:
             if isinstance(name, Scratch):
                 return first + self._counters + name.index
             return first + name.index if isinstance(name, Counter) else name
@@ -250,7 +285,7 @@ class Builder:
         ]
         scratch = counters + starts if starts[-1] else []
         return Plan(
-            self._library, self._problem, self._outputs, scratch, steps, 16 * self._counters
+            self._library, self._problem, self._allocators, scratch, steps, 16 * self._counters
         )
 
 

@@ -1,100 +1,119 @@
-"""Plans of pointwise losses; cuda/kernels/pointwise.cu says what the kernels do."""
+"""Plans of pointwise losses; the files of cuda/kernels/ say what the kernels do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.losses import Loss, divides_by_weights
+from .._core.pointwise import PointwiseFormula
 from .._core.shapes import (
-    Operand,
+    ArraySpec,
+    IterationSpace,
     Shape,
-    Walk,
     broadcast_axes,
     broadcast_shape,
     broadcast_strides,
-    collapse,
+    coalesce,
     memory_order,
 )
 from . import compiler
-from . import launch as arguments
-from .launch import Launch
-from .plan import Builder, Library, Plan, Problem, Slot, bits, empty_plan, template, value_output
+from .launch import Fields, Launch, Parameters, float64, int64
+from .library import DeviceLibrary
+from .plan import NO_ADDRESS, Address, Builder, Plan, Problem, bits, empty_plan, template
 
-# A tile is THREADS threads with PACKS packs each; a reduced loss is the sum of at most MAX_SEGMENTS
-# partial sums. With the width of a pack, these fix the order of summation.
+# A tile is THREADS threads with VECTORS_PER_THREAD vectors each. A reduced loss is the sum of at
+# most MAX_SEGMENTS partial sums. With the width of a vector, these fix the order of summation.
 THREADS = 512
-PACKS = 4
+VECTORS_PER_THREAD = 4
 MAX_SEGMENTS = 4096
-PACK_BYTES = 16
+VECTOR_BYTES = 16
 BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
 
-# A block of gradient_sum, and how many blocks keep a device busy (again part of the order).
+# A block of broadcast_sum, and how many blocks keep a device busy (again part of the order).
 SUM_THREADS = 256
 SUM_BLOCKS = 1024
 
 
-def make_plan(library: Library, problem: Problem, loss: Loss) -> Plan:
-    """Decide how to compute a pass of a pointwise loss."""
+def make_plan(library: DeviceLibrary, problem: Problem, loss: PointwiseFormula) -> Plan:
+    """Decide how to evaluate a request of a pointwise loss."""
     if problem.size == 0:
         return empty_plan(library, problem)
     return _Planner(library, problem, loss).plan()
 
 
 @dataclass(frozen=True)
-class Function:
-    """What a kernel evaluates, and on which slots."""
+class ElementFunction:
+    """What a kernel evaluates at each element, and the addresses of its operands."""
 
     expression: str  # the C++ type
     real: str
-    parameters: tuple[float, ...]
     source: str  # that defines the type, where cuda/ does not
-    operands: tuple[Operand, ...]
-    slots: tuple[Slot, ...]
+    operands: tuple[ArraySpec, ...]
+    addresses: tuple[Address, ...]
     strides: Sequence[Shape]
     misaligned: Sequence[int]
-
-    @property
-    def arguments(self) -> bytes:
-        """The fields of the C++ object."""
-        return arguments.parameters(self.parameters, self.real)
+    fields: Callable[[Parameters], bytes]  # of the C++ object
+    parameters: Parameters = ()
 
 
-def identity(operand: Operand, slot: Slot) -> Function:
+@dataclass(frozen=True)
+class Quotient:
+    """What becomes of sums: each is divided by what is at an address, or by `divisor`."""
+
+    dtype: str
+    divisor: float
+    denominator: Address
+    result: Address
+    empty_is_zero: bool = False  # see cuda/reduction/reduction.cuh
+
+
+def without_parameters(parameters: Parameters) -> bytes:
+    """The one byte of an empty struct."""
+    return b"\0"
+
+
+def identity(operand: ArraySpec, address: Address) -> ElementFunction:
     """The function that is its operand, of float32 or float64."""
-    expression = template("Identity", c_type(operand.dtype))
-    strides = [operand.strides]
-    return Function(expression, operand.dtype, (), "", (operand,), (slot,), strides, (0,))
+    return ElementFunction(
+        template("Identity", c_type(operand.dtype)),
+        operand.dtype,
+        "",
+        (operand,),
+        (address,),
+        [operand.strides],
+        (0,),
+        without_parameters,
+    )
 
 
 class Launches(Builder):
-    """The kernels of cuda/kernels/pointwise.cu, as steps of a plan."""
+    """The kernels `pointwise` and `broadcast_sum`, as steps of a plan."""
 
     def _add_pointwise(
         self,
-        function: Function,
+        function: ElementFunction,
         shape: Shape,
         values: str,
-        result: Operand,
-        value: Slot,
-        total: Slot,
-        gradients: dict[int, int],
-        divisor: float | None = None,
+        result: str,  # the C++ type
+        value: Address,
+        denominator: Address,
+        gradients: dict[int, Address],
+        divisor: float,
     ) -> None:
         size = math.prod(shape)
-        walk = collapse(memory_order(shape, function.strides), shape, function.strides)
-        width = _width(function.operands, walk)
+        space = coalesce(memory_order(shape, function.strides), shape, function.strides)
+        width = _width(function.operands, space)
         # Enough loads in flight, in few enough registers; as measured on an H200.
         batch = 1
         if len(function.operands) <= 3 and not gradients:
-            batch = min(PACKS, BATCH_ELEMENTS // (width * len(function.operands)))
-        elif len(function.operands) + len(gradients) <= 3 and len(walk.shape) == 2:
+            batch = min(VECTORS_PER_THREAD, BATCH_ELEMENTS // (width * len(function.operands)))
+        elif len(function.operands) + len(gradients) <= 3 and len(space.shape) == 2:
             batch = 2  # rows or columns: the short operand is in the cache
-        segments = min(-(-size // (THREADS * PACKS * width)), MAX_SEGMENTS)
+        segments = min(-(-size // (THREADS * VECTORS_PER_THREAD * width)), MAX_SEGMENTS)
         layout, layout_bytes = _layout(
-            walk,
+            space,
             [item_size(o.dtype) for o in function.operands],
             function.misaligned,
             width,
@@ -104,93 +123,98 @@ class Launches(Builder):
         kernel = compiler.kernel(
             "kernels/pointwise.cu",
             f"pointwise<{c_type(function.real)}, {function.expression}, {layout}, "
-            f"Tile<{THREADS}, {PACKS}, {width}, {batch}>, {values}, {bits(tuple(gradients))}, "
-            f"{c_type(result.dtype)}, {', '.join(pointers)}>",
+            f"Tile<{THREADS}, {VECTORS_PER_THREAD}, {width}, {batch}>, {values}, "
+            f"{bits(tuple(gradients))}, {result}, {', '.join(pointers)}>",
             THREADS,
             self._problem.device,
             function.source,
         )
-        counter: Slot = 0
-        partials: Slot = 0
+        counter = partials = NO_ADDRESS
         if segments > 1 and values not in ("NO_VALUES", "EACH_VALUE"):
             counter = self._add_counter()
-            sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
+            sums = 2 if values == "MEAN_OF_VALUES" else 1
             partials = self._add_scratch(16 * sums * segments)
         launch = Launch(
             kernel,
             (min(segments, kernel.resident_blocks), 1),
             THREADS,
             [
-                function.arguments,
                 layout_bytes,
-                arguments.int64(size),
-                arguments.int64(segments),
-                arguments.float64(self._problem.divisor if divisor is None else divisor),
+                int64(size),
+                int64(segments),
+                float64(divisor),
             ],
             pointers=4 + len(pointers),
+            fields=function.fields,
+            parameters=function.parameters,
         )
-        chosen = (total, value, counter, partials, *function.slots, *gradients.values())
+        chosen = (denominator, value, counter, partials, *function.addresses, *gradients.values())
         self._steps.append((launch, chosen))
 
     def _add_sums(
         self,
-        function: Function,
+        function: ElementFunction,
         shape: Shape,
         axes: Sequence[int],  # slowest first
         repeated: Sequence[int],
-        which: int,  # the operand whose gradient it is, or -1 for the values
-        dtype: str,
-        divisor: float,
-        slots: tuple[Slot, Slot],  # what divides, where not `divisor`, and the result
+        operand: int,  # the one whose gradient it is, or -1 for the values
+        quotient: Quotient,
     ) -> None:
         """Sum a function over the axes `repeated` of `shape`."""
         kept = [axis for axis in axes if axis not in repeated]
         outputs = math.prod(shape[axis] for axis in kept)
         repeats = math.prod(shape[axis] for axis in repeated)
         # Neighbouring threads on neighbouring outputs where those are neighbours in memory.
-        lanes = 32 if repeats <= SUM_THREADS or axes[-1] in kept else 1
-        blocks = -(-outputs // lanes)
+        outputs_per_block = 32 if repeats <= SUM_THREADS or axes[-1] in kept else 1
+        blocks = -(-outputs // outputs_per_block)
         chunks = min(-(-SUM_BLOCKS // blocks), -(-repeats // (8 * SUM_THREADS)))
-        walks = [
-            collapse(part, shape, function.strides)
+        spaces = [
+            coalesce(part, shape, function.strides)
             for part in (kept, [axis for axis in axes if axis in repeated])
         ]
-        walk = Walk(
-            walks[0].shape + walks[1].shape,
-            tuple(a + b for a, b in zip(walks[0].strides, walks[1].strides, strict=True)),
+        space = IterationSpace(
+            spaces[0].shape + spaces[1].shape,
+            tuple(a + b for a, b in zip(spaces[0].strides, spaces[1].strides, strict=True)),
         )
         if chunks == 1:
             grid = (outputs, repeats, repeats, blocks, 1)
-            self._add_sum(function, walk, grid, lanes, which, dtype, divisor, slots)
+            self._add_sum(function, space, grid, outputs_per_block, operand, quotient)
             return
         partials = self._add_scratch(8 * outputs * chunks)
         grid = (outputs, repeats, -(-repeats // chunks), blocks, chunks)
-        self._add_sum(function, walk, grid, lanes, which, "float64", 1.0, (0, partials))
-        partial = Operand("float64", (outputs, chunks), (chunks, 1))
-        walk = Walk(partial.shape, (partial.strides,))
+        partial_sums = Quotient("float64", 1.0, NO_ADDRESS, partials)
+        self._add_sum(function, space, grid, outputs_per_block, operand, partial_sums)
+        partial = ArraySpec("float64", (outputs, chunks), (chunks, 1))
+        space = IterationSpace(partial.shape, (partial.strides,))
         grid = (outputs, chunks, chunks, -(-outputs // 32), 1)
         function = identity(partial, partials)
-        self._add_sum(function, walk, grid, 32, -1, dtype, divisor, slots)
+        self._add_sum(function, space, grid, 32, -1, quotient)
 
     def _add_sum(
         self,
-        function: Function,
-        walk: Walk,
+        function: ElementFunction,
+        space: IterationSpace,
         grid: tuple[int, int, int, int, int],  # outputs, repeats, chunk, blocks, chunks
-        lanes: int,
-        which: int,  # the operand, or -1 for the values
-        result: str,
-        divisor: float,
-        slots: tuple[Slot, Slot],
+        outputs_per_block: int,
+        operand: int,
+        quotient: Quotient,
     ) -> None:
         outputs, repeats, chunk, blocks, chunks = grid
         sizes = [item_size(o.dtype) for o in function.operands]
-        layout, layout_bytes = _layout(walk, sizes, [1] * len(sizes), 1)
+        layout, layout_bytes = _layout(space, sizes, [1] * len(sizes), 1)
         pointers = [f"const {c_type(o.dtype)}*" for o in function.operands]
         kernel = compiler.kernel(
-            "kernels/pointwise.cu",
-            f"gradient_sum<{c_type(function.real)}, {function.expression}, {layout}, "
-            f"{SUM_THREADS}, {lanes}, {which}, {c_type(result)}, {', '.join(pointers)}>",
+            "kernels/broadcast_sum.cu",
+            template(
+                "broadcast_sum",
+                c_type(function.real),
+                function.expression,
+                layout,
+                *map(str, (SUM_THREADS, outputs_per_block, operand)),
+                quotient.empty_is_zero,
+                c_type(quotient.dtype),
+                *pointers,
+            ),
             SUM_THREADS,
             self._problem.device,
             function.source,
@@ -200,183 +224,181 @@ class Launches(Builder):
             (blocks, chunks),
             SUM_THREADS,
             [
-                function.arguments,
                 layout_bytes,
-                arguments.int64(outputs),
-                arguments.int64(repeats),
-                arguments.int64(chunk),
-                arguments.float64(divisor),
+                int64(outputs),
+                int64(repeats),
+                int64(chunk),
+                float64(quotient.divisor),
             ],
             pointers=2 + len(pointers),
+            fields=function.fields,
+            parameters=function.parameters,
         )
-        self._steps.append((launch, (*slots, *function.slots)))
+        chosen = (quotient.denominator, quotient.result, *function.addresses)
+        self._steps.append((launch, chosen))
 
 
 class _Planner(Launches):
     """The launches of one problem."""
 
-    def __init__(self, library: Library, problem: Problem, loss: Loss) -> None:
+    def __init__(self, library: DeviceLibrary, problem: Problem, loss: PointwiseFormula) -> None:
         super().__init__(library, problem)
         self._loss = loss
         self._strides = [broadcast_strides(o, problem.shape) for o in problem.operands]
         self._axes = memory_order(problem.shape, self._strides)
+        self._sums_rows = loss.sums_last_axis(problem.call)
 
     def plan(self) -> Plan:
-        problem, todo = self._problem, self._problem.todo
-        value = 0
-        if todo.values:
-            value = self._add_output(value_output(problem, self._axes))
-        repeated: dict[int, tuple[int, tuple[int, ...]]] = {}
-        direct: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for k, computed in zip(todo.wanted, problem.computed_now, strict=True):
-            if not computed:
-                self._outputs.append(None)
-                continue
-            axes = broadcast_axes(problem.operands[todo.extra + k], problem.shape)
-            (repeated if axes else direct)[k] = (self._add_gradient(k, self._axes), axes)
-
-        total: Slot = 0
-        if self._loss.divides_by_shares(problem.call) and (direct or repeated or todo.directions):
-            total = self._sum_shares()
-        pointwise = todo.values and not self._loss.sums_last_axis(problem.call)
-        if pointwise or direct:
-            gradients = {todo.extra + k: slot for k, (slot, _) in direct.items()}
-            self._pointwise(pointwise, value, total, gradients)
-        if todo.values and not pointwise:
+        problem = self._problem
+        repeated: list[tuple[int, Address, tuple[int, ...]]] = []
+        direct: dict[int, Address] = {}
+        for k, address in self._gradients():
+            index = problem.leading + k
+            axes = broadcast_axes(problem.operands[index], problem.shape)
+            if axes:
+                repeated.append((index, address, axes))
+            else:
+                direct[index] = address
+        denominator = self._denominator(bool(direct or repeated))
+        values = "NO_VALUES" if self._sums_rows else self._values_mode()
+        if values != "NO_VALUES" or direct:
+            self._add_pointwise(
+                self._function(),
+                problem.shape,
+                values,
+                self._result_type(),
+                NO_ADDRESS if self._sums_rows else self._value(),
+                denominator,
+                direct,
+                problem.denominator.size,
+            )
+        if problem.request.value and self._sums_rows:
             last = [axis for axis in self._axes if axis == len(problem.shape) - 1]
-            self._sum(-1, problem.result, value, last, total)
-        for k, (slot, axes) in repeated.items():
-            index = todo.extra + k
-            self._sum(index, problem.operands[index].dtype, slot, axes, total)
+            self._sum(-1, problem.result, self._value(), last, denominator)
+        for index, address, axes in repeated:
+            self._sum(index, problem.operands[index].dtype, address, axes, denominator)
         return self._finish()
 
-    def _pointwise(self, valued: bool, value: int, total: Slot, gradients: dict[int, int]) -> None:
-        problem = self._problem
-        if not valued:
-            values = "NO_VALUES"
-        elif problem.call.reduction == "none":
-            values = "EACH_VALUE"
-        elif self._loss.divides_by_shares(problem.call) and not problem.todo.directions:
-            values = "WEIGHTED_MEAN_OF_VALUES"
-        else:
-            values = "SUM_OF_VALUES"
-        result = Operand(problem.result, (), ())
-        self._add_pointwise(
-            self._function(), problem.shape, values, result, value, total, gradients
-        )
-
-    def _sum_shares(self) -> Slot:
-        """What a mean divides its gradients by: the sum of the weights that the mask leaves."""
+    def _sum_denominator(self) -> Address:
+        """The sum of the weights that the mask leaves, or their number."""
         problem, call = self._problem, self._problem.call
-        weighs = divides_by_weights(call, self._loss)
+        weighs = self._loss.divides_by_weights(call)
         expression = template("Identity" if weighs else "One", c_type(problem.real))
         if call.masked:
             expression = template("Masked", expression, "0")
-        first = problem.todo.extra
-        indices = range(first, first + call.masked + weighs)
+        indices = range(problem.leading, problem.leading + call.masked + weighs)
         operands = tuple(problem.operands[k] for k in indices)
         shape = broadcast_shape(operands, [""] * len(operands))
-        function = Function(
+        function = ElementFunction(
             expression,
             problem.real,
-            (),
             "",
             operands,
-            tuple(1 + k for k in indices),
+            tuple(self._operand_addresses[k] for k in indices),
             [broadcast_strides(operand, shape) for operand in operands],
             tuple(problem.misaligned[k] for k in indices),
+            without_parameters,
         )
-        total = self._add_scratch(8)
+        denominator = self._add_scratch(8)
+        # Each element of a mask or weight that is broadcast counts for several.
         divisor = math.prod(shape) / problem.size
-        result = Operand("float64", (), ())
         self._add_pointwise(
-            function, shape, "GRADIENT_DIVISOR", result, total, 0, {}, divisor=divisor
+            function, shape, "SUM_OF_VALUES", "double", denominator, NO_ADDRESS, {}, divisor
         )
-        return total
+        return denominator
 
-    def _function(self) -> Function:
+    def _function(self) -> ElementFunction:
         problem = self._problem
-        return Function(
+        parameters = problem.call.parameters
+        return ElementFunction(
             self._expression(),
             problem.real,
-            problem.call.parameters,
             self._loss.source,
             problem.operands,
-            self._operand_slots,
+            self._operand_addresses,
             self._strides,
             problem.misaligned,
+            Fields(parameters, problem.real),
+            parameters,
         )
 
-    def _sum(self, which: int, dtype: str, slot: int, repeated: Sequence[int], total: Slot) -> None:
+    def _sum(
+        self,
+        operand: int,
+        dtype: str,
+        result: Address,
+        repeated: Sequence[int],
+        denominator: Address,
+    ) -> None:
         """Sum over the axes `repeated`: the gradient of an operand that is broadcast along them.
 
         Or of the values, for -1.
         """
         problem = self._problem
+        derivatives = operand >= 0 or bool(problem.request.tangents)
+        empty_is_zero = problem.denominator.leaves_out and derivatives
         self._add_sums(
             self._function(),
             problem.shape,
             self._axes,
             repeated,
-            which,
-            dtype,
-            problem.divisor,
-            (total, slot),
+            operand,
+            Quotient(dtype, problem.denominator.size, denominator, result, empty_is_zero),
         )
 
     def _expression(self) -> str:
         """The C++ type of the function that the kernels evaluate."""
         problem, loss = self._problem, self._loss
-        call, todo = problem.call, problem.todo
+        call, request = problem.call, problem.request
         expression = template(loss.struct, c_type(problem.real), *loss.options)
         if call.weighted:
             expression = template("Weighted", expression, loss.weighted_mean)
-        if todo.directions:
+        if request.tangents:
             # Below the mask, the operands of the call begin with the next one.
-            directions = tuple(k - call.masked for k in todo.directions)
-            expression = template("Directional", expression, bits(directions))
-        if todo.chained:
-            expression = template("Chained", expression)
+            tangents = tuple(k - call.masked for k in request.tangents)
+            expression = template("Jvp", expression, bits(tangents))
+        if request.vjp:
+            expression = template("Vjp", expression)
         if call.masked:
-            expression = template("Masked", expression, str(todo.extra))
+            expression = template("Masked", expression, str(problem.leading))
         return expression
 
 
-def _width(operands: Sequence[Operand], walk: Walk) -> int:
-    """The elements of a pack: 16 bytes of the narrowest floating operand.
+def _width(operands: Sequence[ArraySpec], space: IterationSpace) -> int:
+    """The elements of a vector: 16 bytes of the narrowest floating operand.
 
-    One element where a row would end inside a pack, and for the second derivatives of strided
-    operands, five and more, which would not fit in registers.
+    One element where a row would end inside a vector, and for the second derivatives of strided
+    operands, five and more, operand would not fit in registers.
     """
     sizes = [item_size(o.dtype) for o in operands if o.dtype in FLOATING]
-    width = PACK_BYTES // min(sizes, default=4)
-    if len(walk.shape) <= 1:
+    width = VECTOR_BYTES // min(sizes, default=4)
+    if len(space.shape) <= 1:
         return width
-    return 1 if walk.shape[-1] % width or len(operands) > 4 else width
+    return 1 if space.shape[-1] % width or len(operands) > 4 else width
 
 
 def _layout(
-    walk: Walk, sizes: Sequence[int], misaligned: Sequence[int], width: int
+    space: IterationSpace, sizes: Sequence[int], misaligned: Sequence[int], width: int
 ) -> tuple[str, bytes]:
     """The C++ type of a layout, and its fields."""
-    shape = walk.shape or (1,)
-    strides = walk.strides if walk.shape else ((1,),) * len(sizes)
+    shape = space.shape or (1,)
+    strides = space.strides if space.shape else ((1,),) * len(sizes)
     vectors = []
     for k, (step, size) in enumerate(zip(strides, sizes, strict=True)):
-        access = min(PACK_BYTES, width * size)
+        access = min(VECTOR_BYTES, width * size)
         starts = [misaligned[k], *(size * outer for outer in step[:-1])]
         if step[-1] == 1 and not any(start % access for start in starts):
             vectors.append(k)
     index = "unsigned" if math.prod(shape) < 2**31 else "unsigned long long"
     name = f"Layout<{len(shape)}, {len(sizes)}, {bits(vectors)}, {index}>"
-    return name, arguments.int64(*shape, *(length for step in strides for length in step))
+    return name, int64(*shape, *(length for step in strides for length in step))
 
 
 def scale_launch(gradient: str, grad_output: str, size: int, device: int) -> Launch:
     """The launch that multiplies a dense gradient by a 0-d grad_output, in place."""
     real = "double" if "float64" in (gradient, grad_output) else "float"
-    width = PACK_BYTES // item_size(gradient)
+    width = VECTOR_BYTES // item_size(gradient)
     name = f"scale<{real}, {c_type(gradient)}, {c_type(grad_output)}, {THREADS}, {width}>"
-    kernel = compiler.kernel("kernels/pointwise.cu", name, THREADS, device)
+    kernel = compiler.kernel("kernels/scale.cu", name, THREADS, device)
     blocks = min(-(-size // (THREADS * width)), kernel.resident_blocks)
-    return Launch(kernel, (blocks, 1), THREADS, [arguments.int64(size)], pointers=2)
+    return Launch(kernel, (blocks, 1), THREADS, [int64(size)], pointers=2)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .._core.dtypes import c_type, item_size
-from .._core.rows import ELEMENTS, RowLoss, Rows, walk_rows
-from .._core.shapes import Operand, Shape, Walk, collapse, dense_strides, memory_order
+from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
+from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides, memory_order
 from . import compiler, driver
-from . import launch as arguments
-from .launch import Launch
-from .plan import Library, Output, Plan, Problem, Slot, bits, empty_plan, template, value_output
-from .plan_pointwise import PACK_BYTES, Launches, identity
+from .launch import Fields, Launch, float64, int64
+from .library import DeviceLibrary
+from .plan import NO_ADDRESS, Address, Plan, Problem, bits, empty_plan, template
+from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 
 LINE_BYTES = 128  # of device memory: what one request reads
 
@@ -73,8 +73,8 @@ THREADS_WITH_GRADIENTS = 768
 THREADS_WITH_HELD = 1536
 
 
-def make_plan(library: Library, problem: Problem, loss: RowLoss) -> Plan:
-    """Decide how to compute a pass of a loss of rows."""
+def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
+    """Decide how to evaluate a request of a loss of rows."""
     if math.prod(loss.rows_of(problem.shape)) == 0:
         return empty_plan(library, problem)
     return _Planner(library, problem, loss).plan()
@@ -87,7 +87,7 @@ class _Array:
     dtype: str
     strides: Shape
     misaligned: int
-    slot: Slot
+    address: Address
     streamed: bool  # element by element
 
 
@@ -130,16 +130,16 @@ class _Team:
 class _Planner(Launches):
     """The launches of one problem."""
 
-    def __init__(self, library: Library, problem: Problem, loss: RowLoss) -> None:
+    def __init__(self, library: DeviceLibrary, problem: Problem, loss: RowFormula) -> None:
         super().__init__(library, problem)
         self._loss = loss
-        extra = problem.todo.extra
-        walk = walk_rows(problem.call, loss, problem.operands[:extra], problem.own)
-        self._walk: Rows = walk
-        self._axes = memory_order(walk.shape, walk.strides)
-        self._row_axes = [axis for axis in self._axes if axis != walk.axis]
-        self._rows = math.prod(loss.rows_of(walk.shape))
-        self._columns = walk.shape[walk.axis]
+        extra = problem.leading
+        space = row_space(problem.call, loss, problem.request, problem.given)
+        self._space: RowSpace = space
+        self._axes = memory_order(space.shape, space.strides)
+        self._row_axes = [axis for axis in self._axes if axis != space.axis]
+        self._rows = math.prod(loss.rows_of(space.shape))
+        self._columns = space.shape[space.axis]
         # In the order of the kernels, the weights last.
         order = list(range(len(problem.operands)))
         if problem.call.weighted:
@@ -148,9 +148,9 @@ class _Planner(Launches):
         self._inputs = [
             _Array(
                 problem.operands[k].dtype,
-                walk.strides[k],
+                space.strides[k],
                 problem.misaligned[k],
-                self._operand_slots[k],
+                self._operand_addresses[k],
                 not loss.gathers and self._is_streamed(names[k], problem.operands[k]),
             )
             for k in order
@@ -161,92 +161,64 @@ class _Planner(Launches):
         """What is read of each element."""
         return sum(item_size(a.dtype) for a in self._inputs if a.streamed)
 
-    def _is_streamed(self, name: str, operand: Operand) -> bool:
+    def _is_streamed(self, name: str, operand: ArraySpec) -> bool:
         if name == "":  # grad_output, or a tangent of elements
-            return len(operand.shape) == len(self._walk.shape)
+            return len(operand.shape) == len(self._space.shape)
         role = self._loss.role(name)
         return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
 
     def plan(self) -> Plan:
-        problem, todo = self._problem, self._problem.todo
-        value: Slot = 0
-        values = "NO_VALUES"
-        if todo.values:
-            value = self._add_output(self._value_output())
-            values = self._values()
+        value, values = self._value(), self._values_mode()
         outputs: list[_Array] = []
         wanted: list[int] = []
-        summed: list[tuple[int, _Array, Slot]] = []
-        for k, computed in zip(todo.wanted, problem.computed_now, strict=True):
-            if not computed:
-                self._outputs.append(None)
-                continue
-            array, slot = self._gradient(k)
+        summed: list[tuple[int, _Array, Address]] = []
+        for k, address in self._gradients():
+            array = self._gradient(k, address)
             outputs.append(array)
-            wanted.append(k - problem.call.weighted)
-            if slot != array.slot:
-                summed.append((k, array, slot))
-        total: Slot = 0
-        if self._loss.divides_by_shares(problem.call) and (wanted or todo.directions):
-            total = self._sum_shares()
+            wanted.append(k - self._problem.call.weighted)
+            if array.address != address:
+                summed.append((k, array, address))
+        denominator = self._denominator(bool(wanted))
         team = self._team(bool(wanted))
         if team.parts:
-            self._in_two_launches(team, values, value, total, wanted, outputs)
-        elif wanted and todo.values and not any(a.streamed for a in self._inputs):
+            self._in_two_launches(team, values, value, denominator, wanted, outputs)
+        elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
-            self._launch(self._team(False), "WHOLE", values, value, total, (), ())
-            self._launch(team, "WHOLE", "NO_VALUES", 0, total, wanted, outputs)
+            rows = self._team(False)
+            self._launch(rows, "WHOLE", values, value, denominator, (), ())
+            self._launch(team, "WHOLE", "NO_VALUES", NO_ADDRESS, denominator, wanted, outputs)
         else:
-            self._launch(team, "WHOLE", values, value, total, wanted, outputs)
-        for k, array, slot in summed:
-            self._sum_gradient(k, array, slot)
+            self._launch(team, "WHOLE", values, value, denominator, wanted, outputs)
+        for k, array, address in summed:
+            self._sum_gradient(k, array, address)
         return self._finish()
 
-    # ---- arrays ----------------------------------------------------------------------------------
-
-    def _value_output(self) -> Output:
-        """One number a row in the order in which the kernels walk over the rows."""
-        problem, axis = self._problem, self._walk.axis
-        return value_output(problem, [a - (a > axis) for a in self._row_axes])
-
-    def _values(self) -> str:
+    def _gradient(self, k: int, address: Address) -> _Array:
+        """The array that the kernels write for operand k, whose gradient is at an address."""
         problem = self._problem
-        if problem.call.reduction == "none":
-            return "EACH_VALUE"
-        if self._loss.divides_by_shares(problem.call) and not problem.todo.directions:
-            return "WEIGHTED_MEAN_OF_VALUES"
-        return "SUM_OF_VALUES"
-
-    def _gradient(self, k: int) -> tuple[_Array, Slot]:
-        """The array that the kernels write for operand k, and the slot of its gradient."""
-        problem = self._problem
-        index = problem.todo.extra + k
+        index = problem.leading + k
         operand = problem.operands[index]
         if self._loss.overwrites and k == problem.call.weighted:
-            self._outputs.append(lambda operands: operands[index])
-            slot: Slot = self._operand_slots[index]
-            strides, dtype = self._walk.strides[index], operand.dtype
-            return _Array(dtype, strides, problem.misaligned[index], slot, True), slot
-        own = self._add_gradient(k, self._axes)
-        if operand.shape == self._walk.shape:
+            strides, misaligned = self._space.strides[index], problem.misaligned[index]
+            return _Array(operand.dtype, strides, misaligned, address, True)
+        if operand.shape == self._space.shape:
             strides = dense_strides([a for a in self._axes if operand.shape[a] > 1], operand.shape)
-            return _Array(operand.dtype, strides, 0, own, True), own
+            return _Array(operand.dtype, strides, 0, address, True)
         full = self._add_scratch(item_size(problem.real) * problem.size)
-        strides = dense_strides(self._axes, self._walk.shape)
-        return _Array(problem.real, strides, 0, full, True), own
+        strides = dense_strides(self._axes, self._space.shape)
+        return _Array(problem.real, strides, 0, full, True)
 
-    def _sum_gradient(self, k: int, array: _Array, slot: Slot) -> None:
+    def _sum_gradient(self, k: int, array: _Array, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""
-        operand, shape = self._problem.operands[self._problem.todo.extra + k], self._walk.shape
+        operand, shape = self._problem.operands[self._problem.leading + k], self._space.shape
         repeated = [a for a in self._axes if operand.shape[a] == 1]
-        function = identity(Operand(array.dtype, shape, array.strides), array.slot)
-        self._add_sums(function, shape, self._axes, repeated, -1, operand.dtype, 1.0, (0, slot))
-
-    # ---- who works on a row ----------------------------------------------------------------------
+        function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
+        quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
+        self._add_sums(function, shape, self._axes, repeated, -1, quotient)
 
     def _team(self, gradients: bool) -> _Team:
-        main = self._inputs[self._problem.todo.extra]
-        step = main.strides[self._walk.axis]
+        main = self._inputs[self._problem.leading]
+        step = main.strides[self._space.axis]
         streams = [a for a in self._inputs if a.streamed]
         element_bytes = self._element_bytes
         available = driver.shared_memory(self._problem.device)
@@ -314,15 +286,15 @@ class _Planner(Launches):
         """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
         size = item_size(main.dtype)
         sizes = [item_size(a.dtype) for a in self._inputs if a.streamed]
-        width = PACK_BYTES // min(sizes, default=size)
+        width = VECTOR_BYTES // min(sizes, default=size)
         starts = [main.strides[a] for a in self._row_axes] + [main.misaligned // size]
         aligned = width
         while any(start % aligned for start in starts):
             aligned //= 2
         if aligned == width:
             return width, 0
-        # Where a row begins in a pack is known modulo PACK_BYTES.
-        width = min(width, PACK_BYTES // size)
+        # Where a row begins in a pack is known modulo VECTOR_BYTES.
+        width = min(width, VECTOR_BYTES // size)
         if aligned >= width:
             return width, 0
         line = LINE_BYTES // size
@@ -336,57 +308,55 @@ class _Planner(Launches):
 
     def _is_vector(self, team: _Team, array: _Array, main: _Array) -> bool:
         """Whether the packs of an array are aligned where those of `main` are."""
-        if not array.streamed or team.width == 1 or array.strides[self._walk.axis] != 1:
+        if not array.streamed or team.width == 1 or array.strides[self._space.axis] != 1:
             return False
         size = item_size(array.dtype)
-        unit = min(team.width, PACK_BYTES // size)
+        unit = min(team.width, VECTOR_BYTES // size)
         start = array.misaligned // size
         if team.shift:
             start -= main.misaligned // item_size(main.dtype)
         steps = [array.strides[a] - main.strides[a] * bool(team.shift) for a in self._row_axes]
         return not any(n % unit for n in (start, *steps))
 
-    # ---- launches --------------------------------------------------------------------------------
-
     def _in_two_launches(
         self,
         team: _Team,
         values: str,
-        value: Slot,
-        total: Slot,
+        value: Address,
+        denominator: Address,
         wanted: Sequence[int],
         outputs: Sequence[_Array],
     ) -> None:
         memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
-        self._launch(team, "PARTIAL", "NO_VALUES", 0, 0, (), (), memory)
-        self._launch(team, "FINISH", values, value, total, wanted, outputs, memory)
+        self._launch(team, "PARTIAL", "NO_VALUES", NO_ADDRESS, NO_ADDRESS, (), (), memory)
+        self._launch(team, "FINISH", values, value, denominator, wanted, outputs, memory)
 
-    def _sum_shares(self) -> Slot:
-        """What a mean divides its gradients by: the sum of the weights of the rows."""
+    def _sum_denominator(self) -> Address:
+        """The sum of the weights of the rows that are not ignored, or their number."""
         weighted = self._problem.call.weighted
-        total = self._add_scratch(8) if weighted else self._add_counter()
-        values = "GRADIENT_DIVISOR" if weighted else "COUNT"
+        denominator = self._add_scratch(8) if weighted else self._add_counter()
+        values = "SUM_OF_VALUES" if weighted else "COUNT"
         team = _Team(BLOCK, 1, 1, slots=1)
-        self._launch(team, "WHOLE", values, total, 0, (), (), share=True)
-        return total
+        self._launch(team, "WHOLE", values, denominator, NO_ADDRESS, (), (), denominator_only=True)
+        return denominator
 
     def _launch(
         self,
         team: _Team,
         phase: str,
         values: str,
-        value: Slot,
-        total: Slot,
+        value: Address,
+        denominator: Address,
         wanted: Sequence[int],
         outputs: Sequence[_Array],
-        memory: Slot = 0,
-        share: bool = False,
+        memory: Address = NO_ADDRESS,
+        denominator_only: bool = False,
     ) -> None:
-        problem, todo, call = self._problem, self._problem.todo, self._problem.call
-        inputs = self._inputs[todo.extra :] if share else self._inputs
+        problem, request, call = self._problem, self._problem.request, self._problem.call
+        inputs = self._inputs[problem.leading :] if denominator_only else self._inputs
         streams = [a for a in inputs if a.streamed]
-        chained = todo.chained and not share
-        directions = [k - call.weighted for k in todo.directions if not share]
+        vjp = request.vjp and not denominator_only
+        tangents = [k - call.weighted for k in request.tangents if not denominator_only]
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         shared = team.slots * team.threads * pack_bytes
         if phase != "WHOLE" or team.held:
@@ -399,22 +369,22 @@ class _Planner(Launches):
         summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
         workers = min(groups, self._workers(team, summed or not wanted))
-        if share:
+        if denominator_only:
             workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
         segments = self._rows if team.ranks > 2 else workers
         layout, layout_bytes = self._layout(team, inputs, outputs)
         real = c_type(problem.real)
         expression = self._expression(team)
-        if share:
-            expression = template("ShareOf", expression)
-        wide = 2 if directions or problem.real == "float64" else 1
+        if denominator_only:
+            expression = template("Denominator", expression)
+        wide = 2 if tangents or problem.real == "float64" else 1
         threads = THREADS_OF_MULTIPROCESSOR
         if wanted and team.batch * pack_bytes == BATCH_BYTES:
             threads = THREADS_WITH_GRADIENTS
         elif team.held and not wanted:
             threads = THREADS_WITH_HELD
         resident = max(1, threads // wide // team.threads)
-        result = "double" if share else c_type(problem.result)
+        result = "double" if denominator_only else self._result_type()
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
         pointers += [f"{c_type(a.dtype)}*" for a in outputs]
         name = template(
@@ -426,41 +396,42 @@ class _Planner(Launches):
             phase,
             values,
             bits(tuple(wanted)),
-            bits(tuple(directions)),
-            chained,
+            bits(tuple(tangents)),
+            vjp,
             result,
             *pointers,
         )
         kernel = compiler.kernel(
             "kernels/rows.cu", name, team.threads, problem.device, shared=shared
         )
-        counter: Slot = 0
-        partials: Slot = 0
+        counter = partials = NO_ADDRESS
         if segments > 1 and summed:
             teams = -(-segments // TEAM)
             counter = self._add_counter(1 + teams)
-            sums = 2 if values == "WEIGHTED_MEAN_OF_VALUES" else 1
+            sums = 2 if values == "MEAN_OF_VALUES" else 1
             partials = self._add_scratch(16 * sums * (segments + teams))
         launch = Launch(
             kernel,
             (workers * blocks, 1),
             team.threads,
             [
-                self._arguments(),
                 layout_bytes,
-                arguments.int64(self._rows),
-                arguments.int64(self._columns),
-                arguments.int64(team.parts),
-                arguments.int64(team.slots),
-                arguments.int64(segments),
-                arguments.int64(self._kept(workers)),
-                arguments.float64(problem.divisor if not share else 1.0),
+                int64(self._rows),
+                int64(self._columns),
+                int64(team.parts),
+                int64(team.slots),
+                int64(segments),
+                int64(self._kept(workers)),
+                float64(1.0 if denominator_only else problem.denominator.size),
             ],
             pointers=5 + len(pointers),
             shared=shared,
+            fields=Fields(call.parameters, problem.real),
+            parameters=call.parameters,
         )
-        slots = [a.slot for a in (*inputs, *outputs)]
-        self._steps.append((launch, (total, value, counter, partials, memory, *slots)))
+        arrays = [a.address for a in (*inputs, *outputs)]
+        chosen = (denominator, value, counter, partials, memory, *arrays)
+        self._steps.append((launch, chosen))
 
     def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""
@@ -487,21 +458,23 @@ class _Planner(Launches):
     ) -> tuple[str, bytes]:
         """The C++ type of the layout, and its fields."""
         arrays = [*inputs, *outputs]
-        main = self._inputs[self._problem.todo.extra]
-        walk = collapse(self._row_axes, self._walk.shape, [a.strides for a in arrays])
-        if not walk.shape:
-            walk = Walk((1,), ((0,),) * len(arrays))
+        main = self._inputs[self._problem.leading]
+        space = coalesce(self._row_axes, self._space.shape, [a.strides for a in arrays])
+        if not space.shape:
+            space = IterationSpace((1,), ((0,),) * len(arrays))
         vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
         index = "unsigned" if self._rows < 2**30 else "unsigned long long"
         column = "int" if self._columns < 2**30 else "long long"
-        spans = [sum(n * step for n, step in zip(walk.shape, s, strict=True)) for s in walk.strides]
-        backwards = any(step < 0 for s in walk.strides for step in s)
+        spans = [
+            sum(n * step for n, step in zip(space.shape, s, strict=True)) for s in space.strides
+        ]
+        backwards = any(step < 0 for s in space.strides for step in s)
         offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
-        numbers = str(len(walk.shape)), str(len(arrays)), bits(vectors)
+        numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
         name = template("RowLayout", *numbers, index, column, offset)
-        steps = [a.strides[self._walk.axis] for a in arrays]
-        strides = (length for step in walk.strides for length in step)
-        return name, arguments.int64(*walk.shape, *strides, *steps)
+        steps = [a.strides[self._space.axis] for a in arrays]
+        strides = (length for step in space.strides for length in step)
+        return name, int64(*space.shape, *strides, *steps)
 
     def _expression(self, team: _Team) -> str:
         loss, call = self._loss, self._problem.call
@@ -509,21 +482,11 @@ class _Planner(Launches):
         weighted = (call.weighted,) if loss.weights else ()
         precision: tuple[bool | str, ...] = ()
         if loss.precise:
-            main = self._inputs[self._problem.todo.extra]
+            main = self._inputs[self._problem.leading]
             half = item_size(main.dtype) < item_size(self._problem.real)
             precision = half, str(self._columns if team.held and team.lanes == 1 else 0)
         real = c_type(self._problem.real)
         return template(loss.struct, real, *options, *weighted, *precision)
-
-    def _arguments(self) -> bytes:
-        """The fields of the loss."""
-        values = self._problem.call.parameters
-        integers = [v for v in values if isinstance(v, int)]
-        numbers = [v for v in values if not isinstance(v, int)]
-        fields = arguments.int64(*integers)
-        if numbers or not integers:
-            fields += arguments.parameters(numbers, self._problem.real)
-        return fields
 
 
 def _power_of_two_from(n: int) -> int:

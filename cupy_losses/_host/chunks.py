@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._core.shapes import Operand, Shape, dense_strides
+from .._core.outputs import Output
+from .._core.shapes import ArraySpec, Shape
 
 Array = npt.NDArray[Any]
 Index = tuple[slice | int, ...]
@@ -35,10 +36,10 @@ def chunks(shape: Shape, size: int = CHUNK) -> Iterator[Index]:
         yield (slice(first, first + rows),)
 
 
-def describe(array: Array) -> Operand:
+def spec(array: Array) -> ArraySpec:
     """A NumPy array without its data."""
     size = max(array.dtype.itemsize, 1)
-    return Operand(array.dtype.name, array.shape, tuple(step // size for step in array.strides))
+    return ArraySpec(array.dtype.name, array.shape, tuple(step // size for step in array.strides))
 
 
 def total(x: Array) -> np.longdouble:
@@ -75,40 +76,34 @@ class Sum:
 
 
 class Gradient:
-    """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast.
+    """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
 
-    With `overwrites` it takes the operand's memory.
-    """
-
-    def __init__(
-        self, operand: Array, shape: Shape, axes: Sequence[int], overwrites: bool = False
-    ) -> None:
-        self._operand = operand
-        own = (1,) * (len(shape) - operand.ndim) + operand.shape
+    def __init__(self, output: Output, operand: Array, shape: Shape) -> None:
+        self._output = output
+        own = (1,) * (len(shape) - len(output.shape)) + output.shape
         self._direct = own == shape
-        if overwrites:
-            self._array = operand
-        elif self._direct:
-            self._array = empty(shape, axes, operand.dtype)
+        if self._direct:
+            self._array = operand if output.in_place else empty(output)
+            self._view = self._array.reshape(own)  # with the axes of the elements
         else:
             self._sum = Sum(own)
 
     def add(self, index: Index, slope: Array) -> None:
         """Take the slopes of the chunk at `index`."""
         if self._direct:
-            self._array[index] = slope
+            self._view[index] = slope
         else:
             self._sum.add(index, slope)
 
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""
         if self._direct:
-            return self._array.reshape(self._operand.shape)
-        array = self._sum.array.astype(self._operand.dtype)
-        return array.reshape(self._operand.shape)
+            return self._array
+        return self._sum.array.astype(dtype(self._output.dtype)).reshape(self._output.shape)
 
 
-def empty(shape: Shape, axes: Sequence[int], of: np.dtype[Any]) -> Array:
-    """A new array whose memory runs along `axes`, slowest first."""
-    strides = tuple(step * of.itemsize for step in dense_strides(axes, shape))
-    return np.ndarray(shape, of, strides=strides)
+def empty(output: Output) -> Array:
+    """A new array."""
+    of = dtype(output.dtype)
+    strides = tuple(step * of.itemsize for step in output.strides)
+    return np.ndarray(output.shape, of, strides=strides)

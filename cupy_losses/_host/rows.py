@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core.losses import Call, Pass, computed_now
-from .._core.rows import INDEX, LABELS, NUMBER, RowLoss
-from .._core.shapes import Shape, broadcast_strides, memory_order, result_dtype
-from .chunks import CHUNK, Array, Gradient, Index, chunks, describe, dtype, total
+from .._core.loss import Call, Request
+from .._core.memory import Memory, check_overwritten
+from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
+from .._core.shapes import Shape
+from .chunks import CHUNK, Array, Gradient, Index, chunks, spec, total
 from .dual import Dual, Number, slope_of
+from .reduction import Divisors, Value
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
@@ -58,40 +60,56 @@ class Rows(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Some rows of a pass, and which of them are ignored and which have no valid target."""
+    """Some rows of a request, and which of them are ignored and which have no valid target."""
 
     rows: Rows
-    chain: Array | None
+    grad_output: Array | None
     ignored: Array
     invalid: Array
 
     def settle(self, x: Number, along: bool) -> Array:
-        """The numbers of a formula, or their slopes along the directions of the pass."""
+        """The numbers of a formula, or their slopes along the tangents of the request."""
         if along:
             x = slope_of(x)
-        return self.mask(x if self.chain is None else self.chain * x)
+        return self.mask(x if self.grad_output is None else self.grad_output * x)
 
     def mask(self, x: Array) -> Array:
         """0 for rows that are ignored, NaN for those whose target is out of range."""
         return np.where(self.ignored, 0.0, np.where(self.invalid, np.nan, x))
 
 
-class _Walk:
-    """The operands of a pass as views whose last axis runs along the rows."""
+def _signed(index: Array) -> Array:
+    """Indices as int64. A uint64 beyond that becomes the largest one, which no row has."""
+    if index.dtype == np.uint64:
+        index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
+    return index.astype(np.int64)
+
+
+def _memory(array: Array) -> Memory:
+    return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
+
+
+class _Operands:
+    """The operands of a request as views whose last axis runs along the rows."""
 
     def __init__(
-        self, call: Call, loss: RowLoss, todo: Pass, operands: Sequence[Array], shape: Shape
+        self,
+        call: Call,
+        loss: RowFormula,
+        request: Request,
+        operands: Sequence[Array],
+        shape: Shape,
     ) -> None:
         self.loss = loss
         self.axis = loss.axis(shape)
         self.rows = loss.rows_of(shape)
         self.columns = shape[self.axis]
         self.shape = (*self.rows, self.columns)
-        leading, own = operands[: todo.extra], operands[todo.extra :]
-        self._chain = self._of_rows(leading[0]) if todo.chained else None
+        leading, own = operands[request.denominator : request.extra], operands[request.extra :]
+        self._grad_output = self._of_rows(leading[0]) if request.vjp else None
         self._tangents = {
             call.names[k]: self._of_elements(tangent, shape)
-            for k, tangent in zip(todo.directions, leading[int(todo.chained) :], strict=True)
+            for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
         named = dict(zip(call.names, own, strict=True))
         self._weight = named["weight"].astype(np.float64) if call.weighted else 1.0
@@ -101,14 +119,22 @@ class _Walk:
             else self._of_elements(named[name], shape)
             for name in loss.operands
         }
-        names = (parameter.name for parameter in loss.parameters)
-        self._parameters = dict(zip(names, call.parameters, strict=True))
+        self._parameters = call.named_parameters
 
     def _of_rows(self, operand: Array) -> Array:
         return np.broadcast_to(operand, self.rows)[..., None]
 
     def _of_elements(self, operand: Array, shape: Shape) -> Array:
         return np.moveaxis(np.broadcast_to(operand, shape), self.axis, -1)
+
+    def among_elements(self, index: Index, along_rows: Array) -> tuple[Index, Array]:
+        """The index among all elements of the rows at an index, and their array moved alike."""
+        everything = slice(None)
+        whole = (*index, *(everything,) * (len(self.rows) - len(index)))
+        at = (*whole[: self.axis], everything, *whole[self.axis :])
+        # An integer in the index takes its axis away, so that the rows' own axis moves less.
+        axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
+        return at, np.moveaxis(along_rows, -1, axis)
 
     def at(self, index: Index) -> _Chunk:
         """The rows at an index."""
@@ -118,14 +144,14 @@ class _Walk:
         for name, view in self._views.items():
             role, part = self.loss.role(name), view[index]
             if role == INDEX:
-                target = part.astype(np.int64)
+                target = _signed(part)
                 if "ignore_index" in self._parameters:
-                    ignored = target == self._parameters["ignore_index"]
+                    ignored = np.asarray(part == self._parameters["ignore_index"])
                 inside = ~ignored & (target >= 0) & (target < self.columns)
                 invalid = ~ignored & ~inside
                 operands[name] = np.where(inside, target, -1)
             elif role == LABELS:
-                labels = part.astype(np.int64)
+                labels = _signed(part)
                 listed = np.logical_and.accumulate(labels >= 0, axis=-1)
                 beyond = listed & (labels >= self.columns)
                 invalid = np.asarray(beyond.any(axis=-1, keepdims=True))
@@ -135,77 +161,77 @@ class _Walk:
                 if name in self._tangents:
                     tangent = self._tangents[name][index].astype(np.float64)
                     operands[name] = Dual(operands[name], tangent)
-        chain = None if self._chain is None else self._chain[index].astype(np.float64)
+        grad_output = None
+        if self._grad_output is not None:
+            grad_output = self._grad_output[index].astype(np.float64)
         shape = (*part.shape[:-1], 1)
         return _Chunk(
             Rows(operands, self._parameters, self.columns, self._weight),
-            chain,
+            grad_output,
             np.broadcast_to(ignored, shape),
             np.broadcast_to(invalid, shape),
         )
 
 
-def run(
-    call: Call, loss: RowLoss, todo: Pass, operands: Sequence[Array], autocast: bool
+def evaluate(
+    loss: RowFormula, call: Call, request: Request, operands: Sequence[Array], autocast: bool
 ) -> list[Array | None]:
-    """Compute one pass: the value, if asked for, then the wanted gradients."""
-    own = [describe(operand) for operand in operands[todo.extra :]]
+    """Evaluate a request: the value, if asked for, then the wanted gradients."""
+    specs = [spec(operand) for operand in operands]
+    own = specs[request.extra :]
     shape = loss.shape_of(call, own)
-    walk = _Walk(call, loss, todo, operands, shape)
-    blocks = list(chunks(walk.rows, max(CHUNK // max(walk.columns, 1), 1)))
-    along = bool(todo.directions)
-    result = dtype(result_dtype(loss.promoted(call, own), autocast))
-    each = np.empty(walk.rows, result) if call.reduction == "none" else None
-    summed = np.longdouble(0)
-    gradients: dict[int, Gradient] = {}
-    for k, computed in zip(todo.wanted, computed_now(call, todo, own, shape), strict=True):
-        if computed:
-            operand = np.moveaxis(operands[todo.extra + k], walk.axis, -1)
-            overwrites = loss.overwrites and k == call.extra
-            if overwrites and not operand.flags.writeable:
-                raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
-            axes = memory_order(walk.shape, [broadcast_strides(describe(operand), walk.shape)])
-            gradients[k] = Gradient(operand, walk.shape, axes, overwrites)
+    if loss.overwrites:
+        check_overwritten(call, request, [_memory(operand) for operand in operands])
+    outputs = loss.outputs(call, request, specs, autocast)
+    views = _Operands(call, loss, request, operands, shape)
+    blocks = list(chunks(views.rows, max(CHUNK // max(views.columns, 1), 1)))
 
+    value = None
+    if request.value:
+        output = outputs.pop(0)
+        assert output is not None
+        summed = None if call.reduction == "none" else (1,) * len(views.rows)
+        value = Value(call, request, shape, output, summed)
+    gradients: dict[int, Gradient] = {}
+    for k, output in zip(request.wanted, outputs, strict=True):
+        if output is not None:
+            operand = operands[request.extra + k]
+            if output.in_place and not operand.flags.writeable:
+                raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
+            gradients[k] = Gradient(output, operand, shape)
+
+    along = bool(request.tangents)
     with np.errstate(all="ignore"):
-        divisor = np.longdouble(loss.divisor(call, shape, own))
-        if loss.divides_by_shares(call):
-            divisor, counted = _shares(walk, blocks)
-            if along and not counted:
-                divisor = np.longdouble(np.inf)  # nothing has a slope
+        denominator = loss.denominator(call, shape, own)
+        if request.denominator:
+            number = np.longdouble(operands[0])
+        elif denominator.of_data:
+            number = _sum_of_data(views, blocks)
+        else:
+            number = np.longdouble(denominator.size)
+        divisors = Divisors(request, denominator, number)
         for index in blocks:
-            chunk = walk.at(index)
-            value, derivatives = loss.formula(chunk.rows)
-            if todo.values:
-                values = chunk.settle(value, along)
-                if each is None:
-                    summed += total(values)
-                else:
-                    each[index] = values[..., 0]
+            chunk = views.at(index)
+            each, derivatives = loss.formula(chunk.rows)
+            if value is not None:
+                value.add(index, chunk.settle(each, along)[..., 0])
             for k, gradient in gradients.items():
                 slope = chunk.settle(derivatives[call.names[k]](), along)
-                gradient.add(index, chunk.mask(slope / np.float64(divisor)))
-        outputs: list[Array | None] = []
-        if todo.values:
-            outputs.append(np.asarray(summed / divisor).astype(result) if each is None else each)
-        for k in todo.wanted:
-            if k not in gradients:
-                outputs.append(None)
-            elif loss.overwrites and k == call.extra:
-                outputs.append(operands[todo.extra + k])
-            else:
-                outputs.append(np.moveaxis(gradients[k].finish(), -1, walk.axis))
-    return outputs
+                quotient = chunk.mask(slope / divisors.of_derivatives)
+                gradient.add(*views.among_elements(index, quotient))
+        results: list[Array | None] = [] if value is None else [value.finish(divisors)]
+        for k in request.wanted:
+            results.append(gradients[k].finish() if k in gradients else None)
+    return results
 
 
-def _shares(walk: _Walk, blocks: Sequence[Index]) -> tuple[np.longdouble, bool]:
-    """What a weighted mean divides by, and whether any row counts."""
-    divisor, counted = np.longdouble(0), False
-    target = next(name for name in walk.loss.operands if walk.loss.role(name) == INDEX)
+def _sum_of_data(views: _Operands, blocks: Sequence[Index]) -> np.longdouble:
+    """The sum of the weights of the rows that are not ignored."""
+    denominator = np.longdouble(0)
+    target = next(name for name in views.loss.operands if views.loss.role(name) == INDEX)
     for index in blocks:
-        chunk = walk.at(index)
+        chunk = views.at(index)
         # A row whose target is out of range has no weight: NaN would reach the gradients of others.
         weight = np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
-        divisor += total(np.where(chunk.ignored, 0.0, weight))
-        counted = counted or not chunk.ignored.all()
-    return divisor, counted
+        denominator += total(np.where(chunk.ignored, 0.0, weight))
+    return denominator

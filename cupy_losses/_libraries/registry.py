@@ -1,156 +1,190 @@
-"""Which library an array is from, and the backend that computes on it.
+"""Which library an array is from: what a library of arrays is, and how one is found.
 
-Libraries are recognised by the modules that the user has imported already: nothing here imports
-CuPy or torch for a program that does not use them.
+A library is a subclass of `ArrayLibrary` that registers itself, in a file of this folder. The file
+has the name of the library's top-level module and is imported when an array of that library comes:
+nothing here imports CuPy or torch for a program that does not use them.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
+import importlib
+import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from .._core.losses import Call, Pass
+from .._core.loss import Call, Request
 
 Array = Any
 
 
-class Backend(Protocol):
-    """Computes losses of the arrays of one library on one kind of device."""
+class ArrayLibrary(ABC):
+    """Arrays of one library on one kind of device, and how losses of them are computed.
 
+    A subclass is instantiated when the first of its arrays comes.
+
+    Attributes:
+        name: Names the library in messages.
+        on_host: Whether its arrays are in the memory of the host.
+        takes_over: Whether it evaluates each call that has one of its arrays, whatever the others
+            are.
+
+    """
+
+    name: str
+    on_host: bool
+    takes_over = False
+
+    @classmethod
+    @abstractmethod
+    def types(cls) -> tuple[type, ...]:
+        """The types of the library's arrays."""
+
+    @classmethod
+    @abstractmethod
+    def owns(cls, array: Array) -> bool:
+        """Whether an array is one of this library that losses take, and on its kind of device."""
+
+    @abstractmethod
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss, differentiable where the library differentiates."""
 
-    def run(self, call: Call, todo: Pass, operands: Sequence[Array]) -> list[Array | None]:
-        """One pass over the operands: the value, if asked for, then the gradients."""
+    @abstractmethod
+    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+        """The results of a request: the value, if asked for, then the gradients."""
+
+    @abstractmethod
+    def adopt(self, array: Array) -> Array:
+        """An array of any library as one of this, sharing its memory; one of this as it is."""
+
+    def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
+        """The operands as arrays whose elements can be read."""
+        return operands
+
+    def exported(self, array: Array) -> Array:
+        """An array as an object that other libraries adopt by DLPack."""
+        return array
+
+    @classmethod
+    def by_type(cls, kind: type) -> Callable[[Array], ArrayLibrary] | None:
+        """What gives the library of arrays of exactly this type; None if more is to be asked."""
+        library = instance(cls)
+        return lambda array: library
 
 
-# From the type of an array to what gives its backend, filled as types are met.
-_backend_of: dict[type, Callable[[Array], Backend]] = {}
+_classes: list[type[ArrayLibrary]] = []
+# From the type of an array to what gives its library, filled as types are met.
+_library_of: dict[type, Callable[[Array], ArrayLibrary]] = {}
+_instances: dict[type[ArrayLibrary], ArrayLibrary] = {}
 
 
-def resolve(call: Call, operands: Sequence[Array]) -> tuple[Backend, Sequence[Array]]:
-    """The backend for a call, and all operands as arrays of the backend's library.
+def register(library: type[ArrayLibrary]) -> type[ArrayLibrary]:
+    """Register a library; those that are registered later are asked first."""
+    _classes.insert(0, library)
+    return library
+
+
+def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
+    """The library of a call, and all operands as arrays of it.
 
     The first argument decides on the library; host and device do not mix.
     """
     kind = type(operands[-1])
-    backend_of = _backend_of.get(kind)
-    if backend_of is not None:
+    library_of = _library_of.get(kind)
+    if library_of is not None:
         for operand in operands:
             if type(operand) is not kind:
                 break
         else:
-            return backend_of(operands[-1]), operands
+            return library_of(operands[-1]), operands
     return _recognised(call, operands)
 
 
-# ---- the cold path: types not met yet, libraries that mix, DLPack objects, what is no array ------
-
-_ON_HOST = ("numpy", "torch cpu", "dlpack cpu")
-_ON_DEVICE = ("cupy", "torch cuda", "dlpack cuda")
-_DLPACK_DEVICES = {1: "dlpack cpu", 3: "dlpack cpu", 2: "dlpack cuda", 13: "dlpack cuda"}
-_LIBRARY_OF = {"dlpack cpu": "numpy", "dlpack cuda": "cupy"}
+# Of any other producer of DLPack arrays, by the type of its device: host and pinned memory, device
+# and managed memory.
+_ADOPTING = {1: "numpy", 3: "numpy", 2: "cupy", 13: "cupy"}
 
 
-def _kind(array: Array) -> str:
-    """The library and device of an array; "" if it is no array."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and isinstance(array, torch.Tensor):
-        if array.layout is not torch.strided:
-            return f"torch {array.layout}"
-        return f"torch {array.device.type}"
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        return "cupy"
-    if isinstance(array, np.ma.MaskedArray):
-        return ""  # its mask would be ignored
-    if isinstance(array, np.ndarray | np.generic):
-        return "numpy"
+def find(array: Array) -> type[ArrayLibrary] | None:
+    """The library that takes an array; None for what is no array that one takes."""
+    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in type(array).__mro__):
+        _import(root)
+    for library in _classes:
+        if library.owns(array):
+            return library
+    if any(issubclass(type(array), foreign) for library in _classes for foreign in library.types()):
+        return None  # of a known library, but on no device, or in no layout, that it takes
     device = getattr(array, "__dlpack_device__", None)
-    return "" if device is None else _DLPACK_DEVICES.get(int(device()[0]), "dlpack")
+    name = None if device is None else _ADOPTING.get(int(device()[0]))
+    if name is None:
+        return None
+    _import(name)
+    return next(library for library in _classes if library.name == name)
 
 
-@functools.cache
-def _backend(kind: str) -> Backend:
-    if kind == "numpy":
-        from .._host.pointwise import HostBackend
-
-        return HostBackend()
-    if kind == "cupy":
-        from .._device.engine import CupyBackend
-
-        return CupyBackend()
-    from .._torch import bridge
-
-    return bridge.CudaBackend() if kind == "torch cuda" else bridge.CpuBackend()
+def _import(root: str) -> None:
+    """Import the file of a library, if there is one."""
+    name = f"{__package__}.{root}"
+    if root != "registry" and importlib.util.find_spec(name) is not None:
+        importlib.import_module(name)
 
 
-def _torch_backend(tensor: Array) -> Backend:
-    return _backend("torch cuda" if tensor.is_cuda else "torch cpu")
+def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
+    """The one instance of a library."""
+    if library not in _instances:
+        _instances[library] = library()
+    return _instances[library]
 
 
-def _recognised(call: Call, operands: Sequence[Array]) -> tuple[Backend, Sequence[Array]]:
-    kinds = [_kind(operand) for operand in operands]
-    for name, operand, kind in zip(call.names, operands, kinds, strict=True):
-        if kind not in (*_ON_HOST, *_ON_DEVICE):
+def _recognised(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
+    """The same for types that are not met yet, and for several libraries in one call."""
+    found = [find(operand) for operand in operands]
+    for name, operand, library in zip(call.names, operands, found, strict=True):
+        if library is None:
             raise TypeError(
                 f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
-                f"on a CUDA device, got {type(operand).__name__}{kind and f' ({kind})'}"
+                f"on a CUDA device, got {_described(operand)}"
             )
-    first = kinds[call.extra]
-    side = _ON_HOST if first in _ON_HOST else _ON_DEVICE
-    if any(kind not in side for kind in kinds):
+    libraries = [library for library in found if library is not None]
+    for library in libraries:
+        if library.takes_over:
+            return instance(library), operands
+    first = libraries[call.extra]
+    if any(library.on_host != first.on_host for library in libraries):
         given = ", ".join(
-            f"{name} on the {'host' if kind in _ON_HOST else 'device'}"
-            for name, kind in zip(call.names, kinds, strict=True)
+            f"{name} on the {'host' if library.on_host else 'device'}"
+            for name, library in zip(call.names, libraries, strict=True)
         )
         raise ValueError(f"all arrays must be on the same device, got {given}")
-    target = _LIBRARY_OF.get(first, first)
-    backend = _backend(target)
-    converted = [
-        operand
-        if kind == target and not isinstance(operand, np.generic)
-        else _convert(operand, kind, target, name)
-        for operand, kind, name in zip(operands, kinds, call.names, strict=True)
+    target = instance(first)
+    adopted = [
+        _adopted(target, instance(library), operand, name)
+        for operand, library, name in zip(operands, libraries, call.names, strict=True)
     ]
-    for operand in converted:
-        if target in ("numpy", "cupy"):
-            _backend_of[type(operand)] = lambda array: backend
-        elif type(operand) in _plain_tensors():
-            _backend_of[type(operand)] = _torch_backend
-    return backend, converted
+    for operand in adopted:
+        kind = type(operand)
+        if kind not in _library_of and (library_of := first.by_type(kind)) is not None:
+            _library_of[kind] = library_of
+    return target, adopted
 
 
-def _plain_tensors() -> tuple[type, ...]:
-    torch = sys.modules["torch"]
-    return torch.Tensor, torch.nn.Parameter
-
-
-def _convert(array: Array, kind: str, target: str, name: str) -> Array:
-    """The same memory as an array of another library, by DLPack."""
+def _adopted(target: ArrayLibrary, own: ArrayLibrary, array: Array, name: str) -> Array:
+    """The same memory as an array of the target library."""
+    if own is target:
+        return target.adopt(array)
     if getattr(array, "requires_grad", False):
         raise ValueError(
             f"{name} requires grad, but the first argument is no torch tensor and the result would "
             f"carry no gradient: pass {name}.detach()"
         )
-    if isinstance(array, np.generic):
-        array = np.asarray(array)
     try:
-        if target == "numpy":
-            return array if kind == "numpy" else np.from_dlpack(array)
-        if target == "cupy":
-            from .._device.driver import cupy
-
-            return cupy().from_dlpack(_torch_exporter(array) if kind == "torch cuda" else array)
-        return sys.modules["torch"].from_dlpack(array)
+        return target.adopt(own.exported(array))
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be shared as a {target} array: {error}") from error
+        raise TypeError(f"{name} cannot be shared as a {target.name} array: {error}") from error
 
 
-def _torch_exporter(tensor: Array) -> Array:
-    from .._torch.bridge import Exporter
-
-    return Exporter(tensor)
+def _described(array: Array) -> str:
+    """What an object is that no library takes."""
+    layout, device = getattr(array, "layout", None), getattr(array, "device", None)
+    details = layout if str(layout) not in ("None", "torch.strided") else device
+    return type(array).__name__ + (f" ({details})" if details is not None else "")

@@ -16,8 +16,8 @@ from ..tables.losses import LOSSES, SIMPLE, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
 
-# 1; around a pack of 4 or 8; around a block of 512 packs; around a tile of 4 packs a thread; two
-# segments and a ragged end.
+# 1; around a vector of 4 or 8; around a block of 512 vectors; around a tile of 4 vectors a thread;
+# two segments and a ragged end.
 SIZES = [1, 3, 4, 5, 8, 9, 511, 2048, 2049, 4096, 8191, 8193, 70001]
 
 

@@ -382,7 +382,7 @@ def _replace_modules(modules: dict[str, ModuleType]) -> None:
     forget()
 
 
-_DICTIONARIES = ("_plans", "_backend_of")
+_DICTIONARIES = ("_plans", "_library_of", "_instances")
 
 
 def forget() -> None:

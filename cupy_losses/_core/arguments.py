@@ -1,0 +1,103 @@
+"""The kinds of arguments that are no arrays, and the check of a value of each.
+
+A public function declares the kind of each of its arguments; `_api/entrance.py` checks every value
+that a caller passes before anything else happens.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+# The reciprocal of the largest hyper-parameter is still a normal float32, see
+# cuda/numbers/dual.cuh.
+LARGEST = 2.0**120
+
+
+class Argument(Protocol):
+    """The kind of an argument."""
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value as the package uses it; raises an error that names the argument."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """A real number in an interval, which includes its ends unless `open` excludes the minimum.
+
+    `infinite` allows infinity beyond the maximum.
+    """
+
+    minimum: float = -LARGEST
+    maximum: float = LARGEST
+    open: bool = False
+    infinite: bool = False
+
+    def checked(self, name: str, value: Any) -> float:
+        """The value as a float."""
+        if type(value) is float and self.minimum < value < self.maximum:
+            return value + 0.0  # -0.0 becomes 0.0: both are the same argument
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a real number, got {described(value)}")
+        try:
+            number = float(value) + 0.0
+        except OverflowError:
+            number = math.inf
+        above = number > self.minimum if self.open else number >= self.minimum
+        if above and (number <= self.maximum or (self.infinite and number == math.inf)):
+            return number
+        bound = ">" if self.open else ">="
+        raise ValueError(
+            f"{name} must be {bound} {self.minimum:g} and at most {self.maximum:.2g}, got {value}"
+        )
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer of 64 bits."""
+
+    def checked(self, name: str, value: Any) -> int:
+        """The value as an int."""
+        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name} must be an integer, got {described(value)}")
+        number = int(value)
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"{name} must be an integer of 64 bits, got {number}")
+        return number
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False."""
+
+    def checked(self, name: str, value: Any) -> bool:
+        """The value as a bool."""
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
+        raise TypeError(f"{name} must be True or False, got {described(value)}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few strings or numbers."""
+
+    values: tuple[Any, ...]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The one that the value equals."""
+        if isinstance(value, str | numbers.Real) and not isinstance(value, bool | np.bool_):
+            for choice in self.values:
+                if choice == value:
+                    return choice
+        *others, last = map(repr, self.values)
+        allowed = f"{', '.join(others)} or {last}"
+        raise ValueError(f"{name} must be {allowed}, got {described(value)}")
+
+
+def described(value: Any) -> str:
+    """A value in a message: strings and numbers in full, anything else by its type."""
+    return repr(value) if isinstance(value, str | numbers.Real) else type(value).__name__

@@ -1,0 +1,246 @@
+"""What a loss is, what a call of one is, and what can be asked of a call."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .outputs import Output
+from .reduction import Denominator
+from .shapes import ArraySpec, Shape
+
+REDUCTIONS = ("none", "mean", "sum")
+
+_LOSSES: dict[str, Loss] = {}
+
+
+def losses() -> Mapping[str, Loss]:
+    """The losses of this package by name."""
+    return _LOSSES
+
+
+def variant(name: str, **options: bool | int) -> str:
+    """The name of a variant of a loss: with the flags that are set, and other options."""
+    flags = [key if value is True else f"{key}={value}" for key, value in options.items()]
+    set_ = [flag for flag, value in zip(flags, options.values(), strict=True) if value is not False]
+    return ", ".join([name, *set_])
+
+
+def _named(name: str) -> Loss:
+    return _LOSSES[name]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loss(ABC):
+    """One loss: a name, what it takes, and how it is computed on a device and on the host.
+
+    Two losses are the same if their names are. A new kind of loss is a new subclass.
+
+    Attributes:
+        name: Names the loss in the package; variants of a formula have names of their own.
+        operands: The argument names of the arrays.
+        parameters: The names of the hyper-parameters, in the order of `Call.parameters`.
+        reductions: The reductions that it has.
+        domains: The ranges of operands, which are checked on demand.
+        overwrites: Whether the gradient of the first operand takes its memory.
+        of_user: Whether a user defined it: it is not listed, and pickled with its definition.
+        key: The name, which tells losses of a user apart by their definition too.
+
+    """
+
+    name: str
+    operands: tuple[str, ...] = ("input", "target")
+    parameters: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = REDUCTIONS
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+    overwrites: bool = False
+    of_user: bool = False
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.name + self.definition)
+        if self.of_user:
+            return
+        if self.name in _LOSSES:
+            raise ValueError(f"there is a loss of the name {self.name!r} already")
+        _LOSSES[self.name] = self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Loss) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return super().__reduce__() if self.of_user else (_named, (self.name,))  # type: ignore[return-value]
+
+    @property
+    def definition(self) -> str:
+        """What tells losses of a user that have the same name apart."""
+        return ""
+
+    def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
+        """The range of an operand, given the arrays of the call."""
+        return self.domains.get(name)
+
+    @abstractmethod
+    def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
+        """The shape of the elements; raises unless the operands fit together."""
+
+    @abstractmethod
+    def value_shape(self, call: Call, shape: Shape) -> Shape:
+        """The shape of the value of a call."""
+
+    @abstractmethod
+    def result_dtype(self, call: Call, operands: Sequence[ArraySpec], autocast: bool) -> str:
+        """The dtype of the value."""
+
+    @abstractmethod
+    def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
+        """What the sum of a call is divided by."""
+
+    @abstractmethod
+    def outputs(
+        self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
+    ) -> list[Output | None]:
+        """What a request allocates: the value, if asked for, then the gradients.
+
+        `operands` are those of the request. It needs no device and allocates nothing. A gradient
+        that an early request leaves out is None.
+        """
+
+    @abstractmethod
+    def refusal(self, call: Call, operand: int) -> str:
+        """Why the loss is not differentiable by an operand; "" where it is."""
+
+    def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:
+        """What to warn the caller of; "" for nothing."""
+        return ""
+
+    def sums_last_axis(self, call: Call) -> bool:
+        """Whether the value lacks the last axis of the elements, as a sum over it."""
+        return False
+
+    @abstractmethod
+    def plan(self, library: Any, problem: Any) -> Any:
+        """The launches for a problem on a device, see `_device/plan.py`."""
+
+    @abstractmethod
+    def on_host(
+        self, call: Call, request: Request, operands: Sequence[Any], autocast: bool
+    ) -> list[Any]:
+        """Evaluate a request on NumPy arrays."""
+
+
+class Call(NamedTuple):
+    """A loss with all its arguments but the arrays.
+
+    The arrays go beside it as `operands`: the mask where there is one, then the weight where there
+    is one, then those of the loss.
+    """
+
+    loss: Loss
+    reduction: str
+    parameters: tuple[float | int, ...]
+    weighted: bool
+    masked: bool
+
+    @property
+    def extra(self) -> int:
+        """The number of operands in front of those of the loss."""
+        return self.masked + self.weighted
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The argument names of the operands."""
+        extra = ("where",) * self.masked + ("weight",) * self.weighted
+        return extra + self.loss.operands
+
+    @property
+    def named_parameters(self) -> dict[str, float | int]:
+        """The hyper-parameters by name."""
+        return dict(zip(self.loss.parameters, self.parameters, strict=True))
+
+
+class Request(NamedTuple):
+    """What is to be computed of a call in one pass over its operands.
+
+    The operands of a request are, in this order: the denominator if `denominator`, grad_output if
+    `vjp`, one tangent for each operand in `tangents`, the operands of the call. The function that
+    is evaluated is
+
+        (grad_output *) (sum over k in tangents of tangent_k * d/dx_k) (weight *) loss
+
+    and the results are its value, reduced as the call says, if `value`, and its derivatives by the
+    operands of the call in `wanted`. Both are divided by the denominator of the call, or by the one
+    that is given, a scalar of float64. With `pair` the value is not divided: it is an array of
+    float64 that holds the sum, its rounding error and the denominator. An `early` request leaves
+    out (None) the gradients that are better computed when grad_output is known.
+    """
+
+    value: bool = True
+    wanted: tuple[int, ...] = ()
+    vjp: bool = False
+    tangents: tuple[int, ...] = ()
+    early: bool = False
+    pair: bool = False
+    denominator: bool = False
+
+    @property
+    def extra(self) -> int:
+        """The number of operands in front of those of the call."""
+        return self.denominator + self.vjp + len(self.tangents)
+
+    def computed(self, call: Call, operands: Sequence[ArraySpec], shape: Shape) -> list[bool]:
+        """Which of the wanted gradients are computed; `operands` are those of the call.
+
+        An early request leaves out those of reduction "none", which need grad_output at every
+        element; of operands that are broadcast, which need a sum of their own; and of float16,
+        where a gradient of 1/N may underflow before grad_output, the scale of mixed-precision
+        training, brings it back.
+        """
+        if not self.early:
+            return [True] * len(self.wanted)
+        if call.reduction == "none":
+            return [False] * len(self.wanted)
+        size = math.prod(shape)
+        return [operands[k].dtype != "float16" and operands[k].size == size for k in self.wanted]
+
+
+FORWARD = Request()
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The values that an operand may have: `values`, and a range where `minimum` is set."""
+
+    minimum: float | None = None
+    maximum: float = math.inf
+    values: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [digits(value) for value in self.values]
+        if self.minimum is not None:
+            low, high = digits(self.minimum), digits(self.maximum)
+            parts.insert(0, f"at least {low}" if high == "inf" else f"in [{low}, {high}]")
+        return " or ".join(parts)
+
+    def contains(self, array: Any) -> Any:
+        """Where the elements of an array, of any library, are inside."""
+        parts = [array == value for value in self.values]
+        if self.minimum is not None:
+            parts.append((array >= self.minimum) & (array <= self.maximum))
+        return functools.reduce(operator.or_, parts)
+
+
+def digits(value: float) -> str:
+    """A number in a message: an integer in full."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+Formula = Callable[..., Any]

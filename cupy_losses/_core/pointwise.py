@@ -1,0 +1,149 @@
+"""What a pointwise loss is: one formula of the elements of its operands."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .dtypes import check_dtypes
+from .loss import Call, Formula, Loss, Request
+from .outputs import PAIR, Output, gradient_output, value_output
+from .reduction import Denominator
+from .shapes import (
+    ArraySpec,
+    Shape,
+    broadcast_shape,
+    broadcast_strides,
+    memory_order,
+    result_dtype,
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PointwiseFormula(Loss):
+    """A pointwise loss without its kernels: its formula for the device and for the host.
+
+    Attributes:
+        struct: The class template of the formula, of the arithmetic type and then `options`, whose
+            fields are `parameters`: one of cuda/losses/pointwise.cuh, or one that `source` defines.
+        formula: The same in NumPy, called with the operands and, by keyword, the parameters.
+        options: The arguments of the template behind the arithmetic type.
+        weighted_mean: Whether a weighted mean divides by the sum of the weights, not by the number
+            of elements.
+        row_means: Whether the loss of a row is the mean of its elements, and the reductions are
+            over rows.
+        same_shape: Torch's demand that input and target do not broadcast.
+        warns_of_broadcasting: Torch's warning where they do.
+        source: The C++ source of the struct, where cuda/ has none.
+
+    """
+
+    struct: str
+    formula: Formula | None
+    options: tuple[bool, ...] = ()
+    weighted_mean: bool = True
+    row_means: bool = False
+    same_shape: bool = False
+    warns_of_broadcasting: bool = False
+    source: str = ""
+
+    @property
+    def definition(self) -> str:
+        """The source of a loss of a user."""
+        return hashlib.sha256(self.source.encode()).hexdigest() if self.source else ""
+
+    def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
+        """The shape that the operands of a call broadcast to; raises unless they fit."""
+        names = call.names
+        check_dtypes([operand.dtype for operand in operands], names)
+        shape = broadcast_shape(operands, names)
+        if self.same_shape:
+            for operand, name in zip(
+                operands[call.extra : call.extra + 2], names[call.extra :], strict=False
+            ):
+                if operand.shape != shape:
+                    raise ValueError(
+                        f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
+                    )
+        if self.row_means and not shape:
+            raise ValueError(f"{names[-2]} must have at least one dimension")
+        return shape
+
+    def value_shape(self, call: Call, shape: Shape) -> Shape:
+        """The shape of the value of a call."""
+        if call.reduction != "none":
+            return ()
+        return shape[:-1] if self.row_means else shape
+
+    def result_dtype(self, call: Call, operands: Sequence[ArraySpec], autocast: bool) -> str:
+        """The dtype that all operands promote to."""
+        return result_dtype(operands, autocast)
+
+    def sums_last_axis(self, call: Call) -> bool:
+        """Whether the value is one of rows."""
+        return self.row_means and call.reduction == "none"
+
+    def divides_by_weights(self, call: Call) -> bool:
+        """Whether the mean of a call divides by the sum of its weights."""
+        return call.weighted and self.weighted_mean and call.reduction == "mean"
+
+    def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
+        """The elements or the weights that the mask leaves; the length of a row or of a batch."""
+        if call.reduction == "mean":
+            size = float(math.prod(shape))
+            of_data = call.masked or self.divides_by_weights(call)
+            return Denominator(size, of_data, leaves_out=call.masked)
+        if self.row_means:
+            return Denominator(float(shape[-1]))
+        if call.reduction == "batchmean":
+            batch = operands[call.extra].shape
+            return Denominator(float(batch[0]) if batch else 1.0)
+        return Denominator(1.0)
+
+    def outputs(
+        self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
+    ) -> list[Output | None]:
+        """All in the memory order of the operands."""
+        own = operands[request.extra :]
+        shape = self.shape_of(call, own)
+        axes = self.memory_order(request, operands, shape)
+        outputs: list[Output | None] = []
+        if request.value:
+            dtype = self.result_dtype(call, own, autocast)
+            value = value_output(dtype, self.value_shape(call, shape), axes)
+            outputs.append(Output(*PAIR) if request.pair else value)
+        computed = request.computed(call, own, shape)
+        for k, now in zip(request.wanted, computed, strict=True):
+            index = request.extra + k
+            outputs.append(gradient_output(operands, index, shape, axes) if now else None)
+        return outputs
+
+    def memory_order(
+        self, request: Request, operands: Sequence[ArraySpec], shape: Shape
+    ) -> list[int]:
+        """The axes of `shape`, slowest first, as the operands of a request lie in memory."""
+        read = operands[request.denominator :]
+        return memory_order(shape, [broadcast_strides(operand, shape) for operand in read])
+
+    def refusal(self, call: Call, operand: int) -> str:
+        """A weight that divides the mean."""
+        if call.weighted and operand == call.masked and self.divides_by_weights(call):
+            return (
+                "weight requires grad, which a mean that divides by the sum of the weights does "
+                "not support: pass weight.detach(), or reduction 'sum' or 'none'"
+            )
+        return ""
+
+    def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:
+        """Torch's warning: an (N,) against an (N, 1) is more often a mistake than not."""
+        if not self.warns_of_broadcasting or request.vjp or request.tangents:
+            return ""
+        input, target = operands[-2:]
+        if input.shape == target.shape:
+            return ""
+        return (
+            f"{self.operands[1]} of shape {target.shape} is broadcast with {self.operands[0]} of "
+            f"shape {input.shape}; make sure that this is meant"
+        )

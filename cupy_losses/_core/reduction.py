@@ -1,0 +1,37 @@
+"""A reduction is a pair: a sum, and the denominator that divides it.
+
+The value of a call is sum / denominator. A mean divides by the number of elements or rows, by the
+sum of their weights, or by what a mask or ignored rows leave; a sum divides by 1.
+
+What "nothing left" means is decided here for all losses, libraries and devices. The value is then
+0 / 0: NaN. Its derivatives are 0, because they are divided by `NOTHING_LEFT` instead.
+`_host/reduction.py` and cuda/reduction/reduction.cuh compute the pair.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+NOTHING_LEFT = math.inf  # the denominator of derivatives where nothing is left
+
+
+class Denominator(NamedTuple):
+    """What divides the sum of a call.
+
+    `size` is it, unless it is a sum `of_data`: of weights, of what a mask or ignored rows leave.
+    Where a call `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
+    """
+
+    size: float
+    of_data: bool = False
+    leaves_out: bool = False
+
+    def of_derivatives(self, denominator: float) -> float:
+        """What derivatives are divided by, from what the value is divided by."""
+        return NOTHING_LEFT if self.leaves_out and denominator == 0 else denominator
+
+
+def value_of_nothing(denominator: Denominator) -> float:
+    """The value of a call without elements."""
+    return 0.0 if denominator.size and not denominator.of_data else math.nan

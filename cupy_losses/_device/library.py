@@ -1,0 +1,54 @@
+"""What the CUDA backend asks of a library of device arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from .._core.outputs import Output
+from .._core.shapes import ArraySpec
+
+Array = Any
+Allocator = Callable[[Sequence[Array]], Array]
+
+
+class DeviceLibrary(Protocol):
+    """Arrays of one library on CUDA devices."""
+
+    def inspect(self, operands: Sequence[Array]) -> tuple[Any, list[int]]:
+        """All that a plan depends on (dtypes, shapes, strides, devices, modes), and addresses."""
+
+    def autocast(self) -> bool:
+        """Whether losses of half precision are to be float32."""
+
+    def spec(self, array: Array) -> ArraySpec:
+        """An array without its data."""
+
+    def device(self, array: Array) -> int:
+        """The device of an array; negative on the host."""
+
+    def current_device(self) -> int:
+        """The device that work goes to now."""
+
+    def use_device(self, device: int) -> AbstractContextManager[Any]:
+        """A context in which work goes to another device."""
+
+    def stream(self, device: int) -> int:
+        """The current stream of the current device."""
+
+    def pointers(self, arrays: Sequence[Array]) -> list[int]:
+        """The address of the first element of each array."""
+
+    def allocator(self, output: Output) -> Allocator:
+        """A function from the operands to a new array on their device."""
+
+    def filled(self, output: Output, value: float) -> Allocator:
+        """The same, with every element set to `value`."""
+
+    def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
+        """Memory of this call alone, 16-byte aligned: what keeps it alive, and its address.
+
+        It is free again, in stream order, once nothing keeps it alive; while a CUDA graph is
+        captured, never.
+        """

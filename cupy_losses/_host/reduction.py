@@ -1,0 +1,57 @@
+"""The reduction of a call on the host: a sum and its denominator, and what is made of the pair.
+
+`_core/reduction.py` says what they are, and what they are where nothing is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._core.loss import Call, Request
+from .._core.outputs import Output
+from .._core.reduction import Denominator
+from .._core.shapes import Shape
+from .chunks import Array, Index, Sum, dtype, empty
+
+
+class Divisors:
+    """What the value and the derivatives of a request are divided by."""
+
+    def __init__(self, request: Request, of_call: Denominator, denominator: np.longdouble) -> None:
+        self.denominator = denominator
+        self.of_derivatives = np.float64(of_call.of_derivatives(float(denominator)))
+        # Derivatives along tangents are the value of a request.
+        self.of_value = np.longdouble(self.of_derivatives) if request.tangents else denominator
+
+
+class Value:
+    """The value of a call, filled chunk by chunk: of each element, of each row or of all."""
+
+    def __init__(
+        self, call: Call, request: Request, shape: Shape, output: Output, summed: Shape | None
+    ) -> None:
+        self._output, self._pair = output, request.pair
+        self._shape = call.loss.value_shape(call, shape)
+        if summed is None:
+            self._array = empty(output)
+        self._sum = None if summed is None else Sum(summed)
+
+    def add(self, index: Index, values: Array) -> None:
+        """Take the values of the chunk at `index`."""
+        if self._sum is None:
+            self._array[index] = values
+        else:
+            self._sum.add(index, values)
+
+    def finish(self, divisors: Divisors) -> Array:
+        """The values in the dtype of the result, or the pair."""
+        if self._sum is None:
+            return self._array
+        sums = self._sum.array
+        if self._pair:
+            high = np.float64(sums.sum())
+            return np.array([high, np.float64(sums.sum() - high), divisors.denominator], np.float64)
+        quotient: Any = sums.reshape(self._shape) / divisors.of_value
+        return np.asarray(quotient).astype(dtype(self._output.dtype))

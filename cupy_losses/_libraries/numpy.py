@@ -1,0 +1,49 @@
+"""NumPy arrays, on the host backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._core.loss import FORWARD, Call, Request
+from .registry import Array, ArrayLibrary, register
+
+
+@register
+class NumpyLibrary(ArrayLibrary):
+    """NumPy arrays and scalars."""
+
+    name = "numpy"
+    on_host = True
+
+    @classmethod
+    def types(cls) -> tuple[type, ...]:
+        """Arrays, and the scalars that they are made of."""
+        return np.ndarray, np.generic
+
+    @classmethod
+    def owns(cls, array: Array) -> bool:
+        """All but masked arrays, whose masks would be ignored."""
+        return isinstance(array, cls.types()) and not isinstance(array, np.ma.MaskedArray)
+
+    def adopt(self, array: Array) -> Array:
+        """A view of another library's array; a scalar as a 0-d array."""
+        if isinstance(array, self.types()):
+            return np.asanyarray(array)
+        return np.from_dlpack(array)
+
+    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+        """The loss."""
+        return self.run(call, FORWARD, operands)[0]
+
+    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+        """The results of a request."""
+        return on_host(call, request, operands)
+
+
+def on_host(
+    call: Call, request: Request, operands: Sequence[Array], autocast: bool = False
+) -> list[Array | None]:
+    """Evaluate a request on NumPy arrays."""
+    return call.loss.on_host(call, request, operands, autocast)

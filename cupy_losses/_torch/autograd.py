@@ -1,0 +1,258 @@
+"""The bridge to torch's autograd, for all losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import forward_ad
+
+from .._core.loss import FORWARD, Call, Request
+
+Tensor = torch.Tensor
+
+
+class Tensors(Protocol):
+    """What the bridge asks of a library of tensors."""
+
+    def run_resolved(
+        self, call: Call, request: Request, operands: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The results of a request on tensors without negation bits."""
+
+    def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
+        """The results of a request."""
+
+    def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
+        """Gradient *= grad_output, in place and without asking the device for the value."""
+
+
+def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
+    """The loss, with a gradient function where an operand requires grad."""
+    differentiate = False
+    for operand in operands:
+        if operand.is_neg():
+            operands = [tensor.resolve_neg() for tensor in operands]
+        if operand.requires_grad:
+            differentiate = True
+    differentiate = differentiate and torch.is_grad_enabled()
+    # An autograd.Function refuses tangents itself; without one they would be lost.
+    tangents = forward_ad._current_level >= 0 and not differentiate
+    if tangents or torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "forward-mode differentiation and torch.func transforms are not available: use "
+            "backward(), or cupy_losses.value_and_grad"
+        )
+    if differentiate:
+        if call.loss.overwrites and operands[call.extra].requires_grad:
+            return _overwrite(library, call, operands)
+        return _apply_loss(library, call, *operands)
+    return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[return-value]
+
+
+class _Loss(torch.autograd.Function):
+    """A loss. Its forward pass writes the gradients too, where that saves a pass."""
+
+    @staticmethod
+    def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
+        request = _early_request(call, ctx.needs_input_grad)
+        gradients = library.run_resolved(call, request, operands)
+        value = gradients.pop(0)
+        ctx.state = library, call, request.wanted, gradients
+        ctx.save_for_backward(*operands)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        library, call, wanted, ready = ctx.state
+        operands = ctx.saved_tensors  # raises if one was modified since
+        if call.loss.sums_last_axis(call):
+            grad_output = grad_output.unsqueeze(-1)
+        gradients: list[Tensor | None]
+        if torch.is_grad_enabled():  # create_graph=True
+            gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
+                library, call, wanted, grad_output, *operands
+            )
+        else:
+            # Handed out once: a second backward pass computes the gradients anew.
+            gradients, ready[:] = ready[:], [None] * len(ready)
+            complete = True
+            for gradient in gradients:
+                if gradient is None:
+                    complete = False
+                else:
+                    library.scale(gradient, grad_output)
+            if not complete:
+                _complete(gradients, library, call, wanted, (grad_output, *operands))
+        results: list[Tensor | None] = [None] * (2 + len(operands))
+        for k, gradient in zip(wanted, gradients, strict=True):
+            results[2 + k] = gradient
+        return tuple(results)
+
+
+def _complete(
+    gradients: list[Tensor | None],
+    library: Tensors,
+    call: Call,
+    wanted: Sequence[int],
+    operands: Sequence[Tensor],
+) -> None:
+    """Compute the gradients that are missing."""
+    missing = [i for i, gradient in enumerate(gradients) if gradient is None]
+    request = Request(value=False, wanted=tuple(wanted[i] for i in missing), vjp=True)
+    for i, gradient in zip(missing, library.run(call, request, operands), strict=True):
+        gradients[i] = gradient
+
+
+# Function.apply takes 2 µs to look for functorch's wrappers, which have no address anyway.
+_apply_loss: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
+
+
+_early_requests: dict[Any, Request] = {}
+_MAX_REQUESTS = 4096
+
+
+def _early_request(call: Call, needs_input_grad: tuple[bool, ...]) -> Request:
+    """The request of a forward pass for the operands that need a gradient."""
+    loss, reduction, _, weighted, masked = call
+    key = loss.key, reduction, weighted, masked, needs_input_grad
+    request = _early_requests.get(key)
+    if request is None:
+        needed = needs_input_grad[-len(call.names) :]
+        wanted = tuple(k for k, needs in enumerate(needed) if needs)
+        for k in wanted:
+            if refusal := loss.refusal(call, k):
+                raise ValueError(refusal)
+        if len(_early_requests) >= _MAX_REQUESTS:
+            _early_requests.clear()
+        request = _early_requests[key] = Request(wanted=wanted, early=True)
+    return request
+
+
+def _overwrite(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
+    """The loss, with the gradient by its first operand in the memory of that operand."""
+    name, input = call.names[call.extra], operands[call.extra]
+    if call.reduction == "none":
+        raise ValueError(f"reduction must be 'mean' or 'sum' to overwrite {name}, got 'none'")
+    if any(t.requires_grad and t.dtype == torch.float16 for t in operands):
+        raise ValueError(
+            f"{name} can not be overwritten by a gradient of float16, which may underflow before "
+            "that of the loss is known"
+        )
+    if any(t is not None and t.is_leaf and t.requires_grad for t in (input, input._base)):
+        raise ValueError(
+            f"{name} must not be a leaf that requires grad, nor a view of one, to be overwritten"
+        )
+    return _apply_overwriting_loss(library, call, *operands)
+
+
+class _OverwritingLoss(torch.autograd.Function):
+    """A loss whose forward pass writes the gradient by its first operand over that operand."""
+
+    @staticmethod
+    def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
+        request = _early_request(call, ctx.needs_input_grad)
+        value, *gradients = library.run_resolved(call, request, operands)
+        input = operands[call.extra]
+        torch.autograd.graph.increment_version(input)
+        ctx.save_for_backward(input)  # as it is now: autograd notices any later change
+        pairs = zip(request.wanted, gradients, strict=True)
+        gradients = [None if k == call.extra else g for k, g in pairs]
+        ctx.state = library, call, request.wanted, gradients
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the loss overwrote its input, so that it has no second derivatives: call it "
+                "without overwrite_input for create_graph=True"
+            )
+        if ctx.state is None:
+            raise RuntimeError(
+                "the loss overwrote its input, so that its graph has one backward pass only: call "
+                "it without overwrite_input for retain_graph=True"
+            )
+        (input,) = ctx.saved_tensors  # raises if it was modified since
+        (library, call, wanted, gradients), ctx.state = ctx.state, None
+        results: list[Tensor | None] = [None] * (2 + len(call.names))
+        for k, gradient in zip(wanted, gradients, strict=True):
+            found = input.detach() if gradient is None else gradient
+            library.scale(found, grad_output)
+            results[2 + k] = found
+        return tuple(results)
+
+
+_apply_overwriting_loss: Callable[..., Tensor] = super(
+    torch.autograd.Function, _OverwritingLoss
+).apply
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradients of a loss, differentiable once more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: Tensors,
+        call: Call,
+        wanted: tuple[int, ...],
+        grad_output: Tensor,
+        *operands: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        ctx.library, ctx.call, ctx.wanted = library, call, wanted
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(grad_output, *operands)
+        request = Request(value=False, wanted=wanted, vjp=True)
+        return tuple(library.run(call, request, (grad_output, *operands)))
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        varied = tuple(
+            k for k, tangent in zip(ctx.wanted, tangents, strict=True) if tangent is not None
+        )
+        given = [tangent for tangent in tangents if tangent is not None]
+        needed = ctx.needs_input_grad[3:]
+        if not given:
+            return None, None, None, *(None for _ in needed)
+        results = _SecondGradient.apply(  # type: ignore[no-untyped-call]
+            ctx.library, ctx.call, varied, needed, *given, *ctx.saved_tensors
+        )
+        return None, None, None, *results
+
+
+class _SecondGradient(torch.autograd.Function):
+    """The gradients of the gradients: by grad_output, then by each operand, where needed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: Tensors,
+        call: Call,
+        varied: tuple[int, ...],
+        needed: tuple[bool, ...],
+        *tensors: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        tangents = tensors[: len(varied)]
+        grad_output, *operands = tensors[len(varied) :]
+        results: list[Tensor | None] = [None] * (1 + len(operands))
+        if needed[0]:
+            request = Request(tangents=varied)
+            # The dtype of the loss, which autocast may have widened, is that of grad_output.
+            wide = grad_output.dtype == torch.float32
+            with torch.autocast(grad_output.device.type, enabled=wide):
+                value = library.run(call, request, (*tangents, *operands))[0]
+            assert value is not None
+            results[0] = value.reshape(grad_output.shape).to(grad_output.dtype)
+        wanted = tuple(k for k, wants in enumerate(needed[1:]) if wants)
+        if wanted:
+            request = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
+            gradients = library.run(call, request, (grad_output, *tangents, *operands))
+            for k, gradient in zip(wanted, gradients, strict=True):
+                results[1 + k] = gradient
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise NotImplementedError("third derivatives of a loss are not available")
