@@ -1,75 +1,22 @@
-"""From a public function to a backend: evaluation and the gradient transforms."""
+"""The gradient transforms: `value_and_grad` and `grad`."""
 
 from __future__ import annotations
 
-import functools
+import numbers
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any
 
-from .._core.dtypes import FLOATING
-from .._core.losses import AnyLoss, Call, Pass
+import numpy as np
+
+from .._core.dtypes import FLOATING, dtype_name
+from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check
-from .check import verify
+from .entrance import known
+from .traced import Sum, Variable
 
 Array = Any
-checking = check.enabled.get
-Arguments = ParamSpec("Arguments")
-Prepared = tuple[Call, tuple[Array, ...]]
-
-
-def prepare(
-    loss: AnyLoss,
-    operands: tuple[Array, ...],
-    reduction: str,
-    weight: Array | None = None,
-    where: Array | None = None,
-    parameters: tuple[float, ...] = (),
-) -> Prepared:
-    """A call of `loss` and its operands, for `differentiable`."""
-    if parameters:
-        checked = [p.checked(v) for p, v in zip(loss.parameters, parameters, strict=True)]
-        parameters = tuple(checked)
-    if weight is None and where is None:
-        return Call(loss, reduction, parameters, False, False), operands
-    if weight is not None:
-        operands = (weight, *operands)
-    if where is not None:
-        operands = (where, *operands)
-    return Call(loss, reduction, parameters, weight is not None, where is not None), operands
-
-
-# From a public function to what prepares its call. A registry, as an attribute of the function
-# would be copied by functools.wraps to functions that compute something else.
-_prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared]] = {}
-
-
-def differentiable(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
-    """The public function of a loss, from a function that checks and orders its arguments."""
-
-    @functools.wraps(prepare)
-    def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
-        call, given = prepare(*args, **kwargs)
-        backend, operands = resolve(call, given)
-        if checking():
-            verify(call, operands)
-        return backend.evaluate(call, operands)
-
-    _prepare_by_loss[loss] = prepare
-    return loss
-
-
-def prepared_by(
-    prepare: Callable[..., Prepared],
-) -> Callable[[Callable[Arguments, Array]], Callable[Arguments, Array]]:
-    """Let a function that is more than one call be differentiated as the call of `prepare`."""
-
-    def register(loss: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
-        _prepare_by_loss[loss] = prepare
-        return loss
-
-    return register
 
 
 def value_and_grad(
@@ -77,8 +24,13 @@ def value_and_grad(
 ) -> Callable[..., tuple[Array, Any]]:
     """Make a function that returns a loss and its gradient, computed in one pass.
 
+    A function of your own may call several losses: it returns a sum of losses of this package, each
+    times a constant. It is called once, and each of its losses is computed in one pass. The
+    arguments to differentiate by may be passed to losses as they are, and nowhere else: what cannot
+    be differentiated raises.
+
     Args:
-        loss: A loss of this package, or a `functools.partial` of one.
+        loss: A loss of this package, or a function that adds several up.
         argnums: The positional argument to differentiate by (0 is `input`), or several of them.
 
     Returns:
@@ -88,11 +40,12 @@ def value_and_grad(
         here, not by autograd.
 
     Raises:
-        TypeError: If `loss` is no loss of this package, or an argument to differentiate by is not
-            a floating array.
-        ValueError: If argnums is out of range or the loss is not reduced to one number.
+        TypeError: If `loss` is no function or does anything else with an argument to differentiate
+            by, or that is not a floating array.
+        ValueError: If argnums is out of range or a loss is not reduced to one number.
 
-    The meaning is that of `jax.value_and_grad`:
+    Like `jax.value_and_grad` for such functions, without `has_aux`; a gradient is not
+    differentiated again.
 
     >>> import numpy as np
     >>> from cupy_losses import smooth_l1_loss, value_and_grad
@@ -100,19 +53,46 @@ def value_and_grad(
     >>> value, gradient = value_and_grad(smooth_l1_loss)(input, target, beta=0.5)
     >>> float(value), gradient.tolist()
     (1.375, [0.0, 0.5])
+    >>> from cupy_losses import l1_loss, mse_loss
+    >>> def elastic(input, target):
+    ...     return 0.5 * mse_loss(input, target) + 2 * l1_loss(input, target)
+    >>> value, gradient = value_and_grad(elastic)(input, target)
+    >>> float(value), gradient.tolist()
+    (5.25, [0.0, 2.5])
 
     """
-    prepare = prepare_of(loss)
-    several = isinstance(argnums, Sequence)
-    numbers = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
+    if not callable(loss):
+        raise TypeError(f"loss must be a function, got {type(loss).__name__}")
+    wanted_numbers, several = _numbers(argnums)
+    prepare = known(loss)
+
+    def of_one_loss(*args: Any, **kwargs: Any) -> tuple[Array, list[Array]]:
+        assert prepare is not None
+        call, given = prepare(*args, **kwargs)
+        library, operands = resolve(call, given)
+        wanted = _wanted(call, operands, wanted_numbers)
+        if check.enabled.get():
+            check.verify(call, library.plain(operands))
+        value, *gradients = library.run(call, Request(wanted=wanted), operands)
+        return value, gradients
+
+    def of_function(*args: Any, **kwargs: Any) -> tuple[Array, list[Array]]:
+        own = [_in_range(number, len(args)) for number in wanted_numbers]
+        given = list(args)
+        for number in own:
+            given[number] = Variable(_differentiable(args[number], f"argument {number}"), number)
+        total = loss(*given, **kwargs)
+        if not isinstance(total, Sum):
+            raise TypeError(
+                "the function must return a sum of losses of the arguments to differentiate by, "
+                f"got {type(total).__name__}"
+            )
+        return total.value(), [total.gradient(number) for number in own]
+
+    compute = of_function if prepare is None else of_one_loss
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
-        call, given = prepare(*args, **kwargs)
-        backend, operands = resolve(call, given)
-        wanted = _wanted(call, operands, numbers)
-        if checking():
-            verify(call, operands)
-        value, *gradients = backend.run(call, Pass(wanted=wanted), operands)
+        value, gradients = compute(*args, **kwargs)
         return value, tuple(gradients) if several else gradients[0]
 
     return value_and_gradient
@@ -130,19 +110,31 @@ def grad(loss: Callable[..., Array], argnums: int | Sequence[int] = 0) -> Callab
     return lambda *args, **kwargs: both(*args, **kwargs)[1]
 
 
-def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
-    """What prepares the call of a public function, or of a `functools.partial` of one."""
-    if isinstance(loss, functools.partial):
-        if loss.args:
+def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """The argnums, and whether they came as a sequence."""
+    several = not isinstance(argnums, numbers.Integral | str) and isinstance(argnums, Sequence)
+    numbers_given: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
+    for number in numbers_given:
+        if isinstance(number, bool | np.bool_) or not isinstance(number, numbers.Integral):
             raise TypeError(
-                "loss must not be a partial with positional arguments: argnums would count from "
-                "the first that is left"
+                f"argnums must be an integer or a sequence of integers, got {argnums!r}"
             )
-        return functools.partial(prepare_of(loss.func), **loss.keywords)
-    prepare = _prepare_by_loss.get(loss)
-    if prepare is None:
-        raise TypeError(f"loss must be a loss function of cupy_losses, got {loss!r}")
-    return prepare
+    return tuple(operator.index(number) for number in numbers_given), several
+
+
+def _in_range(number: int, count: int) -> int:
+    """The number of an argument, counted from the front."""
+    if not -count <= number < count:
+        raise ValueError(f"argnums must be in 0 … {count - 1}, got {number}")
+    return number % count
+
+
+def _differentiable(array: Array, name: str) -> Array:
+    """The array, if it is one to differentiate by."""
+    dtype = dtype_name(getattr(array, "dtype", type(array).__name__))
+    if isinstance(array, Variable) or dtype not in FLOATING:
+        raise TypeError(f"{name} must be a floating array to differentiate by it, got {dtype}")
+    return array
 
 
 def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
@@ -152,15 +144,10 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
     wanted = []
     for number in argnums:
-        if isinstance(number, bool):
-            raise TypeError(f"argnums must be an integer or several, got {number}")
-        if not -len(names) <= operator.index(number) < len(names):
-            raise ValueError(f"argnums must be in 0 … {len(names) - 1}, got {number}")
-        k = number % len(names)
-        dtype = operands[call.extra + k].dtype
-        name = getattr(dtype, "name", str(dtype).removeprefix("torch."))
-        if name not in FLOATING:
-            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {name}")
+        k = _in_range(number, len(names))
+        dtype = dtype_name(operands[call.extra + k].dtype)
+        if dtype not in FLOATING:
+            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {dtype}")
         if call.loss.refusal(call, call.extra + k):
             raise ValueError(f"the loss is not differentiated by {names[k]}")
         wanted.append(call.extra + k)

@@ -120,20 +120,10 @@ def test_argnums_and_partial(library: Library) -> None:
 def test_transform_errors() -> None:
     x = np.ones(3, np.float32)
 
-    @functools.wraps(mse_loss)
-    def wrapper(*arguments: Any) -> Any:
-        return 10 * mse_loss(*arguments)
-
-    with pytest.raises(TypeError, match="loss function of cupy_losses"):
-        value_and_grad(wrapper)
-    with pytest.raises(TypeError, match="partial with positional arguments"):
-        grad(functools.partial(mse_loss, x))
     with pytest.raises(ValueError, match="each argument once"):
         grad(mse_loss, (0, -2))(x, x)
     with pytest.raises(TypeError, match="argnums"):
         grad(mse_loss, True)(x, x)
-    with pytest.raises(TypeError, match="loss function of cupy_losses"):
-        value_and_grad(np.mean)
     with pytest.raises(ValueError, match="argnums"):
         value_and_grad(mse_loss, 2)(x, x)
     with pytest.raises(ValueError, match="reduction"):

@@ -1,0 +1,253 @@
+"""Gradients of functions that add losses up.
+
+`value_and_grad` calls such a function once, with a `Variable` in place of each argument that it
+differentiates by. A loss of a `Variable` computes its value and gradients in one pass and gives a
+`Sum`, which can be added to others and multiplied by constants. Nothing else can be done with
+either, so that no part of a derivative is lost silently.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .._core.loss import Call, Request
+from .._libraries.registry import Array, ArrayLibrary, register, resolve
+
+_ONLY = (
+    "value_and_grad of a function differentiates sums of losses of cupy_losses that take its "
+    "arguments as they are, each times a constant"
+)
+
+
+class Variable:
+    """An argument that a function is differentiated by: its array is for losses alone."""
+
+    __slots__ = ("array", "number")
+
+    def __init__(self, array: Array, number: int) -> None:
+        self.array = array
+        self.number = number
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return tuple(self.array.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the array."""
+        return self.array.dtype
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse(f".{name}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(f"{_ONLY}: {what} of argument {self.number} is neither")
+
+
+def _refuse_everything() -> None:
+    """Let each operator and conversion of a `Variable` raise."""
+    operators = "add sub mul truediv floordiv mod pow matmul and or xor lt le gt ge eq ne"
+    both = [f"__{name}__" for name in operators.split()]
+    both += [f"__r{name}__" for name in operators.split()[:11]]
+    for name in (*both, "__neg__", "__pos__", "__abs__", "__invert__", "__getitem__", "__len__"):
+        setattr(Variable, name, _refusal(name))
+    for name in (
+        "__array_ufunc__",
+        "__iter__",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__array__",
+        "__index__",
+    ):
+        setattr(Variable, name, _refusal(name))
+
+
+def _refusal(name: str) -> Any:
+    def refuse(self: Variable, *_: object, **__: object) -> NoReturn:
+        self._refuse(name)
+
+    return refuse
+
+
+_refuse_everything()
+
+
+class Term:
+    """One loss: its value and its gradients by the number of the argument."""
+
+    def __init__(self, value: Array, gradients: Mapping[int, Array]) -> None:
+        self.value = value
+        self.gradients = gradients
+
+
+class Sum:
+    """A sum of losses, each times a constant, and a constant."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, terms: Mapping[Term, Any], constant: Any = 0.0) -> None:
+        self._terms = terms
+        self._constant = constant
+
+    def __add__(self, other: Any) -> Sum:
+        if isinstance(other, Sum):
+            terms = dict(self._terms)
+            for term, factor in other._terms.items():
+                terms[term] = terms[term] + factor if term in terms else factor
+            return Sum(terms, self._constant + other._constant)
+        return Sum(self._terms, self._constant + _constant(other, "the sum"))
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Any) -> Sum:
+        factor = _constant(other, "the product")
+        terms = {term: own * factor for term, own in self._terms.items()}
+        return Sum(terms, self._constant * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Sum:
+        divisor = _constant(other, "the quotient")
+        terms = {term: own / divisor for term, own in self._terms.items()}
+        return Sum(terms, self._constant / divisor)
+
+    def __neg__(self) -> Sum:
+        return self * -1.0
+
+    def __sub__(self, other: Any) -> Sum:
+        return self + (-other if isinstance(other, Sum) else -_constant(other, "the difference"))
+
+    def __rsub__(self, other: Any) -> Sum:
+        return self.__neg__().__add__(other)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TypeError(f"{_ONLY}: .{name} of a loss is neither")
+
+    def value(self) -> Array:
+        """The sum."""
+        parts = [_times(term.value, factor) for term, factor in self._terms.items()]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        if not _is(self._constant, 0.0):
+            total = total + self._constant
+        return np.asarray(total) if isinstance(total, np.generic) else total
+
+    def gradient(self, number: int) -> Array:
+        """The gradient by an argument; takes the memory of those of the terms."""
+        total = None
+        for term, factor in self._terms.items():
+            if number in term.gradients:
+                part = _scaled(term.gradients[number], factor)
+                total = part if total is None else _added(total, part)
+        if total is None:
+            raise ValueError(f"the function has no loss of argument {number}")
+        return total
+
+
+@register
+class VariableLibrary(ArrayLibrary):
+    """The arguments to differentiate by, with the arrays of any library beside them."""
+
+    name = "variable"
+    on_host = True
+    takes_over = True
+
+    @classmethod
+    def types(cls) -> tuple[type, ...]:
+        """The one class."""
+        return (Variable,)
+
+    @classmethod
+    def owns(cls, array: Array) -> bool:
+        """All of them."""
+        return isinstance(array, Variable)
+
+    def adopt(self, array: Array) -> Array:
+        """Arrays of other libraries stay what they are."""
+        return array
+
+    def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
+        """The arrays of the arguments."""
+        return [o.array if isinstance(o, Variable) else o for o in operands]
+
+    def evaluate(self, call: Call, operands: Sequence[Array]) -> Sum:
+        """The loss, computed with its gradients."""
+        if call.reduction == "none":
+            raise ValueError("reduction must not be 'none' to take a gradient")
+        if call.loss.overwrites:
+            raise ValueError(
+                "overwrite_input must be False in a function of losses, which may read the input "
+                "again"
+            )
+        variables = [(k, o) for k, o in enumerate(operands) if isinstance(o, Variable)]
+        for k, _ in variables:
+            if refusal := call.loss.refusal(call, k):
+                raise ValueError(refusal)
+        library, plain = resolve(call, self.plain(operands))
+        wanted = tuple(k for k, _ in variables)
+        value, *gradients = library.run(call, Request(wanted=wanted), plain)
+        by_number: dict[int, Array] = {}
+        for (_, variable), gradient in zip(variables, gradients, strict=True):
+            number = variable.number
+            known = by_number.get(number)
+            by_number[number] = gradient if known is None else _added(known, gradient)
+        return Sum({Term(value, by_number): 1.0})
+
+    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+        """Not available: a gradient of a gradient."""
+        raise TypeError(
+            "value_and_grad does not differentiate a gradient: use torch's autograd with "
+            "create_graph=True"
+        )
+
+
+def _constant(value: Any, where: str) -> Any:
+    """A number, or an array of shape (), that does not depend on a `Variable`."""
+    if isinstance(value, numbers.Real):
+        return value
+    if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
+        return value
+    raise TypeError(f"{_ONLY}: {where} with {type(value).__name__} is neither")
+
+
+def _is(value: Any, number: float) -> bool:
+    """Whether a constant is a number that the host knows, and equal to `number`."""
+    return isinstance(value, numbers.Real) and value == number
+
+
+def _times(value: Array, factor: Any) -> Array:
+    return value if _is(factor, 1.0) else value * _like(value, factor)
+
+
+def _scaled(gradient: Array, factor: Any) -> Array:
+    """The gradient times a constant, in its own memory."""
+    if not _is(factor, 1.0):
+        gradient *= _like(gradient, factor)
+    return gradient
+
+
+def _added(total: Array, part: Array) -> Array:
+    total += part
+    return total
+
+
+def _like(array: Array, number: Any) -> Any:
+    """A number in the dtype of an array, so that the product has it too."""
+    of = getattr(array.dtype, "type", None)
+    return of(number) if of is not None and isinstance(number, numbers.Real) else number

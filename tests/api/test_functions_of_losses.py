@@ -1,0 +1,185 @@
+"""`value_and_grad` of functions that add losses up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import (
+    binary_cross_entropy_with_logits,
+    check_values,
+    cross_entropy,
+    grad,
+    huber_loss,
+    l1_loss,
+    mse_loss,
+    triplet_margin_with_distance_loss,
+    value_and_grad,
+)
+
+from ..tables.arrays import Library
+
+Array = Any
+
+
+def draw(library: Library, *shapes: tuple[int, ...], dtype: Any = np.float64) -> list[Array]:
+    """Random arrays."""
+    rng = np.random.default_rng(0)
+    return [library.array(rng.standard_normal(shape).astype(dtype)) for shape in shapes]
+
+
+def by_hand(x: Array, y: Array) -> tuple[Array, Array]:
+    """The value and the gradient of what `elastic` computes, in NumPy."""
+    d = x - y
+    value = 0.5 * np.mean(d * d) + 2 * np.mean(abs(d)) / 4 - np.mean(x * x) + 3
+    gradient = (d + 0.5 * np.sign(d) - 2 * x) / x.size
+    return value, gradient
+
+
+def elastic(x: Array, y: Array, zero: Array) -> Array:
+    """A weighted sum with a regulariser."""
+    return 0.5 * mse_loss(x, y) + 2 * l1_loss(x, y) / 4 - mse_loss(x, zero) + 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_and_multiples(library: Library, dtype: Any) -> None:
+    x, y = draw(library, (7, 5), (7, 5), dtype=dtype)
+    zero = library.array(np.zeros((7, 5), dtype))
+    value, gradient = value_and_grad(elastic)(x, y, zero)
+    wanted = by_hand(library.host(x).astype(float), library.host(y).astype(float))
+    bound = 1e-6 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(library.host(value), wanted[0], rtol=bound)
+    np.testing.assert_allclose(library.host(gradient), wanted[1], rtol=bound, atol=bound)
+    assert value.dtype == x.dtype
+    assert gradient.dtype == x.dtype
+    assert type(value) is type(x)
+    np.testing.assert_array_equal(library.host(grad(elastic)(x, y, zero)), library.host(gradient))
+
+
+def test_several_arguments_of_several_losses(library: Library) -> None:
+    x, y, z = draw(library, (6,), (6,), (6,))
+
+    def total(x: Array, y: Array, *, z: Array) -> Array:
+        return mse_loss(x, y) + huber_loss(y, z, delta=0.5) + mse_loss(x, x)
+
+    value, (by_x, by_y) = value_and_grad(total, (0, -1))(x, y, z=z)
+    first, by_first = value_and_grad(mse_loss, (0, 1))(x, y)
+    second, by_second = value_and_grad(huber_loss)(y, z, delta=0.5)
+    host = library.host
+    np.testing.assert_allclose(host(value), host(first) + host(second))
+    np.testing.assert_allclose(host(by_x), host(by_first[0]))
+    np.testing.assert_allclose(host(by_y), host(by_first[1]) + host(by_second))
+
+
+def test_each_loss_is_computed_once(library: Library) -> None:
+    """A loss that is added to itself counts twice and is one pass."""
+    x, y = draw(library, (9,), (9,))
+
+    def twice(x: Array) -> Array:
+        loss = mse_loss(x, y)
+        return loss + loss
+
+    value, gradient = value_and_grad(twice)(x)
+    np.testing.assert_allclose(library.host(value), 2 * library.host(mse_loss(x, y)))
+    one = value_and_grad(mse_loss)(x, y)[1]
+    np.testing.assert_allclose(library.host(gradient), 2 * library.host(one))
+
+
+def test_built_in_sum_wrappers_and_partials(library: Library) -> None:
+    x, y = draw(library, (4, 3), (4, 3))
+
+    @functools.wraps(mse_loss)
+    def tenfold(*arguments: Any) -> Any:
+        return 10 * mse_loss(*arguments)
+
+    expected = library.host(grad(mse_loss)(x, y))
+    np.testing.assert_allclose(library.host(grad(tenfold)(x, y)), 10 * expected)
+    of_list = grad(lambda x: sum([mse_loss(x, y), mse_loss(x, y)]))(x)
+    np.testing.assert_allclose(library.host(of_list), 2 * expected)
+    of_target = grad(functools.partial(mse_loss, x))(y)
+    np.testing.assert_allclose(library.host(of_target), -expected)
+
+
+def test_constants_of_the_library(library: Library) -> None:
+    """A weight that is on the device stays there."""
+    x, y = draw(library, (5,), (5,))
+    weight = library.array(np.asarray(0.25))
+    value, gradient = value_and_grad(lambda x: weight * mse_loss(x, y) + weight)(x)
+    np.testing.assert_allclose(library.host(value), library.host(mse_loss(x, y)) / 4 + 0.25)
+    np.testing.assert_allclose(
+        library.host(gradient), library.host(grad(mse_loss)(x, y)) / 4, rtol=1e-12
+    )
+
+
+X, Y = np.linspace(-1, 1, 12).reshape(4, 3), np.ones((4, 3))
+CLASSES = np.arange(4) % 3
+
+REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
+    "arithmetic": (TypeError, "__pow__ of argument 0", lambda x: mse_loss(x, Y) + (x**2).mean()),
+    "another argument of a loss": (TypeError, "__rmul__", lambda x: mse_loss(2 * x, Y)),
+    "a method": (TypeError, ".mean of argument 0", lambda x: mse_loss(x, Y) * x.mean()),
+    "a NumPy function": (TypeError, "argument 0", lambda x: mse_loss(np.exp(x), Y)),
+    "a conversion": (TypeError, "__float__", lambda x: mse_loss(x, Y) * float(x)),
+    "an index": (TypeError, "__getitem__", lambda x: mse_loss(x[0], Y[0])),
+    "a comparison": (TypeError, "__gt__", lambda x: mse_loss(x, Y) if x > 0 else 0),
+    "an array of elements": (TypeError, "ndarray", lambda x: mse_loss(x, Y) * Y),
+    "a product of losses": (TypeError, "Sum", lambda x: mse_loss(x, Y) * l1_loss(x, Y)),
+    "a method of a loss": (TypeError, ".item of a loss", lambda x: mse_loss(x, Y).item()),
+    "no reduction": (ValueError, "reduction", lambda x: mse_loss(x, Y, reduction="none")),
+    "no loss": (TypeError, "must return a sum", lambda x: 3.0),
+    "a loss of constants": (TypeError, "must return a sum", lambda x: mse_loss(X, Y)),
+    "a branch": (ValueError, "no loss of argument 0", lambda x, y: mse_loss(y, Y)),
+    "overwriting": (
+        ValueError,
+        "overwrite_input",
+        lambda x: cross_entropy(x, CLASSES, overwrite_input=True),
+    ),
+    "a second derivative": (TypeError, "create_graph", lambda x: value_and_grad(mse_loss)(x, Y)),
+    "a weight of the mean": (ValueError, "weight", lambda x: mse_loss(X, Y, weight=x)),
+    "a distance of one's own": (
+        TypeError,
+        "__sub__",
+        lambda x: triplet_margin_with_distance_loss(
+            x, X, Y, distance_function=lambda a, b: abs(a - b).sum(axis=-1)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_differentiated_raises(case: str) -> None:
+    error, message, function = REFUSED[case]
+    numbers = (0, 1) if case == "a branch" else 0
+    with pytest.raises(error, match=message):
+        value_and_grad(function, numbers)(*([X, Y] if case == "a branch" else [X]))
+
+
+def test_arguments_are_checked() -> None:
+    for loss, name in ((mse_loss(X, Y), "ndarray"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"loss must be a function, got {name}"):
+            value_and_grad(loss)  # type: ignore[arg-type]
+    for argnums in ("input", None, 0.0, True, (0, "target"), [1.0]):
+        with pytest.raises(TypeError, match="argnums must be an integer or a sequence"):
+            value_and_grad(mse_loss, argnums)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="argnums must be in 0"):
+        value_and_grad(elastic, 3)(X, Y, Y)
+    with pytest.raises(TypeError, match="argument 0 must be a floating array"):
+        value_and_grad(elastic)(CLASSES, Y, Y)
+
+
+def test_shapes_can_be_asked_for_and_values_are_checked() -> None:
+    def mean_of_sums(x: Array) -> Array:
+        assert x.ndim == 2
+        assert x.dtype == np.float64
+        return binary_cross_entropy_with_logits(x, Y, reduction="sum") / x.shape[0]
+
+    with check_values():
+        value, _ = value_and_grad(mean_of_sums)(X)
+        with pytest.raises(ValueError, match="target must be in"):
+            value_and_grad(lambda x: binary_cross_entropy_with_logits(x, 2 * Y))(X)
+    expected = binary_cross_entropy_with_logits(X, Y, reduction="sum") / 4
+    np.testing.assert_allclose(value, expected)
