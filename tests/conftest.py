@@ -1,9 +1,16 @@
-"""Fixtures: test functions run on every array library that this machine has."""
+"""Fixtures and the levels of the suite.
+
+Test functions run on every array library that this machine has.
+
+Without a GPU no test that needs one is collected: of the libraries only those without a GPU are
+parametrised, and tests marked `gpu` are deselected. The terminal summary says how many.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +18,11 @@ import pytest
 
 from .tables.arrays import Library
 
-LIBRARIES = ("numpy", "torch", "cupy", "torch cuda")
+# Libraries of arrays on the host, and the library that has the same arrays on a GPU.
+ON_GPU = {"numpy": "cupy", "torch": "torch cuda"}
+FIXTURES = {"library": ("numpy", "torch"), "torch_library": ("torch",)}
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+EXHAUSTIVE = "are exhaustive: pytest -m exhaustive runs them"
 
 
 @functools.cache
@@ -27,29 +38,64 @@ def gpu_problem() -> str:
     return ""
 
 
-def needs_gpu(name: str) -> bool:
-    """Whether a library has its arrays on a GPU."""
-    return name in ("cupy", "torch cuda")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize `library` and `torch_library`; those on a GPU are marked so."""
-    for fixture, names in (("library", LIBRARIES), ("torch_library", ("torch", "torch cuda"))):
+    """Parametrize `library` and `torch_library`, on a GPU only where there is one."""
+    for fixture, names in FIXTURES.items():
         if fixture in metafunc.fixturenames:
-            values = [
-                pytest.param(
-                    Library(name), id=name, marks=[pytest.mark.gpu] if needs_gpu(name) else []
-                )
-                for name in names
-            ]
+            values = [pytest.param(Library(name), id=name) for name in names]
+            if not gpu_problem():
+                values += [
+                    pytest.param(Library(ON_GPU[name]), id=ON_GPU[name], marks=pytest.mark.gpu)
+                    for name in names
+                ]
             metafunc.parametrize(fixture, values)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    for item in items:
-        if item.get_closest_marker("gpu") and gpu_problem():
-            item.add_marker(pytest.mark.skip(reason=gpu_problem()))
+def would_run_on_a_gpu(item: pytest.Item) -> bool:
+    """Whether a test runs once more where there is a GPU."""
+    return isinstance(item, pytest.Function) and not FIXTURES.keys().isdisjoint(item.fixturenames)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Deselect what needs a GPU where there is none, and count what is left out.
+
+    The count is of what the other options select.
+    """
+    exhaustive = sum(item.get_closest_marker("exhaustive") is not None for item in items)
+    yield
+    exhaustive -= sum(item.get_closest_marker("exhaustive") is not None for item in items)
+    left_out = config.stash[LEFT_OUT] = Counter({EXHAUSTIVE: exhaustive})
+    if gpu_problem():
+        need_gpu = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=need_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        count = len(need_gpu) + sum(map(would_run_on_a_gpu, items))
+        left_out[f"need a GPU ({gpu_problem()})"] = count
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that reports, where tests run in several, what was left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear it. Every process collects the same tests."""
+    left_out = getattr(node, "workeroutput", {}).get("left_out", {})
+    node.config.stash[LEFT_OUT] = Counter[str](left_out)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say how many tests were left out and why."""
+    for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
+        if count:
+            terminalreporter.write_line(f"{count} tests are left out: they {reason}")
 
 
 @pytest.fixture
