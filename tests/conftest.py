@@ -9,7 +9,6 @@ parametrised, and tests marked `gpu` are deselected. The terminal summary says h
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from .tables.arrays import Library
 # Libraries of arrays on the host, and the library that has the same arrays on a GPU.
 ON_GPU = {"numpy": "cupy", "torch": "torch cuda"}
 FIXTURES = {"library": ("numpy", "torch"), "torch_library": ("torch",)}
-LEFT_OUT = pytest.StashKey[Counter[str]]()
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 EXHAUSTIVE = "are exhaustive: pytest -m exhaustive runs them"
 
 
@@ -67,7 +66,8 @@ def pytest_collection_modifyitems(
     exhaustive = sum(item.get_closest_marker("exhaustive") is not None for item in items)
     yield
     exhaustive -= sum(item.get_closest_marker("exhaustive") is not None for item in items)
-    left_out = config.stash[LEFT_OUT] = Counter({EXHAUSTIVE: exhaustive})
+    left_out = {EXHAUSTIVE: exhaustive}
+    config.stash[LEFT_OUT] = left_out
     if gpu_problem():
         need_gpu = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=need_gpu)
@@ -79,21 +79,20 @@ def pytest_collection_modifyitems(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the process that reports, where tests run in several, what was left out."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash[LEFT_OUT])
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, {})
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Hear it. Every process collects the same tests."""
-    left_out = getattr(node, "workeroutput", {}).get("left_out", {})
-    node.config.stash[LEFT_OUT] = Counter[str](left_out)
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Say how many tests were left out and why."""
-    for reason, count in config.stash.get(LEFT_OUT, Counter()).items():
+    for reason, count in config.stash.get(LEFT_OUT, {}).items():
         if count:
             terminalreporter.write_line(f"{count} tests are left out: they {reason}")
 

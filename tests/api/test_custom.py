@@ -21,6 +21,7 @@ from cupy_losses._device import compiler, sources
 from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import Library
+from ..tools import requirements
 
 square = pointwise_loss(
     "square",
@@ -116,7 +117,7 @@ def test_definition_errors() -> None:
 
 def nvrtc_log(loss: Any, source: str) -> str:
     """What NVRTC says of a kernel with the formula."""
-    nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
+    nvrtc = requirements.nvrtc()
     name = (
         f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 1>, "
         "SUM_OF_VALUES, 1u, float, const float*, const float*, float*>"

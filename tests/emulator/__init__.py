@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
-
+from ..tools.requirements import missing
 from .compiler import CompileError, CompilerMissingError, Job, Module, cuda_headers, gxx, precompile
 from .cupy_lookalike import Device, installed
 from .launcher import EmulatorError, Kernel, Schedule
@@ -38,8 +35,6 @@ def problem() -> str:
 
 
 def require() -> None:
-    """Skip the test where the emulator cannot run; fail it if CUPY_LOSSES_REQUIRE_EMULATOR=1."""
+    """Skip the test where the emulator cannot run; fail it if CUPY_LOSSES_REQUIRE_TOOLS=1."""
     if problem():
-        if os.environ.get("CUPY_LOSSES_REQUIRE_EMULATOR") == "1":
-            pytest.fail(problem())
-        pytest.skip(problem())
+        missing(problem())

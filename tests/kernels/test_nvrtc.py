@@ -18,9 +18,9 @@ from cupy_losses._device.plan import Problem, template
 from cupy_losses._device.plan_rows import STATIC_ACROSS, STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
 
-from ..tools import static_checks
+from ..tools import requirements, static_checks
 
-nvrtc = pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
+nvrtc = requirements.nvrtc()
 
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
 SHORT = ("float", "__nv_bfloat16")

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
 from cupy_losses._core.dtypes import c_type
 
 from ..tools import static_checks
+from ..tools.requirements import nvrtc
 from ..tools.static_checks import Program, Record
 
-pytest.importorskip("cupy_backends.cuda.libs.nvrtc", reason="needs the CuPy wheel")
+nvrtc()
 
 # A kernel made as those of the package are: right, and wrong in one way each.
 EXAMPLE = """
@@ -132,8 +134,18 @@ def test_kernels(architecture: int, group: str) -> None:
 def test_record_is_of_this_compiler() -> None:
     """If it is not, register counts are held against the launch bounds only."""
     recorded, present = Record.read().compiler, example("NONE").compiler
-    if recorded != present:
-        pytest.skip(f"registers were recorded with NVRTC {recorded}, this is {present}")
+    assert recorded == present, "pip install the versions that pyproject.toml pins"
+
+
+def test_record_is_of_the_compiler_that_is_installed_for_tests() -> None:
+    """The version that the extra `test` pins."""
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"nvidia-cuda-nvrtc-cu12=={Record.read().compiler}"' in project
+
+
+def test_machine_code_is_looked_at() -> None:
+    """Without nvdisasm `test_kernels` looks at PTX alone."""
+    static_checks.require_disassembler()
 
 
 def test_record_lists_the_requested_kernels() -> None:

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-import pytest
-
 from cupy_losses import classification, divergence, ranking, regression
 from cupy_losses._core.dtypes import DTYPES
 from cupy_losses._core.loss import FORWARD, Call, Request
@@ -33,6 +31,8 @@ from cupy_losses._device.plan import Problem
 from cupy_losses._device.plan_pointwise import scale_launch
 from cupy_losses._kinds.pointwise import PointwiseLoss
 from cupy_losses._libraries.cupy import CupyLibrary
+
+from .requirements import missing
 
 ARCHITECTURES = (80, 90, 100, 120)
 RECORD = Path(__file__).with_name("registers.json")
@@ -614,9 +614,9 @@ def disassembler() -> str | None:
 
 
 def require_disassembler() -> None:
-    """Skip a test without one."""
+    """Skip a test without one, or fail it: see requirements.py."""
     if disassembler() is None:
-        pytest.skip("no nvdisasm to look at machine code: pip install nvidia-cuda-nvdisasm")
+        missing("no nvdisasm to look at machine code: pip install nvidia-cuda-nvdisasm")
 
 
 def machine_code_findings(program: Program) -> list[str]:

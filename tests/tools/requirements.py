@@ -1,0 +1,31 @@
+"""What tests need beside the package: a test without it is skipped, or fails where it must run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, NoReturn
+
+import pytest
+
+STRICT = "CUPY_LOSSES_REQUIRE_TOOLS"
+
+
+def missing(what: str) -> NoReturn:
+    """Skip the test, or the module, that needs `what`; fail it where CUPY_LOSSES_REQUIRE_TOOLS=1.
+
+    CI sets that: there, a check that is not made is an error.
+    """
+    if os.environ.get(STRICT) == "1":
+        pytest.fail(f"{what}: {STRICT}=1 wants it")
+    pytest.skip(what, allow_module_level=True)
+
+
+def nvrtc() -> Any:
+    """CuPy's module for NVRTC, with a library that answers."""
+    try:
+        module = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+        module.getVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        missing(f"no NVRTC, which the wheels of the extra cuda12 bring: {error}")
+    return module
