@@ -63,6 +63,9 @@ class Device:
         count: How many devices there are.
         multiprocessors: Of each device. The package keeps it: set it before the first launch.
         blocks_per_multiprocessor: The answer to the occupancy query. The same holds.
+        shared_memory: The bytes that a block can have. The same holds.
+        cache_bytes: The size of the L2 cache. The same holds.
+        compute_capability: From "90" on there are clusters. The same holds.
         seed: Of the scheduler; 0 runs threads and blocks in order.
         concurrent: How many blocks run at once.
         check: Whether to watch every access.
@@ -80,6 +83,9 @@ class Device:
         count: int = 1,
         multiprocessors: int = 2,
         blocks_per_multiprocessor: int = 2,
+        shared_memory: int = DYNAMIC_SHARED_BYTES,
+        cache_bytes: int = 1 << 20,
+        compute_capability: str = "90",
         seed: int = 0,
         concurrent: int = 4,
         check: bool = True,
@@ -89,6 +95,9 @@ class Device:
         self.count = count
         self.multiprocessors = multiprocessors
         self.blocks_per_multiprocessor = blocks_per_multiprocessor
+        self.shared_memory = shared_memory
+        self.cache_bytes = cache_bytes
+        self.compute_capability = compute_capability
         self.seed = seed
         self.concurrent = concurrent
         self.check = check
@@ -155,6 +164,8 @@ class Device:
         self.launches.append(Launch(name, grid, block, shared_bytes, stream))
         if min(*grid, *block) < 1:
             raise CUDADriverError(_INVALID_VALUE, f"grid {grid}, block {block}")
+        if shared_bytes > self.shared_memory:
+            raise CUDADriverError(_INVALID_VALUE, f"{shared_bytes} bytes of shared memory")
         if not self.run_kernels:
             return
         kernel = compiled(loaded.job._replace(check=self.check))
@@ -331,10 +342,10 @@ def _device_class(device: Device) -> type:
             self.id = current.device if number is None else number
             self.attributes = {
                 "MultiProcessorCount": device.multiprocessors,
-                "MaxSharedMemoryPerBlockOptin": DYNAMIC_SHARED_BYTES,
-                "L2CacheSize": 1 << 20,
+                "MaxSharedMemoryPerBlockOptin": device.shared_memory,
+                "L2CacheSize": device.cache_bytes,
             }
-            self.compute_capability = "90"
+            self.compute_capability = device.compute_capability
             self._previous: list[int] = []
 
         def __enter__(self) -> CudaDevice:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import cupy_losses
+from cupy_losses._device import driver
 
 from .. import emulator
 from . import Device, EmulatorError, Job, Kernel, Module, Schedule, installed
@@ -441,6 +442,38 @@ def test_bits_do_not_depend_on_the_schedule(rng: np.random.Generator) -> None:
             grids.add(device.launches[-1].grid)
     assert len(bits) == 1
     assert len(grids) > 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"shared_memory": 16 << 10}, {"compute_capability": "80"}, {"cache_bytes": 1 << 10}],
+    ids=str,
+)
+def test_the_package_asks_each_device_anew(fields: dict[str, Any]) -> None:
+    """What was kept of another device would make all devices alike."""
+    asked: list[tuple[Any, ...]] = []
+    for more in ({}, fields, {}):
+        with installed(run_kernels=False, **{"shared_memory": 24 << 10, **more}):
+            answers = driver.shared_memory, driver.has_clusters, driver.cache_bytes
+            asked.append(tuple(answer(0) for answer in answers))
+    assert asked[0] == asked[2] == (24 << 10, True, 1 << 20)
+    assert asked[1] != asked[0]
+
+
+def test_plans_are_of_the_device() -> None:
+    launches = []
+    for shared_memory in (32 << 10, 16 << 10):
+        with installed(run_kernels=False, shared_memory=shared_memory) as device:
+            x, target = np.zeros((3, 5000), np.float32), np.zeros(3, np.int64)
+            cupy_losses.cross_entropy(device.asarray(x), device.asarray(target))
+            launches.append(device.launches)
+    assert launches[0] != launches[1]
+
+
+def test_more_shared_memory_than_the_device_has(device: Device) -> None:
+    function = device.load(Job(SCALE, "scale<int>"))
+    with pytest.raises(RuntimeError, match="bytes of shared memory"):
+        device.launch(function, (1, 1, 1), (32, 1, 1), device.shared_memory + 1, 0, 0)
 
 
 def test_arguments_of_the_package_are_checked(

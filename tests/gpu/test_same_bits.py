@@ -1,0 +1,201 @@
+"""Losses over rows have the same bits whatever a caller or a device can vary.
+
+The order of summation is to depend on the shape and the dtypes alone. Each test varies one thing
+that does not belong to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses._device import driver
+
+from ..emulator.cupy_lookalike import forget
+
+pytestmark = pytest.mark.gpu
+
+Bits = dict[str, Any]
+Shape = tuple[int, int]
+
+
+def broken(reason: str) -> pytest.MarkDecorator:
+    """Of a promise that does not hold yet: the test must fail, and by its assertion."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+BY_ADDRESS = broken("the packs of a row begin where its address says")
+
+# Lanes of a warp; a block; the blocks of a cluster; two launches.
+SHAPES = [(20_000, 12), (5000, 333), (5000, 1000), (40, 20_000), (3, 300_000)]
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A function that gives the planner other answers to its questions about the device."""
+
+    def forget_plans() -> None:
+        torch.cuda.synchronize()
+        forget()
+
+    def answer(**answers: Any) -> None:
+        for name, value in answers.items():
+            monkeypatch.setattr(driver, name, lambda device, value=value: value)
+        forget_plans()
+
+    yield answer
+    monkeypatch.undo()
+    forget_plans()
+
+
+def logits(shape: Shape, dtype: Any) -> tuple[Any, Any]:
+    """Logits and classes."""
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    x = (3 * torch.randn(shape, device="cuda", generator=generator)).to(dtype)
+    return x, torch.randint(0, shape[1], shape[:1], device="cuda", generator=generator)
+
+
+def placed(x: Any, skipped: int) -> Any:
+    """A copy that begins so many elements after an aligned address."""
+    whole = torch.zeros(x.numel() + skipped, dtype=x.dtype, device="cuda")
+    view = whole[skipped:].view(x.shape)
+    view.copy_(x)
+    assert view.data_ptr() % 16 == skipped * x.element_size() % 16
+    return view
+
+
+def results(x: Any, target: Any) -> Bits:
+    """All that is computed of cross entropy."""
+    value, gradient = value_and_grad(cross_entropy)(x, target)
+    return {
+        "losses": cross_entropy(x, target, reduction="none"),
+        "mean": cross_entropy(x, target),
+        "value beside the gradient": value,
+        "gradient": gradient,
+    }
+
+
+def changed(before: Bits, after: Bits) -> dict[str, int]:
+    """How many elements are not the same."""
+    counts = {name: int((before[name] != after[name]).sum()) for name in before}
+    return {name: count for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((20_000, 12), torch.float32),
+        ((20_000, 12), torch.bfloat16),
+        *(
+            pytest.param(shape, dtype, marks=BY_ADDRESS)
+            for shape, dtype in (
+                ((20_000, 40), torch.float32),
+                ((5000, 333), torch.float32),
+                ((5000, 1000), torch.float32),
+                ((5000, 1000), torch.bfloat16),
+                ((40, 20_000), torch.float32),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_whatever_the_address(shape: Shape, dtype: Any) -> None:
+    """Views that begin inside a vector against an aligned copy of them."""
+    x, target = logits(shape, dtype)
+    aligned = results(placed(x, 0), target)
+    found = [changed(aligned, results(placed(x, skipped), target)) for skipped in (1, 2, 3)]
+    assert found == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(20_000, 12), (5000, 1000)], ids=str)
+def test_short_rows_with_and_without_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
+    check_clusters(shape, dtype, answering)
+
+
+@broken("a row that does not fit into shared memory is divided where there are clusters alone")
+def test_long_rows_with_and_without_clusters(answering: Any) -> None:
+    check_clusters((400, 20_000), torch.float32, answering)
+
+
+def check_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
+    """Whatever the device of this test has."""
+    x, target = logits(shape, dtype)
+    before = results(x, target)
+    answering(has_clusters=not driver.has_clusters(0))
+    assert changed(before, results(x, target)) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(20_000, 12), (5000, 1000)], ids=str)
+def test_short_rows_whatever_the_size_of_shared_memory(
+    shape: Shape, dtype: Any, answering: Any
+) -> None:
+    check_shared_memory(shape, dtype, answering)
+
+
+@broken("a row is divided by what of it fits into shared memory")
+def test_long_rows_whatever_the_size_of_shared_memory(answering: Any) -> None:
+    check_shared_memory((400, 15_000), torch.float32, answering)
+
+
+def check_shared_memory(shape: Shape, dtype: Any, answering: Any) -> None:
+    """As of a device with little, which every device has."""
+    x, target = logits(shape, dtype)
+    before = results(x, target)
+    answering(shared_memory=64 << 10)
+    assert changed(before, results(x, target)) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_whatever_the_stream_and_the_order_in_which_blocks_end(shape: Shape, dtype: Any) -> None:
+    """Several streams at a time, so that the blocks of each wait for those of the others."""
+    x, target = logits(shape, dtype)
+    expected = results(x, target)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    found = []
+    for turn in range(20):
+        with torch.cuda.stream(streams[turn % 4]):
+            found.append(results(x, target))
+    torch.cuda.synchronize()
+    assert [changed(expected, other) for other in found] == [{}] * 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_whether_a_gradient_is_wanted_or_not(shape: Shape, dtype: Any) -> None:
+    x, target = logits(shape, dtype)
+    for skipped in (0, 1):
+        found = results(placed(x, skipped), target)
+        assert torch.equal(found["value beside the gradient"], found["mean"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [12, 40, 1000])
+def test_whatever_other_rows_there_are(columns: int, dtype: Any) -> None:
+    check_rows_alone(columns, dtype)
+
+
+@broken("the packs of a row begin where its address says, which depends on the rows before it")
+def test_whatever_other_rows_there_are_where_rows_are_not_aligned() -> None:
+    check_rows_alone(333, torch.float32)
+
+
+def check_rows_alone(columns: int, dtype: Any) -> None:
+    """Rows alone against the same ones among others; their gradients are those of the sum."""
+    x, target = logits((300, columns), dtype)
+    both = value_and_grad(cross_entropy)
+    losses, gradient = (
+        cross_entropy(x, target, reduction="none"),
+        both(x, target, reduction="sum")[1],
+    )
+    for k in range(len(x)):
+        row, classes = x[k : k + 1].clone(), target[k : k + 1].clone()
+        assert torch.equal(cross_entropy(row, classes, reduction="none")[0], losses[k])
+        assert torch.equal(both(row, classes, reduction="sum")[1][0], gradient[k])

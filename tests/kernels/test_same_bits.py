@@ -1,0 +1,205 @@
+"""Losses over rows have the same bits whatever a caller or a device can vary, on the emulator.
+
+The order of summation is to depend on the shape and the dtypes alone. Each test varies one thing
+that does not belong to these. `tests/gpu/test_same_bits.py` does the same on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
+
+from .. import emulator
+from ..emulator import Device, installed
+from ..tables.arrays import DTYPES
+
+Bits = dict[str, bytes]
+Shape = tuple[int, int]
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+def cases(
+    reason: str, failing: Iterable[tuple[Shape, str]], passing: Iterable[tuple[Shape, str]]
+) -> pytest.MarkDecorator:
+    """Shapes and dtypes, of which the first break the promise: their tests must fail."""
+    broken = pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+    return pytest.mark.parametrize(
+        ("shape", "dtype"),
+        [
+            *(pytest.param(*case, marks=broken, id=f"{case[0]}-{case[1]}") for case in failing),
+            *(pytest.param(*case, id=f"{case[0]}-{case[1]}") for case in passing),
+        ],
+    )
+
+
+def logits(shape: Shape, dtype: str) -> tuple[Any, Any]:
+    """Logits and classes."""
+    rng = np.random.default_rng(sum(shape))
+    x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
+    return x, rng.integers(0, shape[1], shape[0])
+
+
+def placed(device: Device, host: Any, skipped: int = 0) -> Any:
+    """An array in device memory that begins so many elements after an aligned address."""
+    whole = device.asarray(np.concatenate([np.zeros(skipped, host.dtype), host.ravel()]))
+    view = whole[skipped:].reshape(host.shape)
+    assert view.data.ptr % 16 == skipped * host.itemsize % 16
+    return view
+
+
+def on(x: Any, target: Any, skipped: int = 0, stream: int = 0, **fields: Any) -> Bits:
+    """All that is computed of cross entropy, on a device with these fields."""
+    with installed(check=False, **{"seed": 1, **fields}) as device:
+        device.stream = stream
+        input, classes = placed(device, x, skipped), device.asarray(target)
+        value, gradient = value_and_grad(cross_entropy)(input, classes)
+        results = {
+            "losses": cross_entropy(input, classes, reduction="none"),
+            "mean": cross_entropy(input, classes),
+            "value beside the gradient": value,
+            "gradient": gradient,
+        }
+        assert {launch.stream for launch in device.launches} == {stream}
+        return {name: result.get().tobytes() for name, result in results.items()}
+
+
+def changed(before: Bits, after: Bits) -> list[str]:
+    """What is not the same."""
+    assert before
+    return [name for name in before if before[name] != after[name]]
+
+
+@cases(
+    "the packs of a row begin where its address says",
+    failing=[
+        ((40, 40), "float32"),
+        ((40, 333), "float32"),
+        ((40, 1000), "float32"),
+        ((3, 5000), "float32"),
+        ((40, 1000), "bfloat16"),
+    ],
+    passing=[((40, 12), "float32"), ((40, 12), "bfloat16"), ((40, 40), "bfloat16")],
+)
+def test_whatever_the_address(shape: Shape, dtype: str) -> None:
+    """Views that begin inside a vector against an aligned copy of them."""
+    x, target = logits(shape, dtype)
+    aligned = on(x, target)
+    assert [changed(aligned, on(x, target, skipped)) for skipped in (1, 2, 3)] == [[], [], []]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the packs of a row begin where its address says"
+)
+def test_whatever_the_addresses_of_three_operands() -> None:
+    rng = np.random.default_rng(2)
+    hosts = rng.standard_normal((3, 40, 200)).astype(np.float32)
+    with installed(check=False, seed=1) as device:
+        results = []
+        for skipped in ((0, 0, 0), (1, 0, 0), (0, 3, 2)):
+            arrays = [placed(device, x, by) for x, by in zip(hosts, skipped, strict=True)]
+            value, gradients = value_and_grad(triplet_margin_loss, (0, 1, 2))(*arrays)
+            results.append([x.get().tobytes() for x in (value, *gradients)])
+    assert results[1] == results[0]
+    assert results[2] == results[0]
+
+
+@cases(
+    "a row that does not fit into shared memory is divided among ranks where there are clusters",
+    failing=[((3, 1100), "float32"), ((3, 5000), "float32")],
+    passing=[((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16")],
+)
+def test_with_and_without_clusters(shape: Shape, dtype: str) -> None:
+    x, target = logits(shape, dtype)
+    some, none = (
+        on(x, target, shared_memory=16 << 10, compute_capability=capability)
+        for capability in ("90", "80")
+    )
+    assert changed(some, none) == []
+
+
+@cases(
+    "a row is divided by what of it fits into shared memory",
+    failing=[((3, 1100), "float32"), ((3, 5000), "float32"), ((40, 4100), "bfloat16")],
+    passing=[((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16")],
+)
+def test_whatever_the_size_of_shared_memory(shape: Shape, dtype: str) -> None:
+    x, target = logits(shape, dtype)
+    large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 16))
+    assert [changed(large, other) for other in smaller] == [[], []]
+
+
+@cases(
+    "",
+    failing=[],
+    passing=[
+        (shape, dtype)
+        for shape in ((1100, 2), (300, 12), (70, 333), (70, 1000), (3, 5000))
+        for dtype in ("float32", "bfloat16")
+    ],
+)
+def test_whatever_the_stream_and_the_order_in_which_blocks_end(shape: Shape, dtype: str) -> None:
+    x, target = logits(shape, dtype)
+    first, *others = (
+        on(x, target, **fields)
+        for fields in (
+            {"seed": 0, "concurrent": 1, "multiprocessors": 1, "blocks_per_multiprocessor": 1},
+            {"seed": 3, "concurrent": 7, "multiprocessors": 132, "stream": 0x5000},
+            {"seed": 4, "concurrent": 3, "multiprocessors": 5, "cache_bytes": 50 << 20},
+        )
+    )
+    assert [changed(first, other) for other in others] == [[], []]
+
+
+@cases(
+    "",
+    failing=[],
+    passing=[
+        (shape, dtype)
+        for shape in ((1100, 2), (40, 12), (40, 333), (40, 1000), (3, 5000))
+        for dtype in ("float32", "bfloat16")
+    ],
+)
+def test_whether_a_gradient_is_wanted_or_not(shape: Shape, dtype: str) -> None:
+    x, target = logits(shape, dtype)
+    for skipped in (0, 1):
+        results = on(x, target, skipped)
+        assert results["value beside the gradient"] == results["mean"]
+
+
+@cases(
+    "the packs of a row begin where its address says, which depends on the rows before it",
+    failing=[((40, 333), "float32"), ((40, 1001), "float32")],
+    passing=[
+        ((40, 12), "float32"),
+        ((40, 40), "float32"),
+        ((40, 1000), "float32"),
+        ((40, 333), "bfloat16"),
+        ((40, 1000), "bfloat16"),
+    ],
+)
+def test_whatever_other_rows_there_are(shape: Shape, dtype: str) -> None:
+    """Each row alone against the same row among the others; its gradient that of the sum."""
+    x, target = logits(shape, dtype)
+    with installed(check=False, seed=1) as device:
+
+        def rows(x: Any, target: Any) -> tuple[Any, Any]:
+            arrays = placed(device, x), device.asarray(target)
+            losses = cross_entropy(*arrays, reduction="none")
+            _, gradient = value_and_grad(cross_entropy)(*arrays, reduction="sum")
+            return losses.get(), gradient.get()
+
+        together = rows(x, target)
+        alone = [rows(x[k : k + 1], target[k : k + 1]) for k in range(len(x))]
+        for which in (0, 1):
+            assert (
+                np.concatenate([row[which] for row in alone]).tobytes() == together[which].tobytes()
+            )
