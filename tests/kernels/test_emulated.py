@@ -7,9 +7,9 @@ scheduler, and is compared with the float64 reference.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import itertools
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 from cupy_losses import mse_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
-from cupy_losses._core.loss import Request
-from cupy_losses._libraries.cupy import CupyLibrary
+from cupy_losses._api.transforms import prepare_of
+from cupy_losses._core.losses import Pass
+from cupy_losses._device import compiler, sources
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
 from ..api.test_gradients import gradient_bound
 from ..api.test_values import bound, exact
-from ..emulator import Device, installed, precompile
+from ..emulator import Device, EmulatorError, installed, precompile
 from ..emulator.compiler import cache_folder
 from ..tables.arrays import DTYPES, Host, ulps
 from ..tables.losses import FORMULAS, SIMPLE, Case
@@ -288,14 +288,44 @@ def test_same_bits_whatever_the_grid_and_the_schedule(pair: str) -> None:
     assert len(bits) == 1
 
 
-# ---- beyond 2^31 ---------------------------------------------------------------------------------
+# ---- fences --------------------------------------------------------------------------------------
 
 
-def test_strides_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "right",
+    [
+        "fence();\n  return atomicAdd(counter, 1u);",  # of a block that arrives
+        "if (last) fence();",  # of the last one
+        "__threadfence();\n#endif",  # what both are here
+        "",
+    ],
+)
+def test_a_missing_fence_is_found(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator.require()
+    if right:
+        plant(monkeypatch, right, re.sub(r"(__thread)?fence\(\);", ";", right))
+    ones = np.ones(9001, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        input, target = device.asarray(ones), device.asarray(0 * ones)
+        if right:
+            with pytest.raises(EmulatorError, match="race on global"):
+                mse_loss(input, target)
+        else:
+            assert mse_loss(input, target).get() == 1
+
+
+# ---- beyond 2^32 ---------------------------------------------------------------------------------
+
+# What an offset cut to 32 bits, signed or not, does not reach: elements beyond 2^31 and 2^32.
+BEYOND = 1 << 32
+TILE = 512 * 4 * 8  # elements of half precision
+
+
+def test_strides_beyond_32_bits() -> None:
     """A few elements that lie gigabytes apart."""
     emulator.require()
     with installed(seed=1) as device:
-        base = device.sparse((3 << 30,), np.float16)
+        base = device.sparse((5 << 30,), np.float16)
         input = base[:: 1 << 20]
         input.host_view[...] = np.arange(input.size) % 7
         zero = device.asarray(np.zeros(input.size, np.float16))
@@ -306,34 +336,73 @@ def test_strides_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(gradient.get(), wanted.astype(np.float16))
 
 
-def test_more_than_2_to_the_31_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last block of a dense sum over sparse memory, told by its partial sum."""
-    emulator.require()
-    size = (1 << 31) + 8192 + 5
+def check_elements_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a dense loss over sparse memory that have the tiles from 2^32 on.
+
+    They are told by their partial sums and by their gradients.
+    """
+    # Tile 2^18, which is full, belongs to block 0 of 4096, the next one, which is not, to block 1.
+    size = BEYOND + TILE + 8 + 5
+    marks = {BEYOND + 77: 2.0, BEYOND + TILE - 1: 3.0, size - 9: 4.0, size - 1: 5.0}
     scratch: list[Any] = []
-    original = CupyLibrary.scratch
-
-    def recorded(self: Any, operands: Any, count: int, stream: int) -> Any:
-        scratch.append((count, original(self, operands, count, stream)))
-        return scratch[-1][1]
-
-    monkeypatch.setattr(CupyLibrary, "scratch", recorded)
     with installed(
-        multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [5]
+        multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [0, 1]
     ) as device:
-        input = device.sparse((size,), np.float16)
-        target = device.sparse((size,), np.float16)
-        tile = 512 * 4 * 8
-        tiles = -(-size // tile)
-        # Block 5 of 4096 adds tiles 5, 4101, …; the last of them lies beyond 2^31 elements.
-        last = tiles - 1 - (tiles - 1 - 5) % 4096
-        assert last * tile > 1 << 31 or (tiles - 1) % 4096 != 5
-        input.host_view[last * tile : last * tile + 3] = 2
+        import cupy
+
+        alloc = cupy.cuda.alloc
+
+        def recorded(count: int) -> Any:
+            scratch.append(alloc(count))
+            return scratch[-1]
+
+        monkeypatch.setattr(cupy.cuda, "alloc", recorded)
+        input, target = (device.sparse((size,), np.float16) for _ in range(2))
+        for element, mark in marks.items():
+            input.host_view[element] = mark
         mse_loss(input, target, reduction="sum")
-        count, (memory, base) = scratch[-1]
-        partials = np.frombuffer((ctypes.c_uint8 * count).from_address(base), np.float64)
-        assert partials[2 + 2 * 5] == 12.0
-        assert memory is not None
+        assert [launch.grid for launch in device.launches] == [(4096, 1, 1)]
+        partials = scratch[-1].mem.bytes.view(np.float64)
+        assert partials[2:6].tolist() == [4.0 + 9.0, 0.0, 16.0 + 25.0, 0.0]
+        _, gradient = value_and_grad(mse_loss)(input, target, reduction="sum")
+        each = mse_loss(input, target, reduction="none")
+        for element, mark in marks.items():
+            assert gradient[element].item() == 2 * mark
+            assert each[element].item() == mark**2
+        for result in (gradient, each):
+            assert np.count_nonzero(result[BEYOND:].host_view) == len(marks)
+
+
+def test_more_than_2_to_the_32_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator.require()
+    check_elements_beyond_32_bits(monkeypatch)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
+    """A bug in one place of the kernels of pointwise losses."""
+    text = sources.source("kernels/pointwise.cu")
+    assert text.count(right) == 1
+    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("return tile * ELEMENTS", "return int(tile) * ELEMENTS"),
+        ("return tile * ELEMENTS", "return unsigned(tile) * ELEMENTS"),
+        ("(operand + at.offset[K])", "(operand + int(at.offset[K]))"),
+        ("(operand + at.offset[K])", "(operand + unsigned(at.offset[K]))"),
+        ("values + element,", "values + unsigned(element),"),
+        ("(pointers) + element,", "(pointers) + unsigned(element),"),
+    ],
+)
+def test_offsets_cut_to_32_bits_are_found(
+    right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulator.require()
+    plant(monkeypatch, right, wrong)
+    with pytest.raises((AssertionError, EmulatorError)):
+        check_elements_beyond_32_bits(monkeypatch)
 
 
 # ---- what only arrays of the device can be -------------------------------------------------------
