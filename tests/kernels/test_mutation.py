@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
+from cupy_losses._device import sources
+
 from .. import emulator
-from ..tools.mutation import FILES, SHARED_FILES, Mutant, emulated, excuse, mutants, outcome, run
+from ..tools.mutation import (
+    FILES,
+    RULES,
+    SHARED_FILES,
+    Mutant,
+    emulated,
+    excuse,
+    mutants,
+    outcome,
+    run,
+)
 
 SAMPLE = 14
 
@@ -14,6 +27,18 @@ SAMPLE = 14
 def test_rules_reach_every_kernel_file() -> None:
     assert {mutant.file for mutant in mutants()} == set(FILES)
     assert len(list(mutants())) >= 60
+
+
+def test_every_rule_fits_somewhere() -> None:
+    assert {mutant.rule for mutant in mutants()} == {name for _, _, name in RULES}
+
+
+def test_every_call_of_a_fence_has_a_mutant() -> None:
+    text = (sources.source_folder() / "reduction/sum.cuh").read_text(encoding="utf-8")
+    calls = {n for n, line in enumerate(text.splitlines(), 1) if re.search(r"\bfence\(\);", line)}
+    found = {m.line for m in mutants(["reduction/sum.cuh"]) if m.rule == "drop a fence"}
+    assert len(calls) == 2
+    assert calls < found  # and that in the fallback, which the emulator compiles
 
 
 def test_the_battery_passes_without_a_bug() -> None:

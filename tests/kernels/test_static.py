@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cupy_losses._core.dtypes import c_type
+from cupy_losses._device import sources
 
 from ..tools import static_checks
 from ..tools.requirements import nvrtc
@@ -114,6 +115,34 @@ def test_dense_operands_are_accessed_in_vectors(dtype: str) -> None:
     for name in names:
         assert static_checks.is_dense(name), name
         assert static_checks.limits(name).wide_loads >= 4
+
+
+# ---- fences: the instruction of a GPU, which the emulator does not compile -----------------------
+
+SUM = (
+    "pointwise<float, SquaredError<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 4>, "
+    "SUM_OF_VALUES, 0u, float, const float*, const float*>"
+)
+
+
+def counted_and_fenced(architecture: int, wrong: str = "") -> list[str]:
+    """Fences and the counting of blocks in the order in which a kernel has them."""
+    source, fence = sources.source("kernels/pointwise.cu"), 'asm volatile("fence.acq_rel.gpu;"'
+    assert source.count(fence) == 1
+    if wrong:
+        source = source.replace(fence, wrong)
+    (kernel,) = static_checks.compile_program(source, [SUM], architecture).kernels
+    found = re.findall(r"fence\.acq_rel\.gpu|membar\.gl|(?:atom|red)\.[\w.]*add", kernel.ptx)
+    return [re.sub(r"(atom|red)\..*", "count", operation) for operation in found]
+
+
+@pytest.mark.parametrize("architecture", static_checks.ARCHITECTURES)
+def test_blocks_that_are_counted_are_fenced(architecture: int) -> None:
+    assert counted_and_fenced(architecture) == ["fence.acq_rel.gpu", "count", "fence.acq_rel.gpu"]
+
+
+def test_a_missing_fence_is_found() -> None:
+    assert counted_and_fenced(90, 'asm volatile(""') == ["count"]
 
 
 # ---- the kernels of the package ------------------------------------------------------------------

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from cupy_losses._device import driver, sources
+from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
 from .mutation_batteries import pointwise, rows
@@ -58,13 +58,18 @@ SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/element
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
 # emulator cannot find them.
-OF_A_GPU = ("#if CLUSTERS", "#if ASYNCHRONOUS_COPIES", "#ifdef __CUDA_ARCH__")
+OF_A_GPU = (
+    "#if CLUSTERS",
+    "#if ASYNCHRONOUS_COPIES",
+    "#ifdef __CUDA_ARCH__",
+    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
+)
 WAIT = "wait_for_copies<"
 
 # What to look for in a line of code, what to put there, and a name.
 RULES: list[tuple[str, str, str]] = [
     (r"__syncthreads\(\);", ";", "drop a barrier"),
-    (r"__threadfence\(\);", ";", "drop a fence"),
+    (r"\b(?:__thread)?fence\(\);", ";", "drop a fence"),
     (r"0xffffffffu", "0x7fffffffu", "drop a lane from a mask"),
     (r" < (?=[a-z0-9T(])", " <= ", "< becomes <="),
     (r" <= ", " < ", "<= becomes <"),
@@ -345,6 +350,7 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        patch.setattr(compiler, "source", texts.__getitem__)
         patch.setattr(sources, "source", texts.__getitem__)
         try:
             for battery, seed in itertools.product(batteries, (1, 2)):
@@ -424,8 +430,8 @@ PREFACE = """# Mutation run
 
 Written by `python -m tests.tools.mutation --write`: bugs planted one at a time in the kernel files,
 by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
-GPU compiles, such as clusters and asynchronous copies, has no mutants: the emulator runs the
-alternatives to it. Each part is of the file as it was when it was run.
+GPU compiles, such as clusters, asynchronous copies and the instruction of a fence, has no mutants:
+the emulator runs the alternatives to it. Each part is of the file as it was when it was run.
 """
 
 
