@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,13 +109,12 @@ def test_no_host_synchronisation() -> None:
     for _ in range(3):  # also loads all of torch's kernels that take part
         everything()
     torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
-    start = time.perf_counter()
+    torch.cuda._sleep(4_000_000_000)
+    awake = torch.cuda.Event()
+    awake.record()
     everything()
-    elapsed = time.perf_counter() - start
-    assert not torch.cuda.current_stream().query()
+    assert not awake.query()  # whoever had waited for the device would have waited for this
     torch.cuda.synchronize()
-    assert elapsed < 0.3
 
 
 def test_runs_on_the_current_stream() -> None:
@@ -187,8 +185,6 @@ def test_torch_graph(size: int) -> None:
 def test_cupy_graph() -> None:
     import cupy
 
-    if not hasattr(cupy.cuda.Stream, "begin_capture"):
-        pytest.skip("this CuPy captures no graphs")
     input, target = (cupy.from_dlpack(x).copy() for x in tensors())
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
@@ -213,13 +209,11 @@ def test_concurrent_calls_do_not_share_workspace() -> None:
     """The same loss on two streams and from several threads at once."""
     input, target = tensors(3_000_001)
     expected = mse_loss(input, target).item()
-    failures = []
+    results: list[float] = []
 
     def work() -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(50):
-                if mse_loss(input, target).item() != expected:
-                    failures.append(1)
+            results.extend(mse_loss(input, target).item() for _ in range(50))
 
     torch.cuda.synchronize()
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -227,7 +221,7 @@ def test_concurrent_calls_do_not_share_workspace() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures
+    assert results == [expected] * 200
 
 
 def test_a_thread_that_never_used_cuda() -> None:
@@ -278,25 +272,42 @@ def test_inputs_are_not_written() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is broadcast")
 def test_offsets_beyond_32_bits() -> None:
-    """A dense, a strided and a broadcast walk over more than 2^31 elements."""
-    if torch.cuda.mem_get_info()[0] < 30 << 30:
-        pytest.skip("needs 30 GB of device memory")
-    size = 2**31 + 8192 * 3 + 5
+    """A dense, a strided and a broadcast walk over more than 2^32 elements.
+
+    An offset cut to 32 bits, signed or not, meets another element than that which is marked.
+    """
+    if torch.cuda.mem_get_info()[0] < 40 << 30:
+        pytest.skip("needs 40 GB of device memory")
+    size = 2**32 + 8192 * 3 + 5
     input = torch.zeros(size, dtype=torch.bfloat16, device="cuda")
-    input[-5:] = 3
+    # Within a whole tile and at the end, none where another one is cut to.
+    marks = {2**31 + 8: 1.0, 2**31 + 999: 2.0, 2**32 + 16: 3.0, 2**32 + 777: 4.0, size - 1: 5.0}
+    for element, mark in marks.items():
+        input[element] = mark
+    places = torch.tensor(list(marks), device="cuda")
+    squares = sum(mark**2 for mark in marks.values())
     zero = torch.zeros((), dtype=torch.bfloat16, device="cuda")
-    assert mse_loss(input, input * 0, reduction="sum").item() == 45
-    assert mse_loss(input, zero, reduction="sum").item() == 45
+    assert mse_loss(input, torch.zeros_like(input), reduction="sum").item() == squares
+    assert mse_loss(input, zero, reduction="sum").item() == squares
     gradient = grad(mse_loss)(input, zero, reduction="sum")
-    assert gradient[-5:].tolist() == [6] * 5
-    assert gradient[:-5].count_nonzero().item() == 0
+    assert gradient[places].tolist() == [2 * mark for mark in marks.values()]
+    assert _count(gradient) == len(marks)
     del gradient
-    assert grad(mse_loss, 1)(input, zero, reduction="sum").item() == -30
+    assert grad(mse_loss, 1)(input, zero, reduction="sum").item() == -2 * sum(marks.values())
     table = input[: size // 4 * 4].view(-1, 4)[:, 1:]
-    expected = 9 * table.ne(0).sum().item()
-    assert mse_loss(table, zero, reduction="sum").item() == expected
+    kept = {element: mark for element, mark in marks.items() if element % 4 and element < size - 1}
+    assert len(kept) == 2
+    assert mse_loss(table, zero, reduction="sum").item() == sum(mark**2 for mark in kept.values())
     each = mse_loss(table, zero, reduction="none")
-    assert each.float().sum().item() == expected
+    for element, mark in kept.items():
+        assert each[element // 4, element % 4 - 1].item() == mark**2
+    assert _count(each) == len(kept)
+
+
+def _count(array: Any) -> int:
+    """How many elements are not 0; torch's own needs a mask of the size of the array."""
+    flat = array.reshape(-1)
+    return sum(int(part.count_nonzero()) for part in flat.split(1 << 28))
 
 
 # ---- interchange ----
