@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from cupy_losses._device import compiler, sources
 
 from .. import emulator
 from ..emulator import installed
-from ..tables.arrays import Library
-from ..tools import requirements
+from ..tables.arrays import Library, ulps
+from ..tables.losses import SIMPLE, Case
 
 square = pointwise_loss(
     "square",
@@ -50,22 +51,66 @@ elastic = pointwise_loss(
 )
 
 
-def test_same_as_the_built_in_ones(library: Library) -> None:
+def reference(name: str, **parameters: float) -> Case:
+    """The independent formula of a built-in loss, in the table of the tests."""
+    return next(case for case in SIMPLE if (case.name, case.parameters) == (name, parameters))
+
+
+PAIRS: list[tuple[Any, Any, Case]] = [
+    (square, mse_loss, reference("mse_loss")),
+    (smooth, smooth_l1_loss, reference("smooth_l1_loss", beta=0.3)),
+]
+
+
+def check_against_references(
+    array: Callable[[Any], Any], host: Callable[[Any], Any], ours: Any, theirs: Any, case: Case
+) -> None:
+    """A loss of a user's own against an independent formula, and the bits of a built-in one."""
     rng = np.random.default_rng(0)
-    input, target, weight = (library.array(rng.random(5000).astype("f4")) for _ in range(3))
-    where = library.array(rng.random(5000) < 0.5)
-    for ours, theirs, options in (
-        (square, mse_loss, {}),
-        (smooth, smooth_l1_loss, {"beta": 0.3}),
+    input, target, weight = (rng.random(5000).astype("f4") for _ in range(3))
+    where = rng.random(5000) < 0.5
+    wide = [x.astype(np.longdouble) for x in (input, target)]
+    each, slopes = case.value(*wide), case.slopes(*wide)
+    for reduction, extra in (
+        ("mean", {}),
+        ("sum", {}),
+        ("mean", {"weight": weight}),
+        ("mean", {"where": where}),
     ):
-        for extra in ({}, {"weight": weight}, {"where": where}, {"reduction": "sum"}):
-            got, expected = (
-                value_and_grad(loss, (0, 1))(input, target, **options, **extra)
-                for loss in (ours, theirs)
-            )
-            assert library.host(got[0]) == library.host(expected[0])
-            for mine, yours in zip(got[1], expected[1], strict=True):
-                np.testing.assert_allclose(library.host(mine), library.host(yours), rtol=5e-7)
+        options = {name: array(x) for name, x in extra.items()}
+        options |= {"reduction": reduction, **case.parameters}
+        value, gradients = value_and_grad(ours, (0, 1))(array(input), array(target), **options)
+        expected = case.reduce(each, reduction, extra.get("weight"), extra.get("where"))
+        assert ulps(host(value), np.asarray(expected)) <= 1
+        divisor = case.divisor(each, reduction, extra.get("weight"), extra.get("where"))
+        share = np.where(extra.get("where", True), extra.get("weight", 1.0), 0) / divisor
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            np.testing.assert_allclose(host(gradient), np.float64(slope * share), rtol=5e-7)
+        assert host(value) == host(theirs(array(input), array(target), **options))
+
+
+@pytest.mark.parametrize(("ours", "theirs", "case"), PAIRS, ids=["square", "smooth"])
+def test_against_references(library: Library, ours: Any, theirs: Any, case: Case) -> None:
+    check_against_references(library.array, library.host, ours, theirs, case)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "case"), PAIRS, ids=["square", "smooth"])
+def test_kernels_against_references(ours: Any, theirs: Any, case: Case) -> None:
+    emulator.require()
+    with installed(multiprocessors=3, seed=1) as device:
+        check_against_references(device.asarray, lambda x: x.get(), ours, theirs, case)
+
+
+def test_value_of_several_operands(library: Library) -> None:
+    """max(a, b) * sqrt(c) + a^3 * sigmoid(-b), by hand."""
+    operands = [np.array(x, np.float32) for x in ([1.0, 2.0], [2.0, -1.0], [4.0, 9.0])]
+    expected = [2 * 2 + 1 / (1 + np.exp(2.0)), 2 * 3 + 8 / (1 + np.exp(-1.0))]
+    got = elastic(*map(library.array, operands), reduction="none")
+    np.testing.assert_allclose(library.host(got), expected, rtol=3e-7)
+    emulator.require()
+    with installed(seed=1) as device:
+        each = elastic(*map(device.asarray, operands), reduction="none")
+        np.testing.assert_allclose(each.get(), expected, rtol=3e-7)
 
 
 def test_more_operands(torch_library: Library) -> None:

@@ -70,10 +70,6 @@ class Library:
             return array.numpy()
         return array.get() if self.name == "cupy" else array
 
-    def supports(self, host: Host) -> bool:
-        """Whether the library has arrays with such strides: torch's never run backwards."""
-        return not (self.is_torch and any(step < 0 for step in host.strides))
-
 
 def _base(host: Host) -> Host:
     """The one-dimensional memory that an array is a view of."""
