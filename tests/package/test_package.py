@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import cupy_losses
 from cupy_losses.__main__ import main
 from cupy_losses._device import sources
 
-from ..tables.losses import LOSSES
+from ..tables.losses import LOSSES, SIMPLE
 from ..tables.rows import ROWS
 
 PACKAGE = Path(cupy_losses.__file__).parent
@@ -49,11 +50,16 @@ def test_includes_are_inlined_once_with_line_numbers() -> None:
     source = sources.source("kernels/pointwise.cu")
     assert '#include "' not in source
     assert source.count("struct Dual {") == 1
-    line = next(i for i, text in enumerate(source.splitlines()) if "struct Weighted" in text)
-    file = (sources.source_folder() / "losses/combinators.cuh").read_text().splitlines()
-    own = next(i for i, text in enumerate(file) if "struct Weighted" in text)
-    start = source.splitlines()[: line + 1][::-1].index('#line 1 "losses/combinators.cuh"')
-    assert start - 1 >= own - 5
+    file, number, seen = "", 0, set()
+    for line in source.splitlines():
+        if directive := re.match(r'#line (\d+) "(.+)"', line):
+            file, number = directive[2], int(directive[1])
+            continue
+        own = (sources.source_folder() / file).read_text(encoding="utf-8").splitlines()[number - 1]
+        assert line == own or (line == "" and own.startswith(("#pragma once", '#include "')))
+        seen.add(file)
+        number += 1
+    assert {"kernels/pointwise.cu", "losses/combinators.cuh", "numbers/dual.cuh"} <= seen
 
 
 MODULES = [
@@ -80,7 +86,6 @@ def test_examples_in_docstrings(name: str) -> None:
 def test_every_public_function_is_documented() -> None:
     for name in cupy_losses.__all__:
         text = getattr(cupy_losses, name).__doc__
-        assert "Args:" in text or ">>>" in text
         assert ">>>" in text
         if name.endswith("_loss") and name != "pointwise_loss":
             assert all(part in text for part in ("Formula:", "Args:", "Returns:", "Source:"))
@@ -123,8 +128,20 @@ def test_evaluate_files(capsys: Any, tmp_path: Path) -> None:
     for name in ("prediction", "target"):
         np.save(tmp_path / f"{name}.npy", rng.standard_normal((30, 40)).astype(np.float32))
     files = [f"--{n}={tmp_path / f'{n}.npy'}" for n in ("prediction", "target")]
-    assert report(capsys, *files)["shape"] == [30, 40]
-    assert report(capsys, *files, "--dtype", "float64")["dtype"] == "float64"
+    prediction, target = (np.load(tmp_path / f"{n}.npy") for n in ("prediction", "target"))
+    for dtype in ("float32", "float64"):
+        result = report(capsys, *files, "--dtype", dtype)
+        assert (result["shape"], result["dtype"]) == ([30, 40], dtype)
+        rows = {row["loss"]: row for row in result["losses"]}
+        for case in (
+            case for case in SIMPLE if case.parameters in ({}, {"beta": 1.0}, {"delta": 1.0})
+        ):
+            wide = [x.astype(np.longdouble) for x in (prediction, target)]
+            expected, row = float(case.value(*wide).mean()), rows.pop(case.name)
+            assert row["value"] == pytest.approx(expected, rel=2**-23)
+            norm = float(np.linalg.norm(case.slopes(*wide)[0].astype(float))) / target.size
+            assert row["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        assert not rows
     assert main(["evaluate", "--backend", "numpy", *files]) == 0
     assert "smooth_l1_loss" in capsys.readouterr().out
 
@@ -194,8 +211,8 @@ def load(path: Path) -> Any:
 
 
 def test_example_train_torch() -> None:
-    assert run_example("train_torch") < 0.1
+    assert 0 < run_example("train_torch") < 0.1
 
 
 def test_example_fit_without_torch() -> None:
-    assert run_example("fit_without_torch") < 0.02
+    assert 0 < run_example("fit_without_torch") < 0.02

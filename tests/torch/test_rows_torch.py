@@ -49,19 +49,26 @@ def test_values_and_gradients(
     arrays = to_library(library, operands)
     each = library.host(case.call(arrays, reduction="none"))
     assert each.dtype == DTYPES[dtype]
-    np.testing.assert_allclose(each.astype(float), case.value(operands), tolerance, tolerance)
+
+    def close(got: Any, expected: Any, tolerance: float) -> None:
+        """In units of the largest number that is expected."""
+        wanted = np.asarray(expected, np.float64)
+        largest = tolerance * np.abs(wanted).max()
+        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, tolerance, largest)
+
+    close(each, case.value(operands), tolerance)
     slopes = case.slopes(operands)
     numbers = [case.positional.index(name) for name in case.differentiable]
     for reduction in ("mean", "sum"):
         both = value_and_grad(case.loss, numbers)
         value, gradients = case.call(arrays, both, reduction=reduction)
         reference = float(case.reduced(operands, reduction))
-        np.testing.assert_allclose(float(library.host(value)), reference, tolerance, tolerance)
+        close(library.host(value), reference, tolerance)
         for name, gradient in zip(case.differentiable, gradients, strict=True):
             found = library.host(gradient)
             assert found.dtype == DTYPES[dtype]
             expected = slopes[name] / case.divisor(operands, reduction)
-            np.testing.assert_allclose(found.astype(float), expected, 2 * tolerance, tolerance)
+            close(found, expected, 2 * tolerance)
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
@@ -122,6 +129,7 @@ def test_as_torch(case: RowCase, reduction: str, torch_library: Library) -> None
             square = torch.stack([(g * g).sum() for g in first]).sum()
             if case.twice_of_torch and square.requires_grad:
                 results[-1] += gradients_of(square, leaves)
+        assert len(results[0]) >= len(results[1]) > len(leaves)  # torch has not all derivatives
         for got, expected in zip(*results, strict=False):
             assert got.dtype == expected.dtype
             assert_close(got, expected)
