@@ -394,10 +394,10 @@ def test_every_loss_is_exact(
             losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
             assert ulps(losses.get(), expected) <= bound
         if divided == "launches":
-            assert any("PARTIAL" in name for name in names(device)) == (columns > 4)
+            assert any("PARTIAL" in name for name in names(device)) == (columns > 2)
         if divided == "ranks":
             ranks = re.compile(r"Team<(\d+, ){5}[248]")
-            assert any(map(ranks.search, names(device))) == (columns == 300)
+            assert any(map(ranks.search, names(device))) == (columns >= 33)
     assert ulps(cross_entropy(x, target, reduction="none"), exact) <= 1  # on the host
     assert ulps(cross_entropy(x, one_hot, reduction="none"), exact) <= 1
 
