@@ -23,6 +23,7 @@ from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import Library, ulps
 from ..tables.losses import SIMPLE, Case
+from ..tools import requirements
 
 square = pointwise_loss(
     "square",

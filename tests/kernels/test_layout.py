@@ -29,7 +29,7 @@ def test_a_dense_array_collapses_to_one_dimension(order: list[int], shape: list[
     array = np.zeros(shape).transpose(order)
     strides = strides_of(array)
     axes = memory_order(array.shape, [strides, strides])
-    walk = collapse(axes, array.shape, [strides, strides])
+    walk = coalesce(axes, array.shape, [strides, strides])
     assert walk.shape == ((array.size,) if array.size > 1 else ())
     moving = [axis for axis in range(4) if array.shape[axis] > 1]
     made = dense_strides(axes, array.shape)
@@ -55,9 +55,9 @@ def test_walks_visit_every_element_once() -> None:
         except ValueError:
             continue
         compared += 1
-        operands = [Operand("float32", x.shape, strides_of(x)) for x in (a, b)]
+        operands = [ArraySpec("float32", x.shape, strides_of(x)) for x in (a, b)]
         strides = [broadcast_strides(operand, shape) for operand in operands]
-        walk = collapse(memory_order(shape, strides), shape, strides)
+        walk = coalesce(memory_order(shape, strides), shape, strides)
         index = np.indices(walk.shape).reshape(len(walk.shape), -1)
         starts = [(x.ctypes.data - base.ctypes.data) // 8 for x in (a, b)]
         offsets = [

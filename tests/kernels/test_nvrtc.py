@@ -165,7 +165,7 @@ def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
     assert some
-    compile_for(architecture, some, "kernels/rows.cu")
+    compile_for(architecture, some)
 
 
 # Those that speed depends on most, and that would not be as fast with a register more.

@@ -21,10 +21,10 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._api.transforms import prepare_of
-from cupy_losses._core.losses import Pass
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, driver, plan_rows, sources
-from cupy_losses._host import pointwise
+from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
