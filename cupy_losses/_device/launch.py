@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -25,20 +26,24 @@ class Fields:
     def __init__(self, parameters: Parameters, real: str) -> None:
         self._integers = [k for k, value in enumerate(parameters) if isinstance(value, int)]
         self._numbers = [k for k, value in enumerate(parameters) if not isinstance(value, int)]
-        self._type = np.dtype(real).type
+        self._real = struct.Struct("=d" if real == "float64" else "=f")
+        self._pack = struct.Struct(f"={'ddd' if real == 'float64' else 'fff'}").pack
 
     def __call__(self, parameters: Parameters) -> bytes:
         """The bytes of the struct."""
-        fields = int64(*(int(parameters[k]) for k in self._integers))
+        fields = int64(*[int(parameters[k]) for k in self._integers])
         for k in self._numbers:
             fields += self._with_reciprocal(parameters[k])
         return fields or b"\0"
 
     def _with_reciprocal(self, value: float) -> bytes:
-        exact = 1.0 / value if value else np.inf
-        reciprocal = self._type(exact)
-        remainder = exact - float(reciprocal) if np.isfinite(reciprocal) else 0.0
-        return np.array([value, reciprocal, remainder], self._type).tobytes()
+        exact = 1.0 / value if value else math.inf
+        try:
+            (reciprocal,) = self._real.unpack(self._real.pack(exact))
+        except OverflowError:
+            reciprocal = math.copysign(math.inf, value)
+        remainder = exact - reciprocal if math.isfinite(reciprocal) else 0.0
+        return self._pack(value, reciprocal, remainder)
 
 
 class Launch:
@@ -71,8 +76,9 @@ class Launch:
         self._pointers_at = end
         self._pack = struct.Struct(f"={pointers}Q").pack_into
         self._buffer: Any = np.zeros(end + 8 * pointers, np.uint8)
+        self._bytes = self._buffer.data
         for offset, argument in zip(offsets, arguments, strict=True):
-            self._buffer[offset : offset + len(argument)] = np.frombuffer(argument, np.uint8)
+            self._bytes[offset : offset + len(argument)] = argument
         offsets += [end + 8 * k for k in range(pointers)]
         self._addresses = self._buffer.ctypes.data + np.array(offsets, np.uint64)
         self._parameters = int(self._addresses.ctypes.data)
@@ -85,7 +91,7 @@ class Launch:
         with self._lock:  # until the driver has copied the arguments
             if parameters != self._packed and self._fields is not None:
                 fields = self._fields(parameters)
-                self._buffer[: len(fields)] = np.frombuffer(fields, np.uint8)
+                self._bytes[: len(fields)] = fields
                 self._packed = parameters
             self._pack(self._buffer, self._pointers_at, *pointers)
             try:

@@ -179,22 +179,22 @@ FAST_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("request", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
-def test_row_kernels_do_not_spill(request: Request) -> None:
+@pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
+def test_row_kernels_do_not_spill(asked: Request) -> None:
     """But for a register or two, once a row."""
     loss = multiclass._CROSS_ENTROPY[False, False, False]
     call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
     with planned() as planned_names:
         for dtype, shape in FAST_SHAPES:
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", shape[0])
-            problem = Problem(call, request, operands, (0, 0), shape, False, device=0)
+            problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
             loss.plan(static_checks.NO_LIBRARY, problem)
     names = [name for name in planned_names if "ShareOf" not in name]
     assert len(names) == len(FAST_SHAPES)
     program = static_checks.compile_program(sources.source("kernels/rows.cu"), names, 90)
     spilled = {kernel.name: (kernel.stack, kernel.spills) for kernel in program.kernels}
-    assert max(stack for stack, _ in spilled.values()) <= 8 * bool(request.wanted), spilled
-    assert max(spills for _, spills in spilled.values()) <= 24 * bool(request.wanted), spilled
+    assert max(stack for stack, _ in spilled.values()) <= 8 * bool(asked.wanted), spilled
+    assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])
