@@ -59,64 +59,80 @@ def loss_function(
     """
 
     def decorate(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
-        checked = with_checks(prepare, kinds)
+        checks = Checks(prepare, kinds)
+        arrays = checks.arrays
 
         @functools.wraps(prepare)
         def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
-            call, given = checked(*args, **kwargs)
-            library, operands = resolve(call, given)
+            given: Any = args
+            if kwargs or len(args) > arrays:
+                given = checks(args, kwargs)
+            call, operands = prepare(*given, **kwargs)
+            library, arrays_of_library = resolve(call, operands)
             if _checking():
-                check.verify(call, library.plain(operands))
-            return library.evaluate(call, operands)
+                check.verify(call, library.plain(arrays_of_library))
+            return library.evaluate(call, arrays_of_library)
 
-        _prepare_by_loss[loss] = checked
+        _prepare_by_loss[loss] = checks.before(prepare)
         return loss
 
     return decorate
 
 
-def with_checks(
-    function: Callable[Arguments, Any], kinds: dict[str, Argument]
-) -> Callable[Arguments, Any]:
-    """The same function, each of whose arguments is checked first; defaults are not.
+class Checks:
+    """The checks of the arguments of a function that are no arrays; defaults are not checked.
+
+    Attributes:
+        arrays: How many arguments by position are arrays, before the first that is none.
 
     Raises:
         TypeError: If an argument has a default other than None and no kind, or a kind is of no
             argument.
 
     """
-    parameters = inspect.signature(function).parameters
-    if "reduction" in parameters:
-        kinds = {"reduction": _REDUCTION, **kinds}
-    for name, parameter in parameters.items():
-        array = parameter.default in (parameter.empty, None)
-        variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if not (array or variable) and name not in kinds:
-            raise TypeError(f"the argument {name} of {function.__qualname__} has no kind")
-    unknown = [name for name in kinds if name not in parameters]
-    if unknown:
-        raise TypeError(f"{function.__qualname__} has no argument {unknown[0]}")
-    checks = {name: functools.partial(kind.checked, name) for name, kind in kinds.items()}
-    positional = [
-        checks.get(name)
-        for name, parameter in parameters.items()
-        if parameter.kind is not parameter.KEYWORD_ONLY
-    ]
-    # Up to here, arguments by position are arrays.
-    arrays = next((n for n, check in enumerate(positional) if check is not None), len(positional))
 
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, function: Callable[..., Any], kinds: dict[str, Argument]) -> None:
+        parameters = inspect.signature(function).parameters
+        if "reduction" in parameters:
+            kinds = {"reduction": _REDUCTION, **kinds}
+        for name, parameter in parameters.items():
+            array = parameter.default in (parameter.empty, None)
+            variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if not (array or variable) and name not in kinds:
+                raise TypeError(f"the argument {name} of {function.__qualname__} has no kind")
+        unknown = [name for name in kinds if name not in parameters]
+        if unknown:
+            raise TypeError(f"{function.__qualname__} has no argument {unknown[0]}")
+        self._checks = {name: functools.partial(k.checked, name) for name, k in kinds.items()}
+        self._positional = [
+            self._checks.get(name)
+            for name, parameter in parameters.items()
+            if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        checked = (n for n, check in enumerate(self._positional) if check is not None)
+        self.arrays = next(checked, len(self._positional))
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments by position as the function takes them; changes those by name."""
+        checks = self._checks
         for name in kwargs:
             if name in checks:
                 kwargs[name] = checks[name](kwargs[name])
-        if len(args) > arrays:
-            pairs = zip(args, positional, strict=False)
-            rest = args[len(positional) :]
-            args = *(a if check is None else check(a) for a, check in pairs), *rest
-        return function(*args, **kwargs)
+        if len(args) <= self.arrays:
+            return args
+        pairs = zip(args, self._positional, strict=False)
+        rest = args[len(self._positional) :]
+        return *(a if check is None else check(a) for a, check in pairs), *rest
 
-    return checked
+    def before(self, function: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
+        """The function, each of whose arguments is checked first."""
+
+        @functools.wraps(function)
+        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
+            given: Any = self(args, kwargs)
+            return function(*given, **kwargs)
+
+        return checked
 
 
 def prepared_by(
@@ -125,7 +141,7 @@ def prepared_by(
     """Make a public function that is more than one call, differentiated as that of `prepare`."""
 
     def decorate(loss: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
-        checked = with_checks(loss, kinds)
+        checked = Checks(loss, kinds).before(loss)
         _prepare_by_loss[checked] = prepare
         return checked
 

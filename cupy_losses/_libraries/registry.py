@@ -107,8 +107,7 @@ _ADOPTING = {1: "numpy", 3: "numpy", 2: "cupy", 13: "cupy"}
 
 def find(array: Array) -> type[ArrayLibrary] | None:
     """The library that takes an array; None for what is no array that one takes."""
-    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in type(array).__mro__):
-        _import(root)
+    _import_for(type(array))
     for library in _classes:
         if library.owns(array):
             return library
@@ -120,6 +119,18 @@ def find(array: Array) -> type[ArrayLibrary] | None:
         return None
     _import(name)
     return next(library for library in _classes if library.name == name)
+
+
+_types_met: set[type] = set()
+
+
+def _import_for(kind: type) -> None:
+    """Import the files of the libraries that a type may be of, when it is first met."""
+    if kind in _types_met:
+        return
+    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__):
+        _import(root)
+    _types_met.add(kind)
 
 
 def _import(root: str) -> None:
