@@ -4,6 +4,19 @@ Test functions run on every array library that this machine has.
 
 Without a GPU no test that needs one is collected: of the libraries only those without a GPU are
 parametrised, and tests marked `gpu` are deselected. The terminal summary says how many.
+
+`pytest` runs the default level. It holds every test function but those of mutants, every loss on
+every library, and every kind of kernel on the emulator and through NVRTC: pointwise, sums of
+gradients, scaling, rows of a few threads, of a block, of a cluster, of two launches and across
+memory. Where parameters multiply, it holds a part of the product, in which each value of each
+parameter occurs: tests/tools/levels.py chooses. One seed of the emulator's scheduler stands for
+all, and one architecture.
+
+`pytest -m exhaustive` runs the rest: all specialisations, seeds, layouts, dtypes and
+architectures, and a sample of mutants. `pytest -m ""` runs both.
+
+`pytest -m quick` runs what the default level has on small NumPy arrays, and a few kernels on the
+emulator.
 """
 
 from __future__ import annotations
@@ -50,6 +63,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(fixture, values)
 
 
+def is_quick(item: pytest.Item) -> bool:
+    """Whether a test is one of the default on NumPy arrays that are not large."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    on_numpy = str(parameters.get("library")) == "numpy" and parameters.get("size", 0) < 10_000
+    return on_numpy and item.get_closest_marker("exhaustive") is None
+
+
 def would_run_on_a_gpu(item: pytest.Item) -> bool:
     """Whether a test runs once more where there is a GPU."""
     return isinstance(item, pytest.Function) and not FIXTURES.keys().isdisjoint(item.fixturenames)
@@ -64,6 +84,8 @@ def pytest_collection_modifyitems(
     The count is of what the other options select.
     """
     exhaustive = sum(item.get_closest_marker("exhaustive") is not None for item in items)
+    for item in filter(is_quick, items):
+        item.add_marker("quick")
     yield
     exhaustive -= sum(item.get_closest_marker("exhaustive") is not None for item in items)
     left_out = {EXHAUSTIVE: exhaustive}

@@ -158,9 +158,6 @@ def test_definition_errors() -> None:
         without(np.ones(3), np.ones(3))
 
 
-# ---- mistakes in a formula -----------------------------------------------------------------------
-
-
 def nvrtc_log(loss: Any, source: str) -> str:
     """What NVRTC says of a kernel with the formula."""
     nvrtc = requirements.nvrtc()

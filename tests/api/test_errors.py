@@ -176,9 +176,6 @@ def test_dlpack_object_on_the_host() -> None:
     assert mse_loss(np.zeros(3, np.float32), Exporter()) == 4
 
 
-# ---- the check of values -------------------------------------------------------------------------
-
-
 def test_check_values(library: Library) -> None:
     input = library.array(np.array([[0.5, 0.25], [1.0, 1.5]], np.float32))
     label = library.array(np.array([0.0, 1.0], np.float32))

@@ -19,6 +19,7 @@ from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
 
 from ..tables.arrays import DTYPES, Library, ulps
 from ..tables.losses import LOSSES, Case, count, sign
+from ..tools import levels
 from .test_values import SIZES, exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
@@ -39,9 +40,7 @@ def device(library: Library) -> str:
     return "cuda" if library.name == "torch cuda" else "cpu"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", LOSSES, ids=str)
+@pytest.mark.parametrize(("case", "size", "dtype"), levels.covering(4, LOSSES, SIZES, DTYPES))
 def test_value_and_grad(
     case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
 ) -> None:
@@ -133,9 +132,6 @@ def test_transform_errors() -> None:
         grad(mse_loss, 1)(x, np.ones(3, np.int64))
 
 
-# ---- autograd ------------------------------------------------------------------------------------
-
-
 def pair(library: Library, *shapes: tuple[int, ...], dtype: Any = torch.float64) -> list[Tensor]:
     """Random leaves away from the kinks."""
     generator = torch.Generator().manual_seed(1)
@@ -168,12 +164,16 @@ def shapes_of(case: Case) -> list[tuple[tuple[int, ...], ...]]:
     return shapes if case.rows else [*shapes, ((), ())]
 
 
-@pytest.mark.parametrize("extra", ["", "weight", "where"])
 @pytest.mark.parametrize(
-    ("case", "shapes"),
-    [pytest.param(case, s, id=f"{case}-{s}") for case in LOSSES for s in shapes_of(case)],
+    ("case", "shapes", "reduction", "extra"),
+    [
+        levels.case(case, *others, default=(number + turn) % 4 == 0, id=f"{case}-{others}")
+        for number, case in enumerate(LOSSES)
+        for turn, others in enumerate(
+            itertools.product(shapes_of(case), REDUCTIONS, ["", "weight", "where"])
+        )
+    ],
 )
-@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.filterwarnings("ignore:.*is broadcast")
 def test_gradcheck(
     case: Case, torch_library: Library, reduction: str, shapes: Any, extra: str

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from ..tables.arrays import DTYPES, Host, Library, ulps
 from ..tables.losses import LOSSES, SIMPLE, Case
+from ..tools.levels import covering
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
 
@@ -61,9 +62,7 @@ def check(
         assert ulps(got, reference, largest) <= limit, (str(case), reduction)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", LOSSES, ids=str)
+@pytest.mark.parametrize(("case", "size", "dtype"), covering(4, LOSSES, SIZES, DTYPES))
 def test_sizes(
     case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
 ) -> None:

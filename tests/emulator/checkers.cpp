@@ -55,8 +55,6 @@ static Moment now() {
   return {block.id, running->thread, block.barriers, warp_syncs, running->fences};
 }
 
-// ---- order --------------------------------------------------------------------------------------
-
 static bool same_warp(const Moment& a, const Moment& b) { return a.thread / 32 == b.thread / 32; }
 
 // Whether `early` comes before `late` in the same block, without regard to fences.
@@ -115,8 +113,6 @@ static void release(Fences& channel) {
   learn(channel, {fiber.last_fence_number});
   learn(channel, fiber.last_fence.known);
 }
-
-// ---- accesses -----------------------------------------------------------------------------------
 
 struct Kind {
   bool reads, writes, atomic;
@@ -247,8 +243,6 @@ void before_atomic(void* address, size_t bytes) {
 
 }  // namespace emu
 
-// ---- what the sanitizers call -------------------------------------------------------------------
-
 #define EMU_HOOK extern "C" __attribute__((visibility("default")))
 #define EMU_WHERE emu::code_offset(__builtin_return_address(0))
 #define EMU_ACCESS(bytes)                                                                      \
@@ -278,6 +272,15 @@ EMU_HOOK void __tsan_write_range(void* p, size_t bytes) {
   emu::access(p, bytes, emu::WRITE, EMU_WHERE);
 }
 EMU_HOOK void __tsan_init() {}
+
+// At every basic block of a kernel: a loop without end need not touch memory.
+EMU_HOOK void __sanitizer_cov_trace_pc() {
+  using namespace emu;
+  if (running == nullptr || count_step()) return;
+  report("no end in sight after %zu steps, the last at @%x@: %s", size_t(config.most_steps),
+         EMU_WHERE, name_of(*running).c_str());
+  abandon();
+}
 
 namespace {
 struct SourceLocation {

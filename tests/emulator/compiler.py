@@ -37,6 +37,7 @@ _CHECKED = (
     "-fsanitize=thread",
     "--param=tsan-distinguish-volatile=1",
     "--param=tsan-instrument-func-entry-exit=0",
+    "-fsanitize-coverage=trace-pc",  # counts the steps of loops
     "-fsanitize=alignment,bounds-strict,integer-divide-by-zero,shift,signed-integer-overflow",
 )
 # Without the default libraries, or those of the sanitizers would come along.
@@ -198,9 +199,6 @@ def _build_batch(jobs: Sequence[Job]) -> None:
     for job in jobs:
         with contextlib.suppress(FileExistsError):
             job.module().library.hardlink_to(module.library)
-
-
-# ---- what all kernels share ----------------------------------------------------------------------
 
 
 def _prepare(checks: Iterable[bool]) -> None:

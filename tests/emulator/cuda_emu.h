@@ -11,8 +11,6 @@
 
 #include "hooks.h"
 
-// ---- qualifiers: what NVIDIA's crt/host_defines.h would define ----------------------------------
-
 #define __HOST_DEFINES_H__
 #define __device__
 #define __host__
@@ -39,8 +37,6 @@
 #define EMU_UNSEEN
 #endif
 
-// ---- indices ------------------------------------------------------------------------------------
-
 namespace emu {
 EMU_UNSEEN inline uint3 thread_index() { return {ids->thread.x, ids->thread.y, ids->thread.z}; }
 EMU_UNSEEN inline uint3 block_index() { return {ids->block.x, ids->block.y, ids->block.z}; }
@@ -58,8 +54,6 @@ EMU_UNSEEN inline dim3 grid_size() {
 #define gridDim (emu::grid_size())
 #define warpSize 32
 
-// ---- barriers and fences ------------------------------------------------------------------------
-
 #define EMU_BARRIER(kind, predicate) \
   emu::block_barrier(emu::kind, bool(predicate), __FILE__, __LINE__)
 #define __syncthreads() ((void)EMU_BARRIER(SYNC, false))
@@ -70,8 +64,6 @@ EMU_UNSEEN inline dim3 grid_size() {
 __forceinline__ void __threadfence_block() { emu::fence(emu::BLOCK); }
 __forceinline__ void __threadfence() { emu::fence(emu::DEVICE); }
 __forceinline__ void __threadfence_system() { emu::fence(emu::DEVICE); }
-
-// ---- warps --------------------------------------------------------------------------------------
 
 namespace emu {
 template <class To, class From>
@@ -135,8 +127,6 @@ EMU_WARP_REDUCE(__reduce_and_sync, REDUCE_AND)
 EMU_WARP_REDUCE(__reduce_or_sync, REDUCE_OR)
 EMU_WARP_REDUCE(__reduce_xor_sync, REDUCE_XOR)
 
-// ---- memory -------------------------------------------------------------------------------------
-
 namespace emu {
 template <class T, class F>
 EMU_UNSEEN T update(T* address, F next) {
@@ -194,8 +184,6 @@ EMU_STORE(__stcg)
 EMU_STORE(__stcs)
 EMU_STORE(__stwb)
 EMU_STORE(__stwt)
-
-// ---- arithmetic ---------------------------------------------------------------------------------
 
 #define EMU_BITS(name, To, From) \
   inline To name(From value) { return emu::bits_as<To>(value); }
@@ -284,8 +272,6 @@ EMU_MIN_MAX(float, fminf(a, b), fmaxf(a, b))
 EMU_MIN_MAX(double, fmin(a, b), fmax(a, b))
 
 [[noreturn]] inline void __trap() { emu::trap(); }
-
-// ---- what a kernel library offers ---------------------------------------------------------------
 
 namespace emu {
 // A parameter of a kernel: 'p' pointer, 'c' pointer to const, 'f' 'i' 'u' 'b' numbers, 's' struct.

@@ -185,9 +185,6 @@ class Device:
         return Schedule(self.seed, self.concurrent, blocks)
 
 
-# ---- the modules ---------------------------------------------------------------------------------
-
-
 class _RawModule:
     """cupy.RawModule."""
 
@@ -357,9 +354,6 @@ def _device_class(device: Device) -> type:
             current.device = self._previous.pop()
 
     return CudaDevice
-
-
-# ---- installing them -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

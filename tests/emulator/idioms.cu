@@ -1,8 +1,6 @@
 // Kernels for the emulator's own tests: each is right for OK = true, and for OK = false has one
 // fault that the emulator must find.
 
-// ---- order --------------------------------------------------------------------------------------
-
 template <bool OK>
 __global__ void exchange_in_block(const int* in, int* out) {
   __shared__ int tile[64];
@@ -111,12 +109,24 @@ __global__ void scatter(const int* index, int* out) {
   }
 }
 
-// ---- barriers and warps -------------------------------------------------------------------------
-
 template <bool OK>
 __global__ void barrier_for_some(int* out) {
   if (OK || threadIdx.x >= 32) __syncthreads();
   out[threadIdx.x] = 1;
+}
+
+// A loop that ends only where OK, over memory, and over a collective of the warp.
+template <bool OK>
+__global__ void loop_over_memory(const int* in, int* out) {
+  int sum = 0;
+  for (unsigned k = 0; k < 64; k += OK) sum += in[k];
+  out[threadIdx.x] = sum;
+}
+template <bool OK>
+__global__ void loop_over_warp(int* out) {
+  int sum = 0;
+  for (unsigned k = 0; k < 64; k += OK) sum += __shfl_xor_sync(0xffffffffu, 1, 1);
+  out[threadIdx.x] = sum;
 }
 
 template <bool OK>
@@ -201,8 +211,6 @@ __global__ void atomics(int* out, unsigned* wrapping) {
   if (atomicCAS(out + 7, 0, 1) == 0) atomicExch(out + 8, 1);
 }
 
-// ---- memory -------------------------------------------------------------------------------------
-
 // 64 threads on 61 elements.
 template <bool OK>
 __global__ void read_tail(const int* in, int* out) {
@@ -255,8 +263,6 @@ __global__ void null_pointer(const int* nothing, int* out) {
   out[threadIdx.x] = OK && nothing == nullptr ? 1 : *nothing;
 }
 
-// ---- arithmetic ---------------------------------------------------------------------------------
-
 template <bool OK>
 __global__ void index_of_32_bits(int* out) {
   const int row = 65536 + threadIdx.x, columns = 65536;
@@ -280,8 +286,6 @@ __global__ void trap(int* out) {
   if (!OK) __trap();
   out[threadIdx.x] = 1;
 }
-
-// ---- conversions --------------------------------------------------------------------------------
 
 __global__ void round_to_half(long long n, const float* x, const double* y, __half* from_float,
                               __half* from_double) {

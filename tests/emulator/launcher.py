@@ -53,12 +53,14 @@ class Schedule(NamedTuple):
     """In which order threads run, and which do.
 
     With seed 0, threads and blocks run in order. Any other seed switches at random between the
-    threads of `concurrent` blocks, in the same way each time.
+    threads of `concurrent` blocks, in the same way each time. A launch that takes more than
+    `most_steps` basic blocks and switches between threads is stopped as endless.
     """
 
     seed: int = 0
     concurrent: int = 1
     blocks: Sequence[int] | None = None  # by linear number; None: all
+    most_steps: int = 1 << 28
 
 
 IN_ORDER = Schedule()
@@ -85,6 +87,7 @@ class _Config(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("check", ctypes.c_uint64),
         ("concurrent", ctypes.c_uint64),
+        ("most_steps", ctypes.c_uint64),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("dynamic_shared", ctypes.c_uint64),
@@ -143,6 +146,7 @@ class Kernel:
             schedule.seed,
             self._check,
             schedule.concurrent,
+            schedule.most_steps,
             (ctypes.c_uint * 3)(*grid),
             (ctypes.c_uint * 3)(*block),
             shared_bytes,

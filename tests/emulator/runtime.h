@@ -10,8 +10,6 @@
 
 namespace emu {
 
-// ---- a launch, as launcher.py describes it ------------------------------------------------------
-
 struct Region {  // memory that the kernel may use
   char* begin;
   size_t bytes;
@@ -22,6 +20,7 @@ struct Config {
   uint64_t seed;  // 0: threads and blocks in order
   uint64_t check;
   uint64_t concurrent;  // blocks that run at once
+  uint64_t most_steps;  // after which a launch counts as endless
   Index grid, block;
   uint64_t dynamic_shared;
   const uint32_t* chosen;  // the blocks to run, or null for all
@@ -29,8 +28,6 @@ struct Config {
   const Region* regions;  // ascending, apart from each other
   uint64_t region_count;
 };
-
-// ---- order of memory accesses -------------------------------------------------------------------
 
 // When a thread did something: how many barriers of its block, synchronisations of its warp and
 // fences of its own came before.
@@ -91,8 +88,6 @@ class Shadow {
 
 // What passes through an address that is accessed atomically: the fences released to it.
 using Channels = std::unordered_map<uintptr_t, Fences>;
-
-// ---- threads ------------------------------------------------------------------------------------
 
 enum class State : uint8_t { READY, AT_COLLECTIVE, AT_BARRIER, DONE };
 
@@ -163,14 +158,14 @@ struct Places {
 };
 extern Places places;
 
-// ---- what the halves ask of each other ----------------------------------------------------------
-
 // Adds a message, once.
 void report(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // "block (0,0,0) thread (1,0,0)"
 std::string name_of(const Fiber& fiber);
 // Ends the launch: never returns to the running thread.
 [[noreturn]] void abandon();
+// Counts a basic block or a switch to another thread: whether there may be more.
+bool count_step();
 // Lets other threads run.
 void yield();
 // The same with a probability of 1 in `chance`; never where the seed is 0.

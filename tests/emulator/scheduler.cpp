@@ -24,6 +24,7 @@ static std::vector<std::string> messages;
 static bool abandoned;
 static void* scheduler_stack_pointer;
 static uint64_t random_state;
+static uint64_t steps;
 
 static constexpr size_t STACK_BYTES = 256 << 10;
 static constexpr size_t MAX_MESSAGES = 20;
@@ -37,8 +38,6 @@ static uint64_t random_below(uint64_t end) {
   random_state ^= random_state << 17;
   return random_state % end;
 }
-
-// ---- messages -----------------------------------------------------------------------------------
 
 void report(const char* format, ...) {
   char text[512];
@@ -62,8 +61,6 @@ std::string name_of(const Fiber& fiber) {
 uint32_t code_offset(const void* return_address) {
   return uint32_t(static_cast<const char*>(return_address) - places.code.begin - 1);
 }
-
-// ---- fibers -------------------------------------------------------------------------------------
 
 // Saves the stack pointer to *from and goes on where `to` was saved.
 extern "C" void emu_switch(void** from, void* to);
@@ -116,6 +113,9 @@ void maybe_yield(unsigned chance) {
   if (running != nullptr && config.seed != 0 && random_below(chance) == 0) yield();
 }
 
+// Counted, not timed: the verdict is the same on every machine.
+bool count_step() { return ++steps <= config.most_steps; }
+
 void abandon() {
   abandoned = true;
   if (running == nullptr) abort();
@@ -127,8 +127,6 @@ void trap() {
   report("__trap(): %s", name_of(*running).c_str());
   abandon();
 }
-
-// ---- warp collectives ---------------------------------------------------------------------------
 
 static const char* const OP_NAMES[] = {
     "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",
@@ -276,8 +274,6 @@ uint64_t collective(const Collective& wanted) {
   return fiber.result;
 }
 
-// ---- barriers -----------------------------------------------------------------------------------
-
 static int barrier_result(const Block& block) {
   if (block.barrier == COUNT) return int(block.count);
   return block.barrier == AND ? block.count == block.arrived : block.count > 0;
@@ -322,8 +318,6 @@ int block_barrier(Barrier kind, bool predicate, const char* file, int line) {
   wait();
   return int(fiber.result);
 }
-
-// ---- blocks -------------------------------------------------------------------------------------
 
 // Those that wait for a lane which has returned wait in vain.
 static void check_mask_of_waiting(Block& block, const Fiber& returned) {
@@ -404,8 +398,6 @@ static void report_deadlock(const Block& block) {
          at_barrier, block.file, block.line, others.c_str());
 }
 
-// ---- grids --------------------------------------------------------------------------------------
-
 class Grid {
  public:
   // `todo`: the blocks to run, at least one.
@@ -428,6 +420,10 @@ class Grid {
       if (config.seed != 0 && random_below(32) == 0) turn_ = random_below(active_.size());
       if (turn_ >= active_.size()) turn_ = 0;
       Block& block = *active_[turn_];
+      if (!count_step()) {
+        report("no end in sight after %zu steps", size_t(config.most_steps));
+        return;
+      }
       if (!block.ready.empty()) {
         step(block);
       } else if (block.live > 0) {
@@ -489,8 +485,6 @@ class Grid {
   Block* inside_ = nullptr;
 };
 
-// ---- launches -----------------------------------------------------------------------------------
-
 // Where the library that holds the kernel lies, and its thread-local image.
 static int find_library(dl_phdr_info* info, size_t, void*) {
   char* const base = reinterpret_cast<char*>(info->dlpi_addr);
@@ -539,8 +533,6 @@ static std::vector<uint32_t> blocks_to_run() {
 
 }  // namespace emu
 
-// ---- what launcher.py calls ---------------------------------------------------------------------
-
 #define EMU_API extern "C" __attribute__((visibility("default")))
 
 // Runs a grid and returns the number of messages. `touch_shared` and `dynamic_shared` are what the
@@ -559,6 +551,7 @@ EMU_API int emu_launch(emu::Kernel kernel, void** arguments, const emu::Config* 
   }
   messages.clear();
   abandoned = false;
+  steps = 0;
   random_state = config->seed * 0x9E3779B97F4A7C15u + 1;
   for (int warm_up = 0; warm_up < 8; ++warm_up) random_below(2);
   forget_accesses();

@@ -28,9 +28,6 @@ def _emulator() -> None:
     emulator.require()
 
 
-# ---- correct and broken idioms -------------------------------------------------------------------
-
-
 class Idiom(NamedTuple):
     """A kernel of idioms.cu, what it computes when it is right, and what is said when it is not.
 
@@ -79,6 +76,8 @@ IDIOMS = [
     Idiom("local_array", [OUT], NUMBERS % 4 + 1, "array index out of bounds"),
     Idiom("shift", [OUT], 1 << NUMBERS % 31, "shift by too many bits"),
     Idiom("trap", [OUT], ONES, "__trap"),
+    Idiom("loop_over_memory", [ONES, OUT], 64 * ONES, "no end in sight after 100000 steps"),
+    Idiom("loop_over_warp", [OUT], 64 * ONES, "no end in sight after 100000 steps"),
 ]
 CONVERSIONS = ["round_to_half", "round_to_bfloat16"]
 OTHERS = [*CONVERSIONS, "collectives", "atomics", "intrinsics", "rounded_as_written"]
@@ -105,7 +104,7 @@ def run_idiom(kernel: Kernel, idiom: Idiom, seed: int) -> Host:
         (64,),
         arguments,
         shared_bytes=idiom.dynamic_bytes,
-        schedule=Schedule(seed, concurrent=idiom.blocks),
+        schedule=Schedule(seed, concurrent=idiom.blocks, most_steps=100_000),
     )
     result: Host = arguments[-1]
     return result
@@ -209,9 +208,6 @@ def test_atomics(idioms: Module, seed: int) -> None:
     np.testing.assert_array_equal(wrapping, [64 % 10, -64 % 10])
 
 
-# ---- arithmetic ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kernel", "dtype"), [("round_to_half", np.float16), ("round_to_bfloat16", ml_dtypes.bfloat16)]
 )
@@ -255,8 +251,6 @@ def test_intrinsics_are_rounded_as_written(idioms: Module) -> None:
     idioms.get_function("rounded_as_written")((1,), (1,), [x, x, -product, got])
     np.testing.assert_array_equal(got, [0, 0])
 
-
-# ---- launching as the package does ---------------------------------------------------------------
 
 SCALE = """
 template <class Index>
@@ -376,8 +370,6 @@ def test_asarray_keeps_strides_and_takes_misalignment(device: Device, misalignme
     assert array[0, 1].shape == ()
     assert float(array[0, 1]) == host[0, 1]
 
-
-# ---- the package ---------------------------------------------------------------------------------
 
 LAYOUTS = ["dense", "transposed", "sliced", "misaligned"]
 

@@ -38,9 +38,6 @@ def drawn(case: Case, size: int, dtype: Any) -> list[Any]:
     return [torch.from_numpy(host).to(dtype).cuda() for host in hosts]
 
 
-# ---- the same bits every time ----
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_same_bits_over_runs_and_streams(case: Case, dtype: Any) -> None:
@@ -86,9 +83,6 @@ def test_same_bits_with_any_grid(case: Case, any_grid: Any) -> None:
         weighted = case.loss(*operands, weight=weight, where=where, **options)
         values.add((plain.item(), weighted.item()))
     assert len(values) == 1
-
-
-# ---- never in the way ----
 
 
 def test_no_host_synchronisation() -> None:
@@ -235,9 +229,6 @@ def test_a_thread_that_never_used_cuda() -> None:
     assert results == [expected]
 
 
-# ---- memory ----
-
-
 def test_peak_memory_is_the_gradient() -> None:
     size = 1 << 26
     input, target = tensors(size)
@@ -308,9 +299,6 @@ def _count(array: Any) -> int:
     """How many elements are not 0; torch's own needs a mask of the size of the array."""
     flat = array.reshape(-1)
     return sum(int(part.count_nonzero()) for part in flat.split(1 << 28))
-
-
-# ---- interchange ----
 
 
 def test_mixed_libraries() -> None:

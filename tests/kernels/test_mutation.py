@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from cupy_losses._device import sources
 
 from .. import emulator
+from ..tools import mutation
 from ..tools.mutation import (
     FILES,
     RULES,
     SHARED_FILES,
-    Mutant,
     emulated,
-    excuse,
+    equivalence,
     mutants,
+    of_no_mutant,
     outcome,
     run,
+    sample,
 )
 
-SAMPLE = 14
+ONE_IN = 80
 
 
 def test_rules_reach_every_kernel_file() -> None:
     assert {mutant.file for mutant in mutants()} == set(FILES)
     assert len(list(mutants())) >= 60
+
+
+def test_every_equivalence_is_of_a_mutant() -> None:
+    assert of_no_mutant() == []
+
+
+def test_an_equivalence_of_no_mutant_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mutation.EQUIVALENT, "no such line;", "")
+    assert of_no_mutant() == ["no such line;"]
+
+
+def test_the_sample_does_not_follow_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line more at the top of every file leaves the choice."""
+    chosen = [(mutant.file, mutant.after) for mutant in sample(ONE_IN)]
+    for file in FILES:
+        text = (sources.source_folder() / file).read_text(encoding="utf-8")
+        copy = tmp_path / file
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text("const int unrelated = 1 + 1;\n" + text, encoding="utf-8")
+    monkeypatch.setattr(sources, "source_folder", lambda: tmp_path)
+    added = "const int unrelated = 1 - 1;"
+    moved = [(m.file, m.after) for m in sample(ONE_IN) if m.after != added]
+    assert moved == chosen
+    assert len(chosen) >= 5
 
 
 def test_every_rule_fits_somewhere() -> None:
@@ -41,6 +69,7 @@ def test_every_call_of_a_fence_has_a_mutant() -> None:
     assert calls < found  # and that in the fallback, which the emulator compiles
 
 
+@pytest.mark.exhaustive
 def test_the_battery_passes_without_a_bug() -> None:
     emulator.require()
     first = next(mutants(SHARED_FILES))  # both batteries
@@ -59,12 +88,10 @@ def test_what_does_not_compile_is_not_found() -> None:
     assert outcome(replace(first, after="no code")) == "does not compile"
 
 
+@pytest.mark.exhaustive
 def test_a_sample_is_found() -> None:
     emulator.require()
-    chosen = random.Random(11).sample(list(mutants()), SAMPLE)
-    results = run(chosen)
-    survivors: list[Mutant] = [
-        mutant for mutant, result in results.items() if result == "survived" and not excuse(mutant)
-    ]
-    assert survivors == []
-    assert sum(result.startswith("found") for result in results.values()) >= SAMPLE // 2
+    results = run(sample(ONE_IN))
+    survivors = [mutant for mutant, result in results.items() if result == "survived"]
+    assert [mutant for mutant in survivors if not equivalence(mutant)] == []
+    assert sum(result.startswith("found") for result in results.values()) >= len(results) // 2

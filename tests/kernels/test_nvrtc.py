@@ -18,7 +18,7 @@ from cupy_losses._device.plan import Problem, template
 from cupy_losses._device.plan_rows import STATIC_ACROSS, STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
 
-from ..tools import requirements, static_checks
+from ..tools import levels, requirements, static_checks
 
 nvrtc = requirements.nvrtc()
 
@@ -85,10 +85,15 @@ def specialisations() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_kernels_compile(architecture: int) -> None:
-    names = specialisations()
-    compile_for(architecture, names if architecture == 90 else names[architecture % 5 :: 5])
+# All for one architecture, a fifth for each of the others; every fifth is a kernel of each loss.
+PARTS = [(90, part) for part in range(5)] + [(a, a % 5) for a in ARCHITECTURES if a != 90]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "part"), [levels.case(*each, default=each == PARTS[0]) for each in PARTS]
+)
+def test_all_kernels_compile(architecture: int, part: int) -> None:
+    compile_for(architecture, specialisations()[part::5])
 
 
 # Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches.
@@ -160,7 +165,7 @@ def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[
         return list(names)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [levels.case(a, default=a == 90) for a in ARCHITECTURES])
 def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
@@ -197,7 +202,7 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
 
 
-@pytest.mark.parametrize("architecture", [80, 90, 120])
+@pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_cache_policies_are_encoded(architecture: int) -> None:
     """In kernels that the assembler encodes wrongly where addresses are uniform."""
     static_checks.require_disassembler()

@@ -31,6 +31,7 @@ from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import ROWS, Operands, RowCase, ids, losses_of_all_sizes, surprise
+from ..tools import levels
 
 SHAPE = (37, 12)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
@@ -179,16 +180,24 @@ def test_every_loss_whatever_the_size_of_shared_memory(case: RowCase) -> None:
     assert bits[0] == bits[1]
 
 
-@pytest.mark.parametrize("layout", ["transposed", "sliced", "backwards", "misaligned"])
-@pytest.mark.parametrize("case", [CROSS_ENTROPY, PROBABILITIES, TRIPLET], ids=str)
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    levels.covering(
+        3,
+        [CROSS_ENTROPY, PROBABILITIES, TRIPLET],
+        ["transposed", "sliced", "backwards", "misaligned"],
+    ),
+)
 def test_layouts(case: RowCase, layout: str) -> None:
     operands = case.draw(np.random.default_rng(4), (21, 50), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize("case", [CROSS_ENTROPY, TRIPLET], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    levels.covering(2, [CROSS_ENTROPY, TRIPLET], ["float64", "bfloat16", "float16"]),
+)
 def test_dtypes(case: RowCase, dtype: str) -> None:
     operands = case.draw(np.random.default_rng(5), (9, 70), DTYPES[dtype])
     with installed(multiprocessors=3, seed=1) as device:
@@ -205,8 +214,10 @@ def test_shapes(shape: tuple[int, ...]) -> None:
         exercise(device, CROSS_ENTROPY, operands)
 
 
-@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ids=str)
-@pytest.mark.parametrize("layout", ["dense", "sliced"])
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    levels.covering(2, [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ["dense", "sliced"]),
+)
 def test_rows_divided_among_blocks(
     case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,19 +230,17 @@ def test_rows_divided_among_blocks(
         assert any(clusters.search(name) for name in names(device))
 
 
-@pytest.mark.parametrize(("layout", "columns"), [("dense", 2), ("transposed", 8)])
 @pytest.mark.parametrize(
-    "case",
-    [
-        *(case for case in STRUCTURES if case is not NLL),
-        MULTILABEL,
-    ],
-    ids=str,
+    ("case", "layout"),
+    levels.covering(
+        2,
+        [*(case for case in STRUCTURES if case is not NLL), MULTILABEL],
+        ["dense", "transposed"],
+    ),
 )
-def test_rows_in_registers(
-    case: RowCase, layout: str, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
+    columns = 2 if layout == "dense" else 8
     monkeypatch.setattr(plan_rows, "THREADS_OF_HELD", 512)
     operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -297,9 +306,9 @@ def exercise_few_columns(
         assert np.abs(got - expected).max() <= 8e-6 * max(np.abs(expected).max(), 1e-3)
 
 
-@pytest.mark.parametrize("columns", [2, 11])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("case", STRUCTURES, ids=ids(STRUCTURES))
+@pytest.mark.parametrize(
+    ("case", "reduction", "columns"), levels.covering(3, STRUCTURES, ["mean", "none"], [2, 11])
+)
 def test_backward_and_double_backward(case: RowCase, reduction: str, columns: int) -> None:
     rng = np.random.default_rng(9)
     operands = case.draw(rng, (6, columns), np.float32)
@@ -332,6 +341,7 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
                 close(result, value, 2e-5)
 
 
+@pytest.mark.quick
 def test_rows_of_no_use() -> None:
     """An index out of range gives NaN to its row alone; an ignored row gives nothing."""
     x = np.random.default_rng(10).standard_normal((5, 9)).astype(np.float32)
@@ -373,9 +383,10 @@ def test_the_gradient_takes_the_memory_of_the_input(
         assert any("FINISH" in name for name in names(device)) == (columns == 3000)
 
 
-@pytest.mark.parametrize("scale", [1, 8, 30, 1e4])
-@pytest.mark.parametrize("divided", ["", "ranks", "launches"])
-@pytest.mark.parametrize("columns", [2, 3, 5, 10, 33, 300])
+@pytest.mark.parametrize(
+    ("columns", "divided", "scale"),
+    levels.covering(6, [2, 3, 5, 10, 33, 300], ["", "ranks", "launches"], [1, 8, 30, 1e4]),
+)
 def test_every_loss_is_exact(
     columns: int, divided: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +501,7 @@ def test_a_thread_without_any_finite_logit(columns: int) -> None:
     np.testing.assert_allclose(gradient.get(), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.quick
 def test_logits_where_neighbours_are_far_apart() -> None:
     x = np.array([[2**28, 2**28 - 16, 0], [2**30, 2**30, 0], [-(2**29), -(2**29), -3e38]])
     expected = [np.log1p(np.exp(-16.0)), np.log(2), np.log(2)]

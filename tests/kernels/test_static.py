@@ -14,7 +14,7 @@ import pytest
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._device import sources
 
-from ..tools import static_checks
+from ..tools import levels, static_checks
 from ..tools.requirements import nvrtc
 from ..tools.static_checks import Program, Record
 
@@ -117,8 +117,6 @@ def test_dense_operands_are_accessed_in_vectors(dtype: str) -> None:
         assert static_checks.limits(name).wide_loads >= 4
 
 
-# ---- fences: the instruction of a GPU, which the emulator does not compile -----------------------
-
 SUM = (
     "pointwise<float, SquaredError<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 4>, "
     "SUM_OF_VALUES, 0u, float, const float*, const float*>"
@@ -145,10 +143,10 @@ def test_a_missing_fence_is_found() -> None:
     assert counted_and_fenced(90, 'asm volatile(""') == ["count"]
 
 
-# ---- the kernels of the package ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("architecture", "group"), static_checks.PROGRAMS)
+@pytest.mark.parametrize(
+    ("architecture", "group"),
+    [levels.case(*program, default=program[0] == 90) for program in static_checks.PROGRAMS],
+)
 def test_kernels(architecture: int, group: str) -> None:
     record, wrong = Record.read(), list[str]()
     for program in static_checks.compiled(architecture, group):

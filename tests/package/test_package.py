@@ -102,9 +102,6 @@ def test_table_of_losses_is_current() -> None:
     assert names == tested
 
 
-# ---- commands ------------------------------------------------------------------------------------
-
-
 def report(capsys: Any, *arguments: str) -> dict[str, Any]:
     assert main(["evaluate", "--json", "--backend", "numpy", *arguments]) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -191,9 +188,6 @@ def test_info_names_what_is_missing(tmp_path: Path) -> None:
     )
     assert "pip install cupy-losses[cuda12]" in result.stdout
     assert "CUPY_CACHE_DIR" in result.stdout
-
-
-# ---- examples ------------------------------------------------------------------------------------
 
 
 def run_example(name: str) -> Any:

@@ -17,8 +17,6 @@ import cupy_losses
 
 Array = Any
 
-# ---- what operands are drawn from ----------------------------------------------------------------
-
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
@@ -50,9 +48,6 @@ def sign(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 def count(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Whole numbers from 0."""
     return rng.poisson(2.0, shape).astype(np.float64)
-
-
-# ---- references ----------------------------------------------------------------------------------
 
 
 def real(x: Array) -> Array:
@@ -134,9 +129,6 @@ def gaussian_terms(
     v = np.where(real(v) < eps, eps + (v - real(v)), v)
     terms = np.log(v) / 2, (x - y) ** 2 / v / 2
     return (*terms, np.log(2 * np.longdouble(np.pi)) / 2) if full else terms
-
-
-# ---- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

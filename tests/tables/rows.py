@@ -24,9 +24,6 @@ Operands = dict[str, Array]
 Draw = Callable[[np.random.Generator, tuple[int, ...], np.dtype[Any], "RowCase"], Array]
 
 
-# ---- what operands are drawn from ----------------------------------------------------------------
-
-
 def scores(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
     """Log-odds, likely and unlikely."""
     return (3 * rng.standard_normal(shape)).astype(dtype)
@@ -78,9 +75,6 @@ def losses_of_all_sizes(
     likely = rng.random(rows) < 0.8
     target = np.where(likely, x.argmax(axis=1), rng.integers(0, columns, rows))
     return x, target, surprise(x.astype(np.longdouble), target)
-
-
-# ---- references ----------------------------------------------------------------------------------
 
 
 def above(x: Array) -> Array:
@@ -223,9 +217,6 @@ def triplet_margin(
         swapped = norm(positive - negative + eps, p)
         far = np.where(real(swapped) < real(far), swapped, far)
     return clamp(margin + near - far), np.ones(near.shape)
-
-
-# ---- the table -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,6 @@ def compare_pass(
         close(result, reference, roundings)
 
 
-# ---- pointwise losses ----------------------------------------------------------------------------
-
-
 def pointwise(device: Device) -> None:
     """Calls that reach every kernel of pointwise losses and every branch of it."""
     rng = np.random.default_rng(3)
@@ -209,9 +206,6 @@ def _scale(device: Device) -> None:
         launch = plan_pointwise.scale_launch("float32", "float32", host.size, 0)
         launch(0, (), gradient.data.ptr, scalar.data.ptr)
         close(gradient, factor * host)
-
-
-# ---- losses over rows ----------------------------------------------------------------------------
 
 
 def rows(device: Device, first: str = "") -> None:

@@ -42,9 +42,6 @@ MOST_REGISTERS = 255  # of a thread
 POINTERS = 7  # the first of them among the template arguments of a pointwise kernel
 
 
-# ---- which kernels: those that the planner asks for ----------------------------------------------
-
-
 class Case(NamedTuple):
     """A pass over operands of a call: (mask, weight,) input and target."""
 
@@ -263,9 +260,6 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
     return groups
 
 
-# ---- what a name says of its kernel --------------------------------------------------------------
-
-
 def template_arguments(name: str) -> list[str]:
     """The arguments of a template, split at the commas outside of inner brackets."""
     arguments, depth = [""], 0
@@ -347,9 +341,6 @@ def _wide_accesses(c_type: str, width: int) -> int:
     """How many accesses of 16 bytes a vector takes; 0 where it is shorter."""
     sizes = {dtype.c_type: dtype.item_size for dtype in DTYPES.values()}
     return width * sizes[c_type] // WIDE
-
-
-# ---- compiling -----------------------------------------------------------------------------------
 
 
 class Kernel(NamedTuple):
@@ -438,8 +429,6 @@ def compiled(architecture: int, group: str) -> tuple[Program, ...]:
         for file, own in itertools.groupby(names, file_of)
     )
 
-
-# ---- loops in PTX --------------------------------------------------------------------------------
 
 STATEMENT = re.compile(r"[{}\s]*(?P<predicate>@!?%\w+\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)")
 
@@ -540,9 +529,6 @@ def _reached(start: Block, edges: Mapping[Block, Sequence[Block]]) -> set[Block]
     return reached
 
 
-# ---- findings: what is wrong, a line each --------------------------------------------------------
-
-
 def memory_findings(kernel: Kernel) -> Iterator[str]:
     """Spills, a stack, local memory."""
     if kernel.spills:
@@ -599,9 +585,6 @@ def findings(program: Program) -> list[str]:
         for check in checks
         for finding in check(kernel)
     ]
-
-
-# ---- machine code --------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -668,9 +651,6 @@ def _access_findings(limit: Limits, code: str) -> Iterator[str]:
             yield f"{wide.count(name)} {name} of 16 bytes, not {at_least}"
 
 
-# ---- the record of register counts ---------------------------------------------------------------
-
-
 class Record(NamedTuple):
     """registers.json: the compiler, and for each kernel the registers on each architecture."""
 
@@ -708,9 +688,6 @@ def changed_registers(record: Record, architecture: int, program: Program) -> li
         if before != kernel.registers:
             changes.append(f"{kernel.registers} registers, recorded {before}: {kernel.name}")
     return changes
-
-
-# ---- command line --------------------------------------------------------------------------------
 
 
 def main() -> int:

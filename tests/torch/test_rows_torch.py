@@ -34,9 +34,6 @@ def gradients_of(value: Any, leaves: Any, create_graph: bool = False) -> Any:
     )
 
 
-# ---- against references --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ROWS, ids=str)
 def test_values_and_gradients(
@@ -102,9 +99,6 @@ def test_derivatives_are_those_of_the_loss(case: RowCase, torch_library: Library
 
         assert torch.autograd.gradcheck(loss, leaves)
         assert torch.autograd.gradgradcheck(loss, leaves)
-
-
-# ---- against torch -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -304,9 +298,6 @@ def test_autocast(torch_library: Library) -> None:
     assert cross_entropy(input, target).dtype == torch.bfloat16
 
 
-# ---- a distance of one's own ---------------------------------------------------------------------
-
-
 def city_block(x: Any, y: Any) -> Any:
     return abs(x - y).sum(-1)
 
@@ -349,8 +340,6 @@ def test_distance_function_of_any_library(library: Library) -> None:
     with pytest.raises(ValueError, match="margin must be > 0"):
         loss(*arrays, distance_function=city_block, margin=0)
 
-
-# ---- indices -------------------------------------------------------------------------------------
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -422,9 +411,6 @@ def test_check_values(library: Library) -> None:
         ):
             cross_entropy(input, array([0.0, 1.5, 0.0], [0.0, 0.0, 1.0]))
         cross_entropy(library.array(np.zeros((2, 3, 4))), library.array(np.full((2, 4), 2)))
-
-
-# ---- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [[1.0, 2.0], 1.0, None, "text", object()])
@@ -527,9 +513,6 @@ def test_no_gradient_by_weight(torch_library: Library) -> None:
         cross_entropy(input, target, weight=weight)
     with torch.no_grad():
         cross_entropy(input, target, weight=weight)
-
-
-# ---- a gradient in the memory of the input -------------------------------------------------------
 
 
 def logits_and_target(library: Library, dtype: str = "float32") -> tuple[Any, Any]:
@@ -657,9 +640,6 @@ def test_what_can_not_be_overwritten() -> None:
     for view in (np.broadcast_to(np.zeros(3), (4, 3)), np.broadcast_to(np.zeros((4, 1)), (4, 3))):
         with pytest.raises(ValueError, match="input must not overlap itself"):
             value_and_grad(cross_entropy)(view, target, overwrite_input=True)
-
-
-# ---- the host backend ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(3, 70_000), (40_000, 5), (2, 5, 30_000), (2, 70_000, 2)])

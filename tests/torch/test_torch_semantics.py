@@ -199,9 +199,6 @@ def test_negative_bit_is_resolved(torch_library: Library) -> None:
     assert cupy_losses.mse_loss(imaginary, torch.zeros(2, device=device)).item() == 2.5
 
 
-# ---- masks ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_masked_elements_count_for_nothing(case: Case, library: Library) -> None:
     """Even if they are NaN: the same loss and gradient as of the elements that are left."""
@@ -266,9 +263,6 @@ def test_masked_nan_in_backward(torch_library: Library) -> None:
     )
     (second,) = torch.autograd.grad(gradient.sum(), input)
     assert second.tolist() == [1.0, 0.0, 1.0]
-
-
-# ---- of single losses ----------------------------------------------------------------------------
 
 
 def test_kl_div_reductions(torch_library: Library) -> None:
