@@ -152,7 +152,11 @@ BY_SHARED_MEMORY = [
 @pytest.mark.parametrize(
     "case",
     [
-        *(case for case in ROWS if case not in BY_SHARED_MEMORY),
+        *(
+            levels.case(case, default=case in STRUCTURES, id=str(case))
+            for case in ROWS
+            if case not in BY_SHARED_MEMORY
+        ),
         *(
             pytest.param(
                 case,
