@@ -22,13 +22,20 @@ def first(values: Iterable[Any], count: int = 1, ids: Callable[[Any], str] = str
 def covering(every: int, *axes: Iterable[Any]) -> list[Any]:
     """The product of several parameters; by default one of `every` combinations.
 
-    They are those whose positions on the axes add up to a multiple of `every`: a change of one
-    position leaves the choice, and so every value is chosen, with every value of a second axis
-    where a third one has `every` values.
+    They are those whose positions on the axes add up to a multiple of `every`.
+
+    Raises:
+        ValueError: If a value would be in none of them.
     """
     cases = []
-    for combination in itertools.product(*map(enumerate, axes)):
+    chosen: set[tuple[int, int]] = set()  # axes and positions
+    every_value = [tuple(axis) for axis in axes]
+    for combination in itertools.product(*map(enumerate, every_value)):
         positions, values = zip(*combination, strict=True)
-        id = "-".join(map(str, values))
-        cases.append(case(*values, default=sum(positions) % every == 0, id=id))
+        default = sum(positions) % every == 0
+        if default:
+            chosen.update(enumerate(positions))
+        cases.append(case(*values, default=default, id="-".join(map(str, values))))
+    if len(chosen) < sum(len(axis) for axis in every_value):
+        raise ValueError(f"one in {every} combinations leaves out a value")
     return cases
