@@ -263,7 +263,7 @@ def test_several_groups_of_a_block(
         exercise_few_columns(device, CROSS_ENTROPY, operands)
         for launch in device.launches:
             threads, lanes, *_ = map(int, re.findall(r"\d+", launch.name.partition("Team<")[2])[:2])
-            assert "ShareOf" in launch.name or launch.grid[0] * (threads // lanes) < rows
+            assert "Denominator" in launch.name or launch.grid[0] * (threads // lanes) < rows
 
 
 @pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ids=str)
