@@ -46,7 +46,7 @@ class Real:
         try:
             number = float(value) + 0.0
         except OverflowError:
-            number = math.inf
+            number = math.nan  # an integer that is no float, and not infinite
         above = number > self.minimum if self.open else number >= self.minimum
         if above and (number <= self.maximum or (self.infinite and number == math.inf)):
             return number

@@ -162,6 +162,9 @@ class ndarray:
 
     # ---- views ----
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.host_view[index] = value.host_view if isinstance(value, ndarray) else value
+
     def __getitem__(self, index: Any) -> ndarray:
         key = index if isinstance(index, tuple) else (index,)
         if not any(part is Ellipsis for part in key):
