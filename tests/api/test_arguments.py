@@ -117,6 +117,7 @@ def test_positional_arguments_are_checked() -> None:
 
 def test_every_argument_has_a_kind() -> None:
     """A public function whose argument nobody checks cannot be made."""
+
     def prepare(input: Any, target: Any, beta: float = 1.0) -> Any:
         raise NotImplementedError
 

@@ -120,7 +120,9 @@ def pair_problem(loss: Any, options: dict[str, Any], n: int) -> tuple[list[Any],
 
 
 @pytest.mark.parametrize("place", ["host", "emulator"])
-@pytest.mark.parametrize(("loss", "options"), PAIRS, ids=str)
+@pytest.mark.parametrize(
+    ("loss", "options"), PAIRS, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_parts_of_the_data_add_up(loss: Any, options: dict[str, Any], place: str) -> None:
     """Pairs of two parts give the loss of the whole, and its gradient with their denominator."""
     if place == "emulator":
