@@ -71,7 +71,7 @@ def broadcast_shape(operands: Sequence[ArraySpec], names: Sequence[str]) -> Shap
 
 
 def broadcast_strides(operand: ArraySpec, shape: Shape) -> Shape:
-    """The strides that walk `operand` over `shape`: 0 along the axes it is broadcast to."""
+    """The strides of `operand` over `shape`: 0 along the axes it is broadcast to."""
     offset = len(shape) - len(operand.shape)
     own = zip(operand.shape, operand.strides, shape[offset:], strict=True)
     return (0,) * offset + tuple(0 if n == 1 else step for n, step, _ in own)

@@ -1,4 +1,4 @@
-"""What passes on NumPy arrays share: bounded chunks, sums over them, gradients filled by them."""
+"""Bounded chunks of NumPy arrays, sums over them, and gradients that are filled by them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .._core.outputs import Output
 from .._core.shapes import ArraySpec, Shape
 
 Array = npt.NDArray[Any]
-Index = tuple[slice | int, ...]
+ChunkIndex = tuple[slice | int, ...]
 
 CHUNK = 1 << 16  # elements in float64 at a time
 
 
-def chunks(shape: Shape, size: int = CHUNK) -> Iterator[Index]:
-    """Index tuples that cover an array in blocks of at most `size` elements (or one row)."""
+def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
+    """ChunkIndex tuples that cover an array in blocks of at most `size` elements (or one row)."""
     if math.prod(shape) == 0:
         return
     if math.prod(shape) <= size:
@@ -63,7 +63,7 @@ class Sum:
     def __init__(self, shape: Shape) -> None:
         self.array = np.zeros(shape, np.longdouble)
 
-    def add(self, index: Index, values: Array) -> None:
+    def add(self, index: ChunkIndex, values: Array) -> None:
         """Add the values of the chunk at `index`."""
         own_index = tuple(
             slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
@@ -88,7 +88,7 @@ class Gradient:
         else:
             self._sum = Sum(own)
 
-    def add(self, index: Index, slope: Array) -> None:
+    def add(self, index: ChunkIndex, slope: Array) -> None:
         """Take the slopes of the chunk at `index`."""
         if self._direct:
             self._view[index] = slope

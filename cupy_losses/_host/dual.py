@@ -172,12 +172,12 @@ def _power(a: Number, exponent: Number) -> Dual:
 
 def _larger(a: Number, b: Number) -> Number:
     """Where the numbers are equal, each has half of the derivative."""
-    shares = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
+    parts = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
     value = np.maximum(value_of(a), value_of(b))
     return Dual(
         value,
-        np.where(shares == 0, 0.0, shares * slope_of(a))
-        + np.where(shares == 1, 0.0, (1.0 - shares) * slope_of(b)),
+        np.where(parts == 0, 0.0, parts * slope_of(a))
+        + np.where(parts == 1, 0.0, (1.0 - parts) * slope_of(b)),
     )
 
 

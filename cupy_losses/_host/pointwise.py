@@ -10,7 +10,7 @@ import numpy as np
 from .._core.loss import Call, Request
 from .._core.notices import warn
 from .._core.pointwise import PointwiseFormula
-from .chunks import Array, Gradient, Index, chunks, spec, total
+from .chunks import Array, ChunkIndex, Gradient, chunks, spec, total
 from .dual import Dual, plain, slope_of
 from .reduction import Divisors, Value
 
@@ -79,7 +79,7 @@ def _summed(loss: PointwiseFormula, call: Call, shape: tuple[int, ...]) -> tuple
 
 
 def _sum_of_data(
-    call: Call, views: Sequence[Array], blocks: Sequence[Index], weighs: bool
+    call: Call, views: Sequence[Array], blocks: Sequence[ChunkIndex], weighs: bool
 ) -> np.longdouble:
     """The sum of the weights that the mask leaves, or their number."""
     denominator = np.longdouble(0)

@@ -13,7 +13,7 @@ from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import Array, Index, Sum, dtype, empty
+from .chunks import Array, ChunkIndex, Sum, dtype, empty
 
 
 class Divisors:
@@ -38,7 +38,7 @@ class Value:
             self._array = empty(output)
         self._sum = None if summed is None else Sum(summed)
 
-    def add(self, index: Index, values: Array) -> None:
+    def add(self, index: ChunkIndex, values: Array) -> None:
         """Take the values of the chunk at `index`."""
         if self._sum is None:
             self._array[index] = values

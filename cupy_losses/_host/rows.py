@@ -17,7 +17,7 @@ from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
 from .._core.shapes import Shape
-from .chunks import CHUNK, Array, Gradient, Index, chunks, spec, total
+from .chunks import CHUNK, Array, ChunkIndex, Gradient, chunks, spec, total
 from .dual import Dual, Number, slope_of
 from .reduction import Divisors, Value
 
@@ -127,7 +127,7 @@ class _Operands:
     def _of_elements(self, operand: Array, shape: Shape) -> Array:
         return np.moveaxis(np.broadcast_to(operand, shape), self.axis, -1)
 
-    def among_elements(self, index: Index, along_rows: Array) -> tuple[Index, Array]:
+    def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
         """The index among all elements of the rows at an index, and their array moved alike."""
         everything = slice(None)
         whole = (*index, *(everything,) * (len(self.rows) - len(index)))
@@ -136,7 +136,7 @@ class _Operands:
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
         return at, np.moveaxis(along_rows, -1, axis)
 
-    def at(self, index: Index) -> _Chunk:
+    def at(self, index: ChunkIndex) -> _Chunk:
         """The rows at an index."""
         operands: dict[str, Number] = {}
         ignored: Array = np.zeros((), bool)
@@ -225,7 +225,7 @@ def evaluate(
     return results
 
 
-def _sum_of_data(views: _Operands, blocks: Sequence[Index]) -> np.longdouble:
+def _sum_of_data(views: _Operands, blocks: Sequence[ChunkIndex]) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
     target = next(name for name in views.loss.operands if views.loss.role(name) == INDEX)

@@ -138,8 +138,6 @@ class ndarray:
         array.data = self.data + (int(host_view.ctypes.data) - self.data.ptr)
         return array
 
-    # ---- what it is ----
-
     @property
     def shape(self) -> tuple[int, ...]:
         return self.host_view.shape
@@ -159,8 +157,6 @@ class ndarray:
     @property
     def ndim(self) -> int:
         return self.host_view.ndim
-
-    # ---- views ----
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.host_view[index] = value.host_view if isinstance(value, ndarray) else value
@@ -189,8 +185,6 @@ class ndarray:
             raise NotImplementedError("copies are not: ask for a view, or copy on the host")
         return self.viewed(host_view)
 
-    # ---- contents ----
-
     def get(self) -> HostArray:
         """A copy on the host."""
         return self.host_view.copy()
@@ -203,8 +197,6 @@ class ndarray:
 
     def __array__(self, *_: Any, **__: Any) -> HostArray:
         raise TypeError("a device array does not become a NumPy array by itself: use get()")
-
-    # ---- exchange ----
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.data.device_id
