@@ -92,7 +92,8 @@ class TorchLibrary(ArrayLibrary):
         """The results of a request."""
         if call.loss.overwrites and call.extra in request.wanted:
             torch.autograd.graph.increment_version(operands[request.extra + call.extra])
-        return self.run_resolved(call, request, [operand.resolve_neg() for operand in operands])
+        resolved = autograd.resolved(call, operands, request.extra)
+        return self.run_resolved(call, request, resolved)
 
     def run_resolved(
         self, call: Call, request: Request, operands: Sequence[Tensor]

@@ -28,12 +28,22 @@ class Tensors(Protocol):
         """Gradient *= grad_output, in place and without asking the device for the value."""
 
 
+def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> list[Tensor]:
+    """The operands without negation bits: copies of those that have one."""
+    if call.loss.overwrites and operands[leading + call.extra].is_neg():
+        raise ValueError(
+            f"{call.names[call.extra]} must not be a view of negated numbers to be overwritten: "
+            "pass its resolve_neg()"
+        )
+    return [tensor.resolve_neg() for tensor in operands]
+
+
 def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
     """The loss, with a gradient function where an operand requires grad."""
     differentiate = False
     for operand in operands:
         if operand.is_neg():
-            operands = [tensor.resolve_neg() for tensor in operands]
+            operands = resolved(call, operands)
         if operand.requires_grad:
             differentiate = True
     differentiate = differentiate and torch.is_grad_enabled()

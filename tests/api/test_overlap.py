@@ -167,3 +167,16 @@ def test_overlap_in_autograd(torch_library: Library) -> None:
     logits = leaf * 1
     with pytest.raises(ValueError, match="input must not share memory with target"):
         overwriting(logits, logits.detach())
+
+
+@pytest.mark.parametrize("transform", [value_and_grad, lambda loss: loss])
+def test_a_view_of_negated_numbers_is_not_overwritten(transform: Any) -> None:
+    """A copy would be overwritten in its place."""
+    import torch
+
+    negated = torch.zeros(4, 3, dtype=torch.complex128).conj().imag
+    assert negated.is_neg()
+    target = torch.tensor([0, 1, 2, 0])
+    with pytest.raises(ValueError, match="input must not be a view of negated numbers"):
+        transform(cross_entropy)(negated, target, overwrite_input=True)
+    assert transform(cross_entropy)(negated, target) is not None
