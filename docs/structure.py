@@ -69,9 +69,8 @@ def _imported(module: str, file: Path, files: Mapping[str, Path]) -> Iterator[st
     base = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (
-                _module(alias.name, files) for alias in node.names if _own(alias.name, files)
-            )
+            names = [alias.name for alias in node.names if _own(alias.name, files)]
+            yield from (_module(name, files) for name in names)
         elif isinstance(node, ast.ImportFrom):
             above = base[: len(base) - node.level + 1] if node.level else []
             source = ".".join([*above, *([node.module] if node.module else [])])
@@ -127,11 +126,11 @@ def findings(graph: Graph, room_of: Callable[[str], str], order: Sequence[str]) 
             continue
         for target in sorted(targets):
             if target not in graph:
-                found.append(f"{source} takes in {target}, which is not there")
+                found.append(f"{source} uses {target}, which is not there")
             elif room_of(target) not in order:
                 continue  # said of the target
             elif order.index(room_of(target)) < order.index(room_of(source)):
-                found.append(f"{source} takes in {target}, from a room above its own")
+                found.append(f"{source} uses {target}, from a room above its own")
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -140,7 +139,7 @@ def findings(graph: Graph, room_of: Callable[[str], str], order: Sequence[str]) 
 
 
 def picture(graph: Graph, room_of: Callable[[str], str], order: Sequence[str]) -> str:
-    """The rooms and what they take in of each other, as a Mermaid picture."""
+    """The rooms and what they use of each other, as a Mermaid picture."""
     pairs = {(room_of(source), room_of(t)) for source, targets in graph.items() for t in targets}
     lines = [f'    {_node(room)}["{room}"]' for room in order]
     lines += [
@@ -174,9 +173,8 @@ def descriptions(package: Path) -> list[str]:
             lines += [f"  - `{n.rpartition('.')[2]}.py`: {first_line(files[n])}" for n in own]
             continue
         name = package.name if room == "__init__" else f"{package.name}.{room}"
-        shown = (
-            f"{room}/" if files[name].name == "__init__.py" and room != "__init__" else f"{room}.py"
-        )
+        folder = name != package.name and files[name].name == "__init__.py"
+        shown = f"{room}/" if folder else f"{room}.py"
         lines.append(f"- `{shown}`: {first_line(files[name])}")
     return lines
 
@@ -189,9 +187,9 @@ cycles: `tests/package/test_structure.py` holds the code to it, imports inside f
 
 ## cupy_losses/
 
-A call goes through the rooms from the top to the bottom: a public function makes a call of a loss
-and its arrays, `_api` checks the arguments, `_libraries` finds the library of the arrays and lets
-`_device` or `_host` compute.
+A call goes downwards. A public function, made by `_api`, checks its arguments and names a loss,
+which is of one of `_kinds`. `_libraries` finds the library that the arrays are of. `_device` or
+`_host` computes. What a loss, a call and a request are is in `_core`.
 """
 MIDDLE = """
 From the top, in the order to which imports are held:

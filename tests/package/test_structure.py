@@ -50,22 +50,22 @@ PLANTED = {
     "upwards": (
         "_core/dtypes.py",
         "from .._device import driver\n",
-        "cupy_losses._core.dtypes takes in cupy_losses._device.driver, from a room above its own",
+        "cupy_losses._core.dtypes uses cupy_losses._device.driver, from a room above its own",
     ),
     "upwards in a function": (
         "_host/chunks.py",
         "def late() -> None:\n    import cupy_losses._api.check\n",
-        "cupy_losses._host.chunks takes in cupy_losses._api.check, from a room above its own",
+        "cupy_losses._host.chunks uses cupy_losses._api.check, from a room above its own",
     ),
     "upwards to the package": (
         "_api/check.py",
         "def late() -> None:\n    from .. import mse_loss\n",
-        "cupy_losses._api.check takes in cupy_losses, from a room above its own",
+        "cupy_losses._api.check uses cupy_losses, from a room above its own",
     ),
     "upwards by name": (
         "_device/plan.py",
         "import importlib\nimportlib.import_module('cupy_losses._api')\n",
-        "cupy_losses._device.plan takes in a name made at run time, which is not there",
+        "cupy_losses._device.plan uses a name made at run time, which is not there",
     ),
     "a cycle in a room": (
         "_core/shapes.py",
