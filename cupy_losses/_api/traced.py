@@ -133,6 +133,12 @@ class Sum:
     def __rsub__(self, other: Any) -> Sum:
         return self.__neg__().__add__(other)
 
+    def __bool__(self) -> NoReturn:
+        raise TypeError(f"{_ONLY}: a branch on a loss is neither")
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError(f"{_ONLY}: a comparison of a loss is neither")
+
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)

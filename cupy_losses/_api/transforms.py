@@ -78,6 +78,7 @@ def value_and_grad(
 
     def of_function(*args: Any, **kwargs: Any) -> tuple[Array, list[Array]]:
         own = [_in_range(number, len(args)) for number in wanted_numbers]
+        _check_distinct(own, wanted_numbers)
         given = list(args)
         for number in own:
             given[number] = Variable(_differentiable(args[number], f"argument {number}"), number)
@@ -151,6 +152,10 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
         if call.loss.refusal(call, call.extra + k):
             raise ValueError(f"the loss is not differentiated by {names[k]}")
         wanted.append(call.extra + k)
-    if len(set(wanted)) < len(wanted):
-        raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")
+    _check_distinct(wanted, argnums)
     return tuple(wanted)
+
+
+def _check_distinct(found: Sequence[int], argnums: Sequence[int]) -> None:
+    if len(set(found)) < len(found):
+        raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")

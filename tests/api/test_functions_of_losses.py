@@ -129,6 +129,8 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
     "an array of elements": (TypeError, "ndarray", lambda x: mse_loss(x, Y) * Y),
     "a product of losses": (TypeError, "Sum", lambda x: mse_loss(x, Y) * l1_loss(x, Y)),
     "a method of a loss": (TypeError, ".item of a loss", lambda x: mse_loss(x, Y).item()),
+    "a branch on a loss": (TypeError, "a branch", lambda x: 1.0 if mse_loss(x, Y) else 0.0),
+    "a comparison of losses": (TypeError, "a comparison", lambda x: mse_loss(x, Y) == 3.0),
     "no reduction": (ValueError, "reduction", lambda x: mse_loss(x, Y, reduction="none")),
     "no loss": (TypeError, "must return a sum", lambda x: 3.0),
     "a loss of constants": (TypeError, "must return a sum", lambda x: mse_loss(X, Y)),
@@ -167,6 +169,9 @@ def test_arguments_are_checked() -> None:
             value_and_grad(mse_loss, argnums)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="argnums must be in 0"):
         value_and_grad(elastic, 3)(X, Y, Y)
+    for same in ((0, 0), (1, -1)):
+        with pytest.raises(ValueError, match="argnums must name each argument once"):
+            value_and_grad(lambda x, y: 3 * mse_loss(x, y), same)(X, Y)
     with pytest.raises(TypeError, match="argument 0 must be a floating array"):
         value_and_grad(elastic)(CLASSES, Y, Y)
 
