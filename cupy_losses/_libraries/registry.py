@@ -190,7 +190,7 @@ def _adopted(target: ArrayLibrary, own: ArrayLibrary, array: Array, name: str) -
         )
     try:
         return target.adopt(own.exported(array))
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"{name} cannot be shared as a {target.name} array: {error}") from error
 
 

@@ -86,6 +86,11 @@ def test_other_libraries_beside_it() -> None:
     np.testing.assert_array_equal(value.values, cross_entropy(X, np.array([0, 2])))
 
 
+def test_an_array_that_no_other_library_can_share_is_named() -> None:
+    with pytest.raises(TypeError, match="target cannot be shared as a numpy array"):
+        mse_loss(X, Frozen(Y))
+
+
 def test_values_are_checked() -> None:
     with check_values(), pytest.raises(ValueError, match=r"target must be at least 0.*is -1"):
         kl_div(Frozen(X), Frozen(-np.ones((2, 3))), reduction="sum")
