@@ -72,6 +72,7 @@ def pointwise_loss(
         raise TypeError(f"formula must be a string, got {type(formula).__name__}")
     operands, defaults = tuple(operands), dict(parameters or {})
     _check_names(name, operands, tuple(defaults))
+    defaults = {k: Real().checked(k, value) for k, value in defaults.items()}
     loss = PointwiseLoss(
         name=name,
         struct=struct_of(name),

@@ -98,8 +98,11 @@ class Checks:
         for name, parameter in parameters.items():
             array = parameter.default in (parameter.empty, None)
             variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if not (array or variable) and name not in kinds:
+            if array or variable:
+                continue
+            if name not in kinds:
                 raise TypeError(f"the argument {name} of {function.__qualname__} has no kind")
+            kinds[name].checked(name, parameter.default)
         unknown = [name for name in kinds if name not in parameters]
         if unknown:
             raise TypeError(f"{function.__qualname__} has no argument {unknown[0]}")

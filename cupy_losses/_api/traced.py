@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import Array, ArrayLibrary, register, resolve
 
@@ -23,12 +24,27 @@ _ONLY = (
 )
 
 
+class Trace:
+    """One call of a function that is differentiated: what belongs to it, and until when."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def check(self, of: Trace) -> None:
+        """Raise unless what is used is of this call, and this call is not over."""
+        if of is not self or not self.is_open:
+            raise TypeError(
+                f"{_ONLY}: an argument or a loss of another call, inside or before it, is neither"
+            )
+
+
 class Variable:
     """An argument that a function is differentiated by: its array is for losses alone."""
 
-    __slots__ = ("array", "number")
+    __slots__ = ("array", "number", "trace")
 
-    def __init__(self, array: Array, number: int) -> None:
+    def __init__(self, trace: Trace, array: Array, number: int) -> None:
+        self.trace = trace
         self.array = array
         self.number = number
 
@@ -98,31 +114,33 @@ class Sum:
 
     __array_ufunc__ = None
 
-    def __init__(self, terms: Mapping[Term, Any], constant: Any = 0.0) -> None:
+    def __init__(self, trace: Trace, terms: Mapping[Term, Any], constant: Any = 0.0) -> None:
+        self.trace = trace
         self._terms = terms
         self._constant = constant
 
     def __add__(self, other: Any) -> Sum:
         if isinstance(other, Sum):
+            self.trace.check(other.trace)
             terms = dict(self._terms)
             for term, factor in other._terms.items():
                 terms[term] = terms[term] + factor if term in terms else factor
-            return Sum(terms, self._constant + other._constant)
-        return Sum(self._terms, self._constant + _constant(other, "the sum"))
+            return Sum(self.trace, terms, self._constant + other._constant)
+        return Sum(self.trace, self._terms, self._constant + _constant(other, "the sum"))
 
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Sum:
         factor = _constant(other, "the product")
         terms = {term: own * factor for term, own in self._terms.items()}
-        return Sum(terms, self._constant * factor)
+        return Sum(self.trace, terms, self._constant * factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Sum:
         divisor = _constant(other, "the quotient")
         terms = {term: own / divisor for term, own in self._terms.items()}
-        return Sum(terms, self._constant / divisor)
+        return Sum(self.trace, terms, self._constant / divisor)
 
     def __neg__(self) -> Sum:
         return self * -1.0
@@ -146,12 +164,11 @@ class Sum:
 
     def value(self) -> Array:
         """The sum."""
-        parts = [_times(term.value, factor) for term, factor in self._terms.items()]
-        total = parts[0]
-        for part in parts[1:]:
+        total, *others = [_times(term.value, factor) for term, factor in self._terms.items()]
+        for part in others:
             total = total + part
         if not _is(self._constant, 0.0):
-            total = total + self._constant
+            total = _in_dtype(_wide(total) + self._constant, total)
         return np.asarray(total) if isinstance(total, np.generic) else total
 
     def gradient(self, number: int) -> Array:
@@ -202,6 +219,9 @@ class VariableLibrary(ArrayLibrary):
                 "again"
             )
         variables = [(k, o) for k, o in enumerate(operands) if isinstance(o, Variable)]
+        trace = variables[0][1].trace
+        for _, variable in variables:
+            trace.check(variable.trace)
         for k, _ in variables:
             if refusal := call.loss.refusal(call, k):
                 raise ValueError(refusal)
@@ -213,7 +233,7 @@ class VariableLibrary(ArrayLibrary):
             number = variable.number
             known = by_number.get(number)
             by_number[number] = gradient if known is None else _added(known, gradient)
-        return Sum({Term(value, by_number): 1.0})
+        return Sum(trace, {Term(value, by_number): 1.0})
 
     def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
         """Not available: a gradient of a gradient."""
@@ -228,7 +248,7 @@ def _constant(value: Any, where: str) -> Any:
     if isinstance(value, numbers.Real):
         return value
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
-        return value
+        return value.detach() if getattr(value, "requires_grad", False) else value
     raise TypeError(f"{_ONLY}: {where} with {type(value).__name__} is neither")
 
 
@@ -238,13 +258,13 @@ def _is(value: Any, number: float) -> bool:
 
 
 def _times(value: Array, factor: Any) -> Array:
-    return value if _is(factor, 1.0) else value * _like(value, factor)
+    return value if _is(factor, 1.0) else _in_dtype(_wide(value) * factor, value)
 
 
 def _scaled(gradient: Array, factor: Any) -> Array:
     """The gradient times a constant, in its own memory."""
     if not _is(factor, 1.0):
-        gradient *= _like(gradient, factor)
+        gradient[...] = _wide(gradient) * factor
     return gradient
 
 
@@ -253,7 +273,15 @@ def _added(total: Array, part: Array) -> Array:
     return total
 
 
-def _like(array: Array, number: Any) -> Any:
-    """A number in the dtype of an array, so that the product has it too."""
-    of = getattr(array.dtype, "type", None)
-    return of(number) if of is not None and isinstance(number, numbers.Real) else number
+def _wide(array: Array) -> Array:
+    """Half precision as float32: a factor may be out of its range while the product is not."""
+    if dtype_name(array.dtype) not in ("float16", "bfloat16"):
+        return array
+    return array.float() if hasattr(array, "float") else array.astype("float32")
+
+
+def _in_dtype(array: Array, like: Array) -> Array:
+    """An array in the dtype of another one of its library."""
+    if array.dtype == like.dtype:
+        return array
+    return array.to(like.dtype) if hasattr(array, "to") else array.astype(like.dtype)

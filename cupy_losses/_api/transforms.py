@@ -14,7 +14,7 @@ from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check
 from .entrance import known
-from .traced import Sum, Variable
+from .traced import Sum, Trace, Variable
 
 Array = Any
 
@@ -80,14 +80,20 @@ def value_and_grad(
         own = [_in_range(number, len(args)) for number in wanted_numbers]
         _check_distinct(own, wanted_numbers)
         given = list(args)
+        trace = Trace()
         for number in own:
-            given[number] = Variable(_differentiable(args[number], f"argument {number}"), number)
-        total = loss(*given, **kwargs)
-        if not isinstance(total, Sum):
-            raise TypeError(
-                "the function must return a sum of losses of the arguments to differentiate by, "
-                f"got {type(total).__name__}"
-            )
+            array = _differentiable(args[number], f"argument {number}")
+            given[number] = Variable(trace, array, number)
+        try:
+            total = loss(*given, **kwargs)
+            if not isinstance(total, Sum):
+                raise TypeError(
+                    "the function must return a sum of losses of the arguments to differentiate "
+                    f"by, got {type(total).__name__}"
+                )
+            trace.check(total.trace)
+        finally:
+            trace.is_open = False
         return total.value(), [total.gradient(number) for number in own]
 
     compute = of_function if prepare is None else of_one_loss

@@ -45,6 +45,7 @@ class Loss(ABC):
         name: Names the loss in the package; variants of a formula have names of their own.
         operands: The argument names of the arrays.
         parameters: The names of the hyper-parameters, in the order of `Call.parameters`.
+        integers: Those of them that are integers, the others being real.
         reductions: The reductions that it has.
         domains: The ranges of operands, which are checked on demand.
         overwrites: Whether the gradient of the first operand takes its memory.
@@ -56,6 +57,7 @@ class Loss(ABC):
     name: str
     operands: tuple[str, ...] = ("input", "target")
     parameters: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
     reductions: tuple[str, ...] = REDUCTIONS
     domains: Mapping[str, Domain] = field(default_factory=dict)
     overwrites: bool = False

@@ -95,12 +95,12 @@ class PointwiseFormula(Loss):
             size = float(math.prod(shape))
             of_data = call.masked or self.divides_by_weights(call)
             return Denominator(size, of_data, leaves_out=call.masked)
+        size = 1.0
         if self.row_means:
-            return Denominator(float(shape[-1]))
-        if call.reduction == "batchmean":
-            batch = operands[call.extra].shape
-            return Denominator(float(batch[0]) if batch else 1.0)
-        return Denominator(1.0)
+            size = float(shape[-1])
+        elif call.reduction == "batchmean" and operands[call.extra].shape:
+            size = float(operands[call.extra].shape[0])
+        return Denominator(size, leaves_out=call.masked)
 
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False

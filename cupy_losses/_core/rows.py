@@ -96,9 +96,9 @@ class RowFormula(Loss):
     def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
         """The rows, or the sum of the weights of those that are not ignored."""
         if call.reduction != "mean":
-            return Denominator(1.0)
+            return Denominator(1.0, leaves_out=True)
         rows = float(math.prod(self.rows_of(shape)))
-        return Denominator(rows, self.weighted_mean, leaves_out=self.weighted_mean)
+        return Denominator(rows, self.weighted_mean, leaves_out=True)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
         """The shape of the value of a call."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core.loss import Loss
 from . import driver
 from .compiler import Kernel
 
@@ -17,15 +18,16 @@ Parameters = tuple[float | int, ...]
 
 
 class Fields:
-    """The fields of a loss in C++: what its hyper-parameters are packed to.
+    """The fields of a loss in C++: what the hyper-parameters of its calls are packed to.
 
     The integers come first, then each number with its reciprocal in two parts, in the arithmetic
     type. A loss without hyper-parameters is an empty struct, which takes one byte.
     """
 
-    def __init__(self, parameters: Parameters, real: str) -> None:
-        self._integers = [k for k, value in enumerate(parameters) if isinstance(value, int)]
-        self._numbers = [k for k, value in enumerate(parameters) if not isinstance(value, int)]
+    def __init__(self, loss: Loss, real: str) -> None:
+        names = list(enumerate(loss.parameters))
+        self._integers = [k for k, name in names if name in loss.integers]
+        self._numbers = [k for k, name in names if name not in loss.integers]
         self._real = struct.Struct("=d" if real == "float64" else "=f")
         self._pack = struct.Struct(f"={'ddd' if real == 'float64' else 'fff'}").pack
 

@@ -148,8 +148,10 @@ def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
         elif problem.request.pair:
             outputs.append(_empty_pair(library.filled(output, 0.0), problem))
         else:
-            given = problem.request.denominator
-            value = 0.0 if given else value_of_nothing(problem.denominator)
+            request, denominator = problem.request, problem.denominator
+            derivative = bool(request.tangents) and denominator.leaves_out
+            nothing = request.denominator or derivative
+            value = 0.0 if nothing else value_of_nothing(denominator)
             outputs.append(library.filled(output, value))
     return Plan(library, problem, outputs, [], [], 0)
 

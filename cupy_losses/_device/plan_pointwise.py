@@ -318,7 +318,7 @@ class _Planner(Launches):
             self._operand_addresses,
             self._strides,
             problem.misaligned,
-            Fields(parameters, problem.real),
+            Fields(self._loss, problem.real),
             parameters,
         )
 

@@ -426,7 +426,7 @@ class _Planner(Launches):
             ],
             pointers=5 + len(pointers),
             shared=shared,
-            fields=Fields(call.parameters, problem.real),
+            fields=Fields(self._loss, problem.real),
             parameters=call.parameters,
         )
         arrays = [a.address for a in (*inputs, *outputs)]

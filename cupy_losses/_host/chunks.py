@@ -70,9 +70,12 @@ class Sum:
             for at, length in zip(index, self.array.shape, strict=False)
         )
         target = self.array[(*own_index, ...)]  # a view, also of a 0-d array
-        shape = (1,) * (target.ndim - np.ndim(values)) + np.shape(values)
+        # An integer in the index takes its axis away from the values.
+        taken = [d for d, at in enumerate(index) if not isinstance(at, slice)]
+        missing = target.ndim - len(taken) - np.ndim(values)
+        whole = np.reshape(values, (1,) * missing + np.shape(values))
         summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
-        target += np.reshape(values, shape).sum(axis=summed, keepdims=True, dtype=np.longdouble)
+        target += np.expand_dims(whole, taken).sum(axis=summed, keepdims=True, dtype=np.longdouble)
 
 
 class Gradient:

@@ -128,7 +128,7 @@ def _import_for(kind: type) -> None:
     """Import the files of the libraries that a type may be of, when it is first met."""
     if kind in _types_met:
         return
-    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__):
+    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in kind.__mro__):
         _import(root)
     _types_met.add(kind)
 

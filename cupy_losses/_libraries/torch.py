@@ -78,7 +78,11 @@ class TorchLibrary(ArrayLibrary):
 
     def adopt(self, array: Any) -> Tensor:
         """A view of another library's array."""
-        return array if isinstance(array, Tensor) else torch.utils.dlpack.from_dlpack(array)
+        if isinstance(array, Tensor):
+            return array
+        if any(step < 0 for step in getattr(array, "strides", None) or ()):
+            raise ValueError("torch has no negative strides")  # its from_dlpack ends the process
+        return torch.utils.dlpack.from_dlpack(array)
 
     def exported(self, array: Tensor) -> Any:
         """A tensor without the checks and synchronisation of its own export."""
@@ -90,10 +94,11 @@ class TorchLibrary(ArrayLibrary):
 
     def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a request."""
+        resolved = autograd.resolved(call, operands, request.extra)
+        results = self.run_resolved(call, request, resolved)
         if call.loss.overwrites and call.extra in request.wanted:
             torch.autograd.graph.increment_version(operands[request.extra + call.extra])
-        resolved = autograd.resolved(call, operands, request.extra)
-        return self.run_resolved(call, request, resolved)
+        return results
 
     def run_resolved(
         self, call: Call, request: Request, operands: Sequence[Tensor]

@@ -217,3 +217,24 @@ def test_emulated_mistake() -> None:
             wrong(array, array)
         right = pointwise_loss("mine", "input + target")
         assert right(array, array).get() == 2
+
+
+@pytest.mark.parametrize("bad", [True, "a", float("nan"), 1e200, None])
+def test_defaults_are_checked(bad: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="c must be"):
+        pointwise_loss("mine", "c * input", operands=("input",), parameters={"c": bad})
+
+
+def test_an_integer_default_is_a_number() -> None:
+    """In every call of one plan, whichever comes first."""
+    emulator.require()
+    x = np.linspace(1, 2, 40).astype(np.float32)
+    loss = pointwise_loss(
+        "affine", "input * c + k", operands=("input",), parameters={"c": 2.5, "k": 1}
+    )
+    with installed() as device:
+        a = device.asarray(x)
+        for options in ({}, {"c": 3}, {"c": 0.5, "k": 2.5}, {"k": 1}):
+            c, k = options.get("c", 2.5), options.get("k", 1)
+            got = float(loss(a, reduction="sum", **options))
+            np.testing.assert_allclose(got, np.sum(x.astype(float) * c + k), rtol=1e-6)

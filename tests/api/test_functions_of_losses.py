@@ -21,7 +21,7 @@ from cupy_losses import (
     value_and_grad,
 )
 
-from ..tables.arrays import Library
+from ..tables.arrays import DTYPES, Library
 
 Array = Any
 
@@ -188,3 +188,60 @@ def test_shapes_can_be_asked_for_and_values_are_checked() -> None:
             value_and_grad(lambda x: binary_cross_entropy_with_logits(x, 2 * Y))(X)
     expected = binary_cross_entropy_with_logits(X, Y, reduction="sum") / 4
     np.testing.assert_allclose(value, expected)
+
+
+def test_calls_inside_calls_do_not_mix() -> None:
+    """A gradient inside a function is a constant of its own arguments alone."""
+
+    def through_the_gradient(x: Array) -> Array:
+        value, _ = value_and_grad(lambda y: mse_loss(y, x))(Y)
+        return mse_loss(x, Y) + value
+
+    with pytest.raises(TypeError, match="of another call"):
+        value_and_grad(through_the_gradient)(X)
+
+    def beside(x: Array) -> Array:
+        value, _ = value_and_grad(lambda y: 2 * mse_loss(y, X))(Y)
+        return mse_loss(x, Y) + value
+
+    np.testing.assert_array_equal(grad(beside)(X), grad(mse_loss)(X, Y))
+
+
+def test_what_is_kept_cannot_be_used_again() -> None:
+    kept: list[Any] = []
+
+    def keeping(x: Array) -> Array:
+        kept.extend([x, mse_loss(x, Y)])
+        return kept[1]
+
+    _, gradient = value_and_grad(keeping)(X)
+    before = gradient.copy()
+    for function in (
+        lambda x: kept[1] + l1_loss(x, Y),
+        lambda x: l1_loss(kept[0], Y),
+        lambda x: kept[1],
+    ):
+        with pytest.raises(TypeError, match="of another call"):
+            value_and_grad(function)(X)
+    np.testing.assert_array_equal(gradient, before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_factors_beyond_half_precision(library: Library, dtype: str) -> None:
+    x = library.array(np.full(4, 0.06).astype(DTYPES[dtype]))
+    zero = library.array(np.zeros(4, DTYPES[dtype]))
+    value, gradient = value_and_grad(lambda x: 65536 * 2 * mse_loss(x, zero) + 0.5)(x)
+    assert value.dtype == gradient.dtype == x.dtype
+    exact = float(library.host(x)[0])
+    one = float(library.host(mse_loss(x, zero)))
+    np.testing.assert_allclose(float(library.host(value)), 131072 * one + 0.5, rtol=1e-2)
+    np.testing.assert_allclose(
+        library.host(gradient).astype(float), 131072 * 2 * exact / 4, rtol=1e-2
+    )
+
+
+def test_a_wider_constant_does_not_decide_on_the_dtype(library: Library) -> None:
+    x, y = draw(library, (5,), (5,), dtype=np.float32)
+    wide = library.array(np.asarray(2.0))
+    value, gradient = value_and_grad(lambda x: wide * mse_loss(x, y) + wide)(x)
+    assert value.dtype == gradient.dtype == x.dtype
