@@ -12,6 +12,14 @@ from ._core.loss import Domain, variant
 from ._host.dual import sigmoid, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "multilabel_soft_margin_loss",
+    "sigmoid_focal_loss",
+    "soft_margin_loss",
+]
+
 Array = Any
 
 _PROBABILITY = Domain(0.0, 1.0)

@@ -12,6 +12,10 @@ from ._core.formula import is_identifier, source, struct_of
 from ._host.elementwise import Elementwise
 from ._kinds.pointwise import PointwiseLoss
 
+__all__ = [
+    "pointwise_loss",
+]
+
 Array = Any
 
 _RESERVED = ("reduction", "weight", "where")

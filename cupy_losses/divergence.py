@@ -15,6 +15,12 @@ from ._core.notices import warn
 from ._host.dual import plain, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
+__all__ = [
+    "gaussian_nll_loss",
+    "kl_div",
+    "poisson_nll_loss",
+]
+
 Array = Any
 
 _NOT_NEGATIVE = Domain(minimum=0.0)

@@ -26,6 +26,12 @@ from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
 from .ranking import clamped, margin_ranking_loss
 
+__all__ = [
+    "cosine_embedding_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+]
+
 Array = Any
 
 _TINY = 1e-12  # torch's, so that no square is 0

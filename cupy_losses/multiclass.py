@@ -28,6 +28,13 @@ from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
 
+__all__ = [
+    "cross_entropy",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "nll_loss",
+]
+
 Array = Any
 
 

@@ -12,6 +12,13 @@ from ._core.loss import Domain
 from ._host.dual import plain
 from ._kinds.pointwise import PointwiseLoss
 
+__all__ = [
+    "hinge_embedding_loss",
+    "hinge_loss",
+    "margin_ranking_loss",
+    "squared_hinge_loss",
+]
+
 Array = Any
 
 _SIGN = Domain(values=(-1.0, 1.0))

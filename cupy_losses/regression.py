@@ -26,6 +26,16 @@ from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._kinds.pointwise import PointwiseLoss
 
+__all__ = [
+    "charbonnier_loss",
+    "huber_loss",
+    "l1_loss",
+    "log_cosh_loss",
+    "mse_loss",
+    "quantile_loss",
+    "smooth_l1_loss",
+]
+
 Array = Any
 
 
