@@ -62,22 +62,12 @@ def test_includes_are_inlined_once_with_line_numbers() -> None:
     assert {"kernels/pointwise.cu", "losses/combinators.cuh", "numbers/dual.cuh"} <= seen
 
 
-MODULES = [
-    "_api.check",
-    "_api.transforms",
-    "classification",
-    "custom",
-    "divergence",
-    "embedding",
-    "multiclass",
-    "ranking",
-    "regression",
-]
+MODULES = sorted({getattr(cupy_losses, name).__module__ for name in cupy_losses.__all__})
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings(name: str) -> None:
-    module = importlib.import_module(f"cupy_losses.{name}")
+    module = importlib.import_module(name)
     result = doctest.testmod(module)
     assert result.attempted
     assert not result.failed
@@ -91,15 +81,33 @@ def test_every_public_function_is_documented() -> None:
             assert all(part in text for part in ("Formula:", "Args:", "Returns:", "Source:"))
 
 
-def test_table_of_losses_is_current() -> None:
-    """docs/losses.md is what docs/losses.py makes of the code, and the tests know all of it."""
-    path = PACKAGE.parent / "docs" / "losses.py"
-    generator = load(path)
+def test_modules_say_what_is_public() -> None:
+    """The package re-exports what they say, and nothing else."""
+    for name in MODULES:
+        if "._" not in name:
+            assert set(importlib.import_module(name).__all__) <= set(cupy_losses.__all__)
+    assert len(set(cupy_losses.__all__)) == len(cupy_losses.__all__)
+    functions = {name for name in vars(cupy_losses) if callable(getattr(cupy_losses, name))}
+    assert functions == set(cupy_losses.__all__)
+
+
+def test_lists_of_losses_are_current() -> None:
+    """docs/losses.py makes docs/losses.md and the README's list of the code."""
+    generator = load(PACKAGE.parent / "docs" / "losses.py")
     assert generator.PAGE.read_text(encoding="utf-8") == generator.page()
-    names = {name for name in cupy_losses.__all__ if name not in generator.NO_LOSSES}
+    readme = generator.README.read_text(encoding="utf-8")
+    assert readme == generator.readme(readme)
+    for name in generator.names():
+        assert f"`{name}`" in readme
+        assert f"`{name}(" in generator.page()
+
+
+def test_every_loss_is_tested() -> None:
+    """The tables of the tests have all of them."""
+    losses = set(load(PACKAGE.parent / "docs" / "losses.py").names())
     tested = {case.name for case in LOSSES if case.function is None}
     tested |= {case.name for case in ROWS} | {"triplet_margin_with_distance_loss"}
-    assert names == tested
+    assert losses == tested
 
 
 def report(capsys: Any, *arguments: str) -> dict[str, Any]:
