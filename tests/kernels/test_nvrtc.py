@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from cupy_losses import embedding, multiclass
-from cupy_losses._core.loss import FORWARD, Call, Request
+from cupy_losses import multiclass
+from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
@@ -24,7 +24,7 @@ nvrtc = requirements.nvrtc()
 
 ARCHITECTURES = (70, 75, 80, 86, 89, 90, 100, 120)
 SHORT = ("float", "__nv_bfloat16")
-LOSSES = (*static_checks.LOSSES, *static_checks.FORMULAS)
+LOSSES = tuple(static_checks.POINTWISE.values())
 
 
 def compile_for(architecture: int, names: list[str]) -> None:
@@ -98,15 +98,9 @@ def test_all_kernels_compile(architecture: int, part: int) -> None:
 
 # Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches.
 ROW_SHAPES = [(4096, 12), (1024, 4096), (300, 100_001), (3, 1_000_000)]
-ROW_LOSSES = (
-    *(loss for options, loss in multiclass._CROSS_ENTROPY.items() if not options[-1]),
-    *(loss for options, loss in multiclass._OF_PROBABILITIES.items() if not options[-1]),
-    multiclass._NLL,
-    *multiclass._MULTI_MARGIN.values(),
-    multiclass._MULTILABEL_MARGIN,
-    embedding._COSINE_EMBEDDING,
-    *embedding._TRIPLET_MARGIN.values(),
-)
+ROW_LOSSES = [
+    loss for loss in losses().values() if isinstance(loss, RowLoss) and not loss.overwrites
+]
 
 
 def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) -> ArraySpec:

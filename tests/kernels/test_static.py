@@ -13,6 +13,7 @@ import pytest
 
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._device import sources
+from cupy_losses._device.plan import template
 
 from ..tools import levels, static_checks
 from ..tools.requirements import nvrtc
@@ -107,6 +108,24 @@ def test_all_kinds_of_kernels_are_checked() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_every_formula_is_checked() -> None:
+    """With and without a gradient."""
+    names = list(itertools.chain(*static_checks.requested_kernels().values()))
+    for loss in static_checks.POINTWISE.values():
+        start = f"pointwise<float, {template(loss.struct, 'float', *loss.options)}, "
+        assert sum(name.startswith(start) for name in names) >= 2, loss.name
+
+
+def test_a_change_of_registers_is_found() -> None:
+    """Where the record has the kernel; one that it does not have is held to the limits alone."""
+    program = example("NONE")
+    (kernel,) = program.kernels
+    for recorded, found in ((kernel.registers, 0), (kernel.registers + 1, 1)):
+        record = Record(program.compiler, {kernel.name: {"sm_90": recorded}})
+        assert len(static_checks.changed_registers(record, 90, program)) == found
+    assert not static_checks.changed_registers(Record(program.compiler, {}), 90, program)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_dense_operands_are_accessed_in_vectors(dtype: str) -> None:
     pointer = f"const {c_type(dtype)}*"
@@ -178,10 +197,10 @@ def test_machine_code_is_looked_at() -> None:
     static_checks.require_disassembler()
 
 
-def test_record_lists_the_requested_kernels() -> None:
-    names = itertools.chain(*static_checks.requested_kernels().values())
-    recorded = Record.read().registers
-    assert sorted(recorded) == sorted(names), "run: python -m tests.tools.static_checks --record"
+def test_record_lists_the_recorded_kernels() -> None:
+    names, recorded = static_checks.recorded_kernels(), Record.read().registers
+    assert names
+    assert sorted(recorded) == names, "run: python -m tests.tools.static_checks --record"
     architectures = {f"sm_{a}" for a in static_checks.ARCHITECTURES}
     assert all(set(counts) == architectures for counts in recorded.values())
 
