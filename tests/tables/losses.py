@@ -6,6 +6,7 @@ analytic on each side of their kinks, so that complex steps give exact derivativ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,13 +154,17 @@ class Case:
     warns: bool = False
     rows: bool = False
     same_shape: bool = False
-    of_torch: bool = True
     function: Callable[..., Array] | None = None
 
     @property
     def loss(self) -> Callable[..., Array]:
         """The function under test."""
         return self.function or getattr(cupy_losses, self.name)
+
+    @property
+    def of_torch(self) -> bool:
+        """Whether torch has the loss."""
+        return hasattr(F, self.name)
 
     @property
     def torch(self) -> Callable[..., Any]:
@@ -280,18 +285,9 @@ SIMPLE = [
 ]
 
 
-def _case(name: str, terms: Any, draws: tuple[Draw, ...], **options: Any) -> Case:
-    fields = {
-        "ulps",
-        "constant",
-        "unit",
-        "weighted_mean",
-        "warns",
-        "rows",
-        "same_shape",
-        "of_torch",
-        "function",
-    }
+def case(name: str, terms: Any, draws: tuple[Draw, ...], **options: Any) -> Case:
+    """A line of the table; what is no field of a case is a parameter of the loss."""
+    fields = {field.name for field in dataclasses.fields(Case)}
     given = {k: v for k, v in options.items() if k in fields}
     parameters = {k: v for k, v in options.items() if k not in fields}
     return Case(name, terms, draws, parameters, **given)
@@ -302,12 +298,10 @@ _BCE: dict[str, Any] = {"weighted_mean": False, "same_shape": True}
 # entropy.
 _FOCAL: dict[str, Any] = {
     "same_shape": True,
-    "of_torch": False,
     "constant": 1.0,
     "unit": lambda x, y: sum(bce_terms(x, y)) + abs(x),
     "ulps": 6,
 }
-_OURS: dict[str, Any] = {"of_torch": False}
 
 # A loss of a user's: the Cauchy loss.
 cauchy_loss = cupy_losses.pointwise_loss(
@@ -319,31 +313,29 @@ cauchy_loss = cupy_losses.pointwise_loss(
 
 LOSSES = [
     *SIMPLE,
-    _case("log_cosh_loss", lambda x, y: (log_cosh(x - y),), (normal, normal), warns=True, **_OURS),
-    _case(
+    case("log_cosh_loss", lambda x, y: (log_cosh(x - y),), (normal, normal), warns=True),
+    case(
         "quantile_loss",
         lambda x, y, quantile: (pinball(y - x, quantile),),
         (normal, normal),
         quantile=0.7,
         warns=True,
-        **_OURS,
     ),
-    _case(
+    case(
         "charbonnier_loss",
         lambda x, y, eps: (np.sqrt((x - y) ** 2 + eps**2),),
         (normal, normal),
         eps=0.125,
         warns=True,
-        **_OURS,
     ),
-    _case(
+    case(
         "binary_cross_entropy",
         lambda x, y: (-y * np.log(x), -(1 - y) * np.log1p(-x)),
         (probability, probability),
         **_BCE,
     ),
-    _case("binary_cross_entropy_with_logits", bce_terms, (logit, probability), **_BCE),
-    _case(
+    case("binary_cross_entropy_with_logits", bce_terms, (logit, probability), **_BCE),
+    case(
         "sigmoid_focal_loss",
         lambda *a, **o: (focal(*a, **o),),
         (normal, probability),
@@ -351,7 +343,7 @@ LOSSES = [
         gamma=2.0,
         **_FOCAL,
     ),
-    _case(
+    case(
         "sigmoid_focal_loss",
         lambda *a, **o: (focal(*a, **o),),
         (normal, probability),
@@ -359,46 +351,45 @@ LOSSES = [
         gamma=1.5,
         **_FOCAL,
     ),
-    _case("soft_margin_loss", lambda x, y: (softplus(-y * x),), (logit, sign)),
-    _case(
+    case("soft_margin_loss", lambda x, y: (softplus(-y * x),), (logit, sign)),
+    case(
         "multilabel_soft_margin_loss",
         bce_terms,
         (logit, probability),
         weighted_mean=False,
         rows=True,
     ),
-    _case("hinge_loss", lambda x, y: (clamp(1 - x * y),), (normal, sign), **_OURS, constant=1.0),
-    _case(
+    case("hinge_loss", lambda x, y: (clamp(1 - x * y),), (normal, sign), constant=1.0),
+    case(
         "squared_hinge_loss",
         lambda x, y: (clamp(1 - x * y) ** 2,),
         (normal, sign),
-        **_OURS,
         constant=1.0,
     ),
-    _case("hinge_embedding_loss", hinge_embedding, (positive, sign), margin=1.5, constant=1.0),
-    _case(
+    case("hinge_embedding_loss", hinge_embedding, (positive, sign), margin=1.5, constant=1.0),
+    case(
         "margin_ranking_loss",
         lambda a, b, y, margin: (clamp(-y * (a - b) + margin),),
         (normal, normal, sign),
         margin=0.25,
         constant=1.0,
     ),
-    _case(
+    case(
         "kl_div",
         lambda x, y, log_target: (y * np.log(y), -y * x),
         (normal, positive),
         log_target=False,
         constant=1.0,
     ),
-    _case(
+    case(
         "kl_div",
         lambda x, y, log_target: (np.exp(y) * y, -np.exp(y) * x),
         (normal, normal),
         log_target=True,
         constant=1.0,
     ),
-    _case("poisson_nll_loss", poisson_terms, (normal, count), full=True),
-    _case(
+    case("poisson_nll_loss", poisson_terms, (normal, count), full=True),
+    case(
         "poisson_nll_loss",
         poisson_terms,
         (positive, positive),
@@ -406,14 +397,13 @@ LOSSES = [
         eps=0.125,
         constant=1.0,
     ),
-    _case("gaussian_nll_loss", gaussian_terms, (normal, normal, positive), full=True),
-    _case(
+    case("gaussian_nll_loss", gaussian_terms, (normal, normal, positive), full=True),
+    case(
         "cauchy_loss",
         lambda x, y, c: (np.log1p(((x - y) / c) ** 2),),
         (normal, normal),
         c=1.5,
         function=cauchy_loss,
-        **_OURS,
     ),
 ]
 
