@@ -41,12 +41,6 @@ from . import rows as over_rows
 RUNS = 15
 AHEAD = 2_000_000  # cycles of the device: a millisecond
 LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
-REFERENCES: dict[str, Callable[[Any], Any]] = {
-    "mse_loss": lambda d: d * d,
-    "l1_loss": lambda d: d.abs(),
-    "smooth_l1_loss": lambda d: torch.where(d.abs() < 1, d * d / 2, d.abs() - 0.5),
-    "huber_loss": lambda d: torch.where(d.abs() < 1, d * d / 2, d.abs() - 0.5),
-}
 CUPY_EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
     "mse_loss": lambda a, b: cupy.mean((a - b) ** 2),
     "l1_loss": lambda a, b: cupy.mean(cupy.abs(a - b)),
@@ -107,13 +101,25 @@ def draw(size: int, dtype: Any, seed: int) -> tuple[Any, Any]:
     )
 
 
+def reference(name: str) -> Callable[[Any, Any], Any]:
+    """The loss of each element with default parameters, in torch."""
+    return next(row.each for row in table.ROWS if row.name == name)
+
+
 def exact_mean(name: str, input: Any, target: Any) -> float:
     """The mean loss in float64, a part at a time."""
-    total = 0.0
-    for part in torch.arange(0, input.numel(), 1 << 27).tolist():
-        d = input[part : part + (1 << 27)].double() - target[part : part + (1 << 27)].double()
-        total += REFERENCES[name](d).sum().item()
+    total, each = 0.0, reference(name)
+    for first in range(0, input.numel(), 1 << 27):
+        part = slice(first, first + (1 << 27))
+        total += each(input[part].double(), target[part].double()).sum().item()
     return total / input.numel()
+
+
+def exact_slope(name: str, input: Any, target: Any) -> Any:
+    """The derivative of each element's loss by `input` in float64."""
+    leaf = input.double().requires_grad_()
+    (slope,) = torch.autograd.grad(reference(name)(leaf, target.double()).sum(), leaf)
+    return slope
 
 
 def ulps(values: Any, exact: Any) -> float:
@@ -137,9 +143,7 @@ def error_in_ulps(value: Any, exact: float) -> float:
 def check_gradient(name: str, input: Any, target: Any, gradient: Any) -> None:
     """Raise unless the gradient of the mean is right, here and there."""
     for part in (slice(0, 1 << 20), slice(-(1 << 20), None)):
-        leaf = input[part].double().requires_grad_()
-        REFERENCES[name](leaf - target[part].double()).sum().backward()
-        expected = leaf.grad / input.numel()
+        expected = exact_slope(name, input[part], target[part]) / input.numel()
         torch.testing.assert_close(
             gradient[part].double(), expected, rtol=4 * torch.finfo(gradient.dtype).eps, atol=1e-30
         )
@@ -239,7 +243,7 @@ def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
         row.each(*(_rows_of(x, first, 2048) for x in operands)).sum().item()
         for first in range(0, shape[0], 2048)
     )
-    divisor = shape[0] if row.options.get("reduction") == "batchmean" else operands[0].numel()
+    divisor = shape[0] if row.reduction == "batchmean" else operands[0].numel()
     error = abs(value.item() - exact / divisor) / abs(exact / divisor)
     assert error <= 2.0**-21, (str(row), error)
     for first in (0, shape[0] - 8):
@@ -587,14 +591,6 @@ def scaling() -> list[dict[str, Any]]:
     return rows
 
 
-SLOPES: dict[str, Callable[[Any], Any]] = {
-    "mse_loss": lambda d: 2 * d,
-    "l1_loss": torch.sign,
-    "smooth_l1_loss": lambda d: d.clamp(-1, 1),
-    "huber_loss": lambda d: d.clamp(-1, 1),
-}
-
-
 def accuracy() -> list[dict[str, Any]]:
     """The worst errors over sizes, for every loss, dtype and reduction, in ulps."""
     rows = []
@@ -620,7 +616,7 @@ def _accuracy_of(name: str, dtype: Any, size: int, worst: dict[str, float]) -> N
             worst[kind] = max(worst[kind], error_in_ulps(value, exact * factor))
             for start in range(0, size, 1 << 28):
                 part = slice(start, start + (1 << 26))  # a quarter of large arrays
-                slope = SLOPES[name](input[part].double() - target[part].double())
+                slope = exact_slope(name, input[part], target[part])
                 error = ulps(gradient[part], slope * (factor / size))
                 worst["gradient"] = max(worst["gradient"], error)
             del gradient

@@ -1,0 +1,145 @@
+"""A loss is added to a copy of the tree by CONTRIBUTING's own steps; its tests run there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from .. import emulator
+from ..tools import requirements
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("cuda", "cupy_losses", "tests", "benchmarks", "docs")
+NAME = "lorentzian_loss"
+
+
+class Step:
+    """One of the numbered steps: the file that it names first, and the code to put there."""
+
+    def __init__(self, text: str) -> None:
+        self.file = next(
+            name for name in re.findall(r"`([\w/.]+)`", text) if (ROOT / name).is_file()
+        )
+        found = re.search(r"^ *```\S+\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+        assert found, text
+        self.code = textwrap.dedent(found[1])
+
+
+def section() -> str:
+    """The one on pointwise losses."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return text.split("## Adding a pointwise loss\n")[1].split("\n## ")[0]
+
+
+def steps() -> list[Step]:
+    """Its numbered steps."""
+    return [Step(step) for step in re.split(r"^\d\. ", section(), flags=re.MULTILINE)[1:]]
+
+
+def before_the_end_of_a_list(text: str, start: str, code: str) -> str:
+    """Source text with an item added to the list that begins with the line `start`."""
+    head, rest = text.split(f"\n{start}\n")
+    items, tail = rest.split("\n]\n", 1)
+    return f"{head}\n{start}\n{items}\n{textwrap.indent(code, '    ')},\n]\n{tail}"
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on the modules of a tree."""
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
+    )
+
+
+def outcomes(tree: Path, *paths: str) -> dict[str, str]:
+    """The tests that have the name of the loss, and how they end."""
+    report = tree / "report.xml"
+    arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = run(tree, *arguments, "-k", NAME, f"--junitxml={report}", *paths)
+    assert result.returncode == 0, result.stdout
+    return {
+        f"{case.get('classname')}::{case.get('name')}": "skipped" if len(case) else "passed"
+        for case in ET.parse(report).iter("testcase")
+    }
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree in which the steps have been followed."""
+    tree = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    for name in ("CONTRIBUTING.md", "README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tree / name)
+
+    formula, function, entry = steps()
+    for step in (formula, function):
+        with (tree / step.file).open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{step.code}")
+    for step, start, code in (
+        (function, "__all__ = [", f'"{NAME}"'),
+        (entry, "LOSSES = [", entry.code.strip()),
+    ):
+        file_ = tree / step.file
+        text = before_the_end_of_a_list(file_.read_text(encoding="utf-8"), start, code)
+        file_.write_text(text, encoding="utf-8")
+    generators = re.findall(r"python (docs/\w+\.py)", section())
+    assert "docs/losses.py" in generators
+    for generator in generators:
+        assert run(tree, generator).returncode == 0
+    return tree
+
+
+def test_the_loss_is_in_no_other_place(tree: Path) -> None:
+    """The example of the guide is no loss of the package: the tests below are not those of one."""
+    assert NAME not in (ROOT / "README.md").read_text(encoding="utf-8")
+    changed = {
+        str(path.relative_to(tree))
+        for path in tree.rglob("*.*")
+        if path.suffix in (".py", ".cuh", ".cu", ".md", ".json")
+        and path.read_bytes() != (ROOT / path.relative_to(tree)).read_bytes()
+    }
+    assert changed == {*(step.file for step in steps()), "docs/losses.md", "README.md"}
+
+
+def test_documents(tree: Path) -> None:
+    for file in ("docs/losses.md", "README.md"):
+        assert f"`{NAME}" in (tree / file).read_text(encoding="utf-8")
+    module = tree / "tests" / "package" / "test_package.py"
+    chosen = "docstrings or documented or public or current or tested"
+    result = run(tree, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(module))
+    assert result.returncode == 0, result.stdout
+
+
+def test_benchmark(tree: Path) -> None:
+    ran = outcomes(tree, "tests/package/test_benchmarks.py")
+    assert len(ran) >= 2
+    assert set(ran.values()) == {"passed"}
+
+
+def test_values_and_gradients(tree: Path) -> None:
+    ran = outcomes(tree, "tests/api")
+    for name in ("test_values", "test_gradients", "test_errors"):
+        own = [outcome for test, outcome in ran.items() if f".{name}::" in test]
+        assert len(own) > 1, name
+        assert set(own) == {"passed"}, name
+
+
+def test_kernels(tree: Path) -> None:
+    """On the emulator, on dense arrays and where a gradient is a sum; through NVRTC."""
+    requirements.nvrtc()
+    emulator.require()
+    ran = outcomes(tree, "tests/kernels/test_emulated.py", "tests/kernels/test_static.py")
+    for name in ("test_every_specialisation", "test_second_order", "test_kernels"):
+        own = [outcome for test, outcome in ran.items() if f"::{name}[" in test]
+        assert own, name
+        assert set(own) == {"passed"}, name
