@@ -159,9 +159,6 @@ def autograd(loss: Callable[..., Any], input: Any, *others: Any) -> Callable[[],
     return work
 
 
-# ---- sections ------------------------------------------------------------------------------------
-
-
 def bandwidth() -> list[dict[str, Any]]:
     """The mean and its gradient at 2^30 elements, beside eager, torch.compile and CuPy."""
     rows = []

@@ -18,6 +18,7 @@ import pytest
 
 import cupy_losses
 from cupy_losses.__main__ import main
+from cupy_losses._commands import evaluate
 from cupy_losses._device import sources
 
 from ..tables.losses import LOSSES, SIMPLE
@@ -154,6 +155,26 @@ def test_evaluate_files(capsys: Any, tmp_path: Path) -> None:
 def test_evaluate_synthetic(capsys: Any) -> None:
     assert report(capsys, "--elements", "64x32")["shape"] == [64, 32]
     assert report(capsys, "--elements", "100", "--dtype", "float16")["dtype"] == "float16"
+
+
+def test_evaluate_one_number(capsys: Any, tmp_path: Path) -> None:
+    files = []
+    for name, number in (("prediction", 3.0), ("target", 1.0)):
+        np.save(tmp_path / f"{name}.npy", np.array(number))
+        files.append(f"--{name}={tmp_path / f'{name}.npy'}")
+    rows = {row["loss"]: row for row in report(capsys, *files)["losses"]}
+    assert (rows["mse_loss"]["value"], rows["mse_loss"]["gradient_norm"]) == (4.0, 4.0)
+    assert all(row["error"] == row["gradient_error"] == 0 for row in rows.values())
+
+
+def test_evaluate_sees_errors(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a value and of a gradient, as a kernel that is wrong would have them."""
+    monkeypatch.setattr(
+        evaluate, "value_and_grad", lambda loss: lambda x, y: (1.25 * loss(x, y), 0 * x)
+    )
+    for row in report(capsys, "--elements", "20x10")["losses"]:
+        assert row["error"] == pytest.approx(0.25, rel=1e-6)
+        assert row["gradient_error"] == 1
 
 
 @pytest.mark.parametrize(
