@@ -1,5 +1,7 @@
 """The losses over rows of the benchmark: problems, torch's function and Liger-Kernel's.
 
+A loss of the tests' table that torch has too and that no problem below names has one of its own.
+
 `python -m benchmarks.run --only rows` measures them. Liger-Kernel is optional: `pip install
 liger-kernel`, or its unpacked wheel on PYTHONPATH; without it its columns stay empty.
 """
@@ -12,10 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 import cupy_losses
+from tests.tables.rows import ROWS, RowCase
 
 Tensor = Any
 Shape = tuple[int, int]
@@ -25,12 +29,12 @@ Draw = Callable[[Shape, Any, Any], list[Tensor]]
 
 def normal(shape: Shape, dtype: Any, generator: Any) -> Tensor:
     """Real numbers."""
-    return torch.empty(shape, dtype=dtype, device="cuda").normal_(generator=generator)
+    return torch.empty(shape, dtype=dtype, device=generator.device).normal_(generator=generator)
 
 
 def classes(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Scores and the class of each row."""
-    target = torch.randint(0, shape[1], shape[:1], device="cuda", generator=generator)
+    target = torch.randint(0, shape[1], shape[:1], device=generator.device, generator=generator)
     return [normal(shape, dtype, generator), target]
 
 
@@ -47,7 +51,8 @@ def probabilities(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
 
 def signs(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Two vectors a row and 1 or -1."""
-    target = torch.empty(shape[:1], dtype=dtype, device="cuda").bernoulli_(generator=generator)
+    target = torch.empty(shape[:1], dtype=dtype, device=generator.device)
+    target.bernoulli_(generator=generator)
     inputs = [normal(shape, dtype, generator) for _ in "ab"]
     return [*inputs, 2 * target - 1]
 
@@ -65,6 +70,26 @@ def labels(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     target = normal(shape, torch.float32, generator).argsort(1)
     target[:, LABELS:] = -1
     return [normal(shape, dtype, generator), target]
+
+
+DRAWN = 1 << 24  # elements that the table draws; rows repeat after them
+
+
+def of_table(case: RowCase) -> Draw:
+    """The draws of a line of the tests' table, made by NumPy."""
+
+    def draw(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+        rng = np.random.default_rng(generator.initial_seed())
+        rows = min(shape[0], max(1, DRAWN // shape[1]))
+        operands = []
+        for x in case.draw(rng, (rows, shape[1]), np.float32).values():
+            some = torch.from_numpy(x).to(generator.device)
+            some = some.to(dtype) if some.is_floating_point() else some
+            times = (-(-shape[0] // rows), *[1] * (x.ndim - 1))
+            operands.append(some.repeat(times)[: shape[0]])
+        return operands
+
+    return draw
 
 
 @dataclass(frozen=True)
@@ -113,9 +138,9 @@ class Problem:
         """The shape, with the number of vectors where it is more than one."""
         return [*([self.leaves] if self.leaves > 1 else []), *self.shape]
 
-    def draw(self, seed: int) -> list[Tensor]:
+    def draw(self, seed: int, device: str = "cuda") -> list[Tensor]:
         """The operands."""
-        return self.draws(self.shape, self.dtype, torch.Generator("cuda").manual_seed(seed))
+        return self.draws(self.shape, self.dtype, torch.Generator(device).manual_seed(seed))
 
     def bytes_read(self, operands: list[Tensor]) -> int:
         """What a forward pass has to read."""
@@ -192,3 +217,21 @@ PROBLEMS = [
         read=1000 * 4 + (LABELS + 1) * 8,
     ),
 ]
+
+
+def problem_of(case: RowCase) -> Problem:
+    """A problem for a line of the table."""
+    leaves = len(case.differentiable)
+    return Problem(case.name, (32768, 4096), torch.float32, of_table(case), leaves, case.parameters)
+
+
+def unnamed(problems: list[Problem]) -> list[Problem]:
+    """One for the first line of each loss that they leave out."""
+    missing: dict[str, RowCase] = {}
+    for case in ROWS:
+        if case.of_torch and all(problem.name != case.name for problem in problems):
+            missing.setdefault(case.name, case)
+    return [problem_of(case) for case in missing.values()]
+
+
+PROBLEMS += unnamed(PROBLEMS)

@@ -53,7 +53,9 @@ def before_the_end_of_a_list(text: str, start: str, code: str) -> str:
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python on the modules of a tree."""
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # A cache of its own: the lock of the common one may be held for minutes.
+    own = {"PYTHONPATH": str(tree), "CUPY_LOSSES_EMULATOR_CACHE": str(tree / "emulator-cache")}
+    environment = {**os.environ, **own}
     return subprocess.run(
         [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
     )

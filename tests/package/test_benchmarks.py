@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import losses
+from benchmarks import losses, rows
 from benchmarks.losses import ROWS, Row
 
 from ..tables.losses import LOSSES
+from ..tables.rows import ROWS as ROW_CASES
 
 SHAPE = (30, 20)
 
@@ -56,3 +59,34 @@ def test_operands_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
         flat = operands[0].flatten()
         assert torch.equal(flat[:128], flat[128:256])
         assert not torch.equal(flat[:64], flat[64:128])
+
+
+def test_every_loss_over_rows_is_measured() -> None:
+    names = {case.name for case in ROW_CASES if case.of_torch}
+    assert {problem.name for problem in rows.PROBLEMS} == names
+    assert not rows.unnamed(rows.PROBLEMS)
+    assert {problem.name for problem in rows.unnamed([])} == names
+
+
+# One for each way to draw operands and each set of options.
+PROBLEMS = {(str(p), p.draws): p for p in [*rows.PROBLEMS, *rows.unnamed([])]}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=str)
+def test_problems_over_rows(problem: rows.Problem) -> None:
+    """Operands of a few rows, of which torch computes the same."""
+    few = dataclasses.replace(problem, shape=(12, 30), dtype=torch.float32)
+    operands = few.draw(0, "cpu")
+    assert all(len(x) == 12 for x in operands)
+    expected = float(few.eager(*(x.double() if x.is_floating_point() else x for x in operands)))
+    assert float(few.ours(*operands)) == pytest.approx(expected, rel=1e-5)
+    assert all(x.shape == (12, 30) for x in operands[: few.leaves])
+
+
+def test_rows_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "DRAWN", 150)
+    for problem in rows.unnamed([]):
+        first, *_ = dataclasses.replace(problem, shape=(12, 30)).draw(0, "cpu")
+        assert first.shape == (12, 30)
+        assert torch.equal(first[:5], first[5:10])
+        assert not torch.equal(first[0], first[1])
