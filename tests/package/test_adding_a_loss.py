@@ -61,11 +61,11 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def outcomes(tree: Path, *paths: str) -> dict[str, str]:
+def outcomes(tree: Path, *arguments: str, chosen: str = NAME) -> dict[str, str]:
     """The tests that have the name of the loss, and how they end."""
     report = tree / "report.xml"
-    arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    result = run(tree, *arguments, "-k", NAME, f"--junitxml={report}", *paths)
+    pytest_ = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    result = run(tree, *pytest_, "-k", chosen, f"--junitxml={report}", *arguments)
     assert result.returncode == 0, result.stdout
     return {
         f"{case.get('classname')}::{case.get('name')}": "skipped" if len(case) else "passed"
@@ -140,7 +140,9 @@ def test_kernels(tree: Path) -> None:
     """On the emulator, on dense arrays and where a gradient is a sum; through NVRTC."""
     requirements.nvrtc()
     emulator.require()
-    ran = outcomes(tree, "tests/kernels/test_emulated.py", "tests/kernels/test_static.py")
+    ran = outcomes(tree, "tests/kernels/test_emulated.py")
+    static = "tests/kernels/test_static.py"
+    ran |= outcomes(tree, "-m", "", static, chosen=f"{NAME} and 90")  # of one architecture
     for name in ("test_every_specialisation", "test_second_order", "test_kernels"):
         own = [outcome for test, outcome in ran.items() if f"::{name}[" in test]
         assert own, name
