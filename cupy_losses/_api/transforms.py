@@ -119,6 +119,8 @@ def grad(loss: Callable[..., Array], argnums: int | Sequence[int] = 0) -> Callab
 
 def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """The argnums, and whether they came as a sequence."""
+    if type(argnums) is int:
+        return (argnums,), False
     several = not isinstance(argnums, numbers.Integral | str) and isinstance(argnums, Sequence)
     numbers_given: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
     for number in numbers_given:

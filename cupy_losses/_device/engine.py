@@ -35,16 +35,18 @@ def run(
             break
     loss, reduction, parameters, weighted, masked = call
     key = loss.key, reduction, weighted, masked, request, misaligned, described
-    plan = _plans.get(key)
-    if plan is None:
+    try:
+        plan = _plans[key]
+    except KeyError:
         plan = _new_plan(library, call, request, operands, misaligned or (0,) * len(pointers))
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
-    if loss.overwrites:
-        _check_overwritten(library, call, request, operands, pointers)
-    if plan.notice:
-        warn(plan.notice)
+    if plan.is_special:
+        if loss.overwrites:
+            _check_overwritten(library, call, request, operands, pointers)
+        if plan.notice:
+            warn(plan.notice)
     if plan.device == library.current_device():
         return plan(operands, pointers, parameters)
     with library.use_device(plan.device):

@@ -91,16 +91,21 @@ class Launch:
 
     def __call__(self, stream: int, parameters: Parameters, *pointers: int) -> None:
         with self._lock:  # until the driver has copied the arguments
-            if parameters != self._packed and self._fields is not None:
-                fields = self._fields(parameters)
-                self._bytes[: len(fields)] = fields
-                self._packed = parameters
+            if parameters is not self._packed:
+                self._pack_fields(parameters)
             self._pack(self._buffer, self._pointers_at, *pointers)
             try:
                 self._launch(*self._shape, stream, self._parameters, 0)
             except RuntimeError as error:
                 driver.enter_context(error)
                 self._launch(*self._shape, stream, self._parameters, 0)
+
+    def _pack_fields(self, parameters: Parameters) -> None:
+        """Take the hyper-parameters of a call, if they are not those of the last one."""
+        if self._fields is not None and parameters != self._packed:
+            fields = self._fields(parameters)
+            self._bytes[: len(fields)] = fields
+        self._packed = parameters
 
 
 def int64(*values: int) -> bytes:

@@ -104,7 +104,10 @@ class Plan:
         counters: int,
     ) -> None:
         self.device = problem.device
-        self.notice = problem.call.loss.notice(problem.call, problem.request, problem.own)
+        loss = problem.call.loss
+        self.notice = loss.notice(problem.call, problem.request, problem.own)
+        # Whether a call does more than to launch: a test for all that few calls need.
+        self.is_special = bool(self.notice) or loss.overwrites
         self._library = library
         self._outputs = [allocate for allocate in outputs if allocate is not None]
         self._left_out = [allocate is not None for allocate in outputs] if None in outputs else None

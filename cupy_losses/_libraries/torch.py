@@ -112,7 +112,12 @@ class TorchLibrary(ArrayLibrary):
 
 
 def _by_device(tensor: Tensor) -> ArrayLibrary:
-    return instance(TorchCuda) if tensor.is_cuda else instance(TorchCpu)
+    return _on(tensor.is_cuda)
+
+
+@functools.cache
+def _on(cuda: bool) -> ArrayLibrary:
+    return instance(TorchCuda if cuda else TorchCpu)
 
 
 # The public ways cost 1 µs and 0.2 µs, these 0.1 µs.
