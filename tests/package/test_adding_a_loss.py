@@ -136,6 +136,7 @@ def test_values_and_gradients(tree: Path) -> None:
         assert set(own) == {"passed"}, name
 
 
+@pytest.mark.exhaustive
 def test_kernels(tree: Path) -> None:
     """On the emulator, on dense arrays and where a gradient is a sum; through NVRTC."""
     requirements.nvrtc()
