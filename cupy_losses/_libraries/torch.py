@@ -95,9 +95,12 @@ class TorchLibrary(ArrayLibrary):
     def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a request."""
         resolved = autograd.resolved(call, operands, request.extra)
+        if not (call.loss.overwrites and call.extra in request.wanted):
+            return self.run_resolved(call, request, resolved)
+        overwritten = operands[request.extra + call.extra]
+        autograd.check_overwritable(call.names[call.extra], overwritten)
         results = self.run_resolved(call, request, resolved)
-        if call.loss.overwrites and call.extra in request.wanted:
-            torch.autograd.graph.increment_version(operands[request.extra + call.extra])
+        torch.autograd.graph.increment_version(overwritten)
         return results
 
     def run_resolved(

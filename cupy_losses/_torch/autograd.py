@@ -150,11 +150,16 @@ def _overwrite(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tens
             f"{name} can not be overwritten by a gradient of float16, which may underflow before "
             "that of the loss is known"
         )
-    if any(t is not None and t.is_leaf and t.requires_grad for t in (input, input._base)):
+    check_overwritable(name, input)
+    return _apply_overwriting_loss(library, call, *operands)
+
+
+def check_overwritable(name: str, tensor: Tensor) -> None:
+    """Raise for a leaf that requires grad: torch does not write to one in place either."""
+    if any(t is not None and t.is_leaf and t.requires_grad for t in (tensor, tensor._base)):
         raise ValueError(
             f"{name} must not be a leaf that requires grad, nor a view of one, to be overwritten"
         )
-    return _apply_overwriting_loss(library, call, *operands)
 
 
 class _OverwritingLoss(torch.autograd.Function):

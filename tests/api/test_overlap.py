@@ -180,3 +180,15 @@ def test_a_view_of_negated_numbers_is_not_overwritten(transform: Any) -> None:
     with pytest.raises(ValueError, match="input must not be a view of negated numbers"):
         transform(cross_entropy)(negated, target, overwrite_input=True)
     assert transform(cross_entropy)(negated, target) is not None
+
+
+def test_a_leaf_that_requires_grad_is_not_overwritten() -> None:
+    import torch
+
+    leaf = torch.zeros(4, 3, requires_grad=True)
+    target = torch.tensor([0, 1, 2, 0])
+    for tensor in leaf, leaf[1:]:
+        with pytest.raises(ValueError, match="input must not be a leaf that requires grad"):
+            value_and_grad(cross_entropy)(tensor, target[-len(tensor) :], overwrite_input=True)
+    assert not leaf.detach().any()
+    assert leaf._version == 0
