@@ -8,6 +8,7 @@ and `plan_rows` make plans.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,7 +192,7 @@ Address = int | Scratch | Counter
 NO_ADDRESS: Address = 0
 
 
-class Builder:
+class Builder(ABC):
     """Collects the launches of one problem.
 
     Addresses are those of a list: 0 a null pointer, then the operands, the outputs, the parts of
@@ -254,9 +255,9 @@ class Builder:
             return self._sum_denominator()
         return NO_ADDRESS
 
+    @abstractmethod
     def _sum_denominator(self) -> Address:
         """Launch what computes the denominator ahead; its address."""
-        raise NotImplementedError
 
     def _result_type(self) -> str:
         """The C++ type of the value."""

@@ -8,6 +8,7 @@ itself. benchmarks/ shows both.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,15 +104,15 @@ class TorchLibrary(ArrayLibrary):
         torch.autograd.graph.increment_version(overwritten)
         return results
 
+    @abstractmethod
     def run_resolved(
         self, call: Call, request: Request, operands: Sequence[Tensor]
     ) -> list[Tensor | None]:
         """The results of a request on tensors without negation bits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         """Gradient *= grad_output, in place and without asking the device for the value."""
-        raise NotImplementedError
 
 
 def _by_device(tensor: Tensor) -> ArrayLibrary:
@@ -146,7 +147,12 @@ class TorchCuda(TorchLibrary):
         driver.require_gpu()
         # A call passes no layer more than it needs.
         self.evaluate = functools.partial(autograd.evaluate, self)  # type: ignore[method-assign]
-        self.run_resolved = functools.partial(engine.run, self)  # type: ignore[method-assign]
+
+    def run_resolved(
+        self, call: Call, request: Request, operands: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The results of a request on tensors without negation bits."""
+        return engine.run(self, call, request, operands)
 
     def inspect(self, operands: Sequence[Tensor]) -> tuple[Any, list[int]]:
         key: list[Any] = [torch.is_autocast_enabled("cuda")]
