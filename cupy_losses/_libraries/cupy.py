@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._core.dtypes import item_size
-from .._core.loss import FORWARD, Call, Request
+from .._core.loss import FORWARD, Call
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._device import driver, engine
@@ -47,9 +47,7 @@ class CupyLibrary(ArrayLibrary):
         """The loss."""
         return engine.run(self, call, FORWARD, operands)[0]
 
-    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
-        """The results of a request."""
-        return engine.run(self, call, request, operands)
+    run = engine.run
 
     def inspect(self, operands: Sequence[Array]) -> tuple[Any, list[int]]:
         key: list[Any] = []

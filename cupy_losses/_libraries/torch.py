@@ -89,9 +89,7 @@ class TorchLibrary(ArrayLibrary):
         """A tensor without the checks and synchronisation of its own export."""
         return Exporter(array) if array.is_cuda else array
 
-    def evaluate(self, call: Call, operands: Sequence[Tensor]) -> Tensor:
-        """The loss, with a gradient function where an operand requires grad."""
-        return autograd.evaluate(self, call, operands)
+    evaluate = autograd.evaluate
 
     def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a request."""
@@ -140,19 +138,12 @@ class TorchCuda(TorchLibrary):
     name = "torch cuda"
     on_host = False
     device_type = "cuda"
+    run_resolved = engine.run
     stream = staticmethod(_current_stream)
     current_device = staticmethod(_current_device)
 
     def __init__(self) -> None:
         driver.require_gpu()
-        # A call passes no layer more than it needs.
-        self.evaluate = functools.partial(autograd.evaluate, self)  # type: ignore[method-assign]
-
-    def run_resolved(
-        self, call: Call, request: Request, operands: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The results of a request on tensors without negation bits."""
-        return engine.run(self, call, request, operands)
 
     def inspect(self, operands: Sequence[Tensor]) -> tuple[Any, list[int]]:
         key: list[Any] = [torch.is_autocast_enabled("cuda")]
