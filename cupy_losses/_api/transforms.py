@@ -165,5 +165,5 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
 
 
 def _check_distinct(found: Sequence[int], argnums: Sequence[int]) -> None:
-    if len(set(found)) < len(found):
+    if len(found) > 1 and len(set(found)) < len(found):
         raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")

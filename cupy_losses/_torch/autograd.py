@@ -28,8 +28,13 @@ class Tensors(Protocol):
         """Gradient *= grad_output, in place and without asking the device for the value."""
 
 
-def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> list[Tensor]:
+def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> Sequence[Tensor]:
     """The operands without negation bits: copies of those that have one."""
+    for tensor in operands:
+        if tensor.is_neg():
+            break
+    else:
+        return operands
     if call.loss.overwrites and operands[leading + call.extra].is_neg():
         raise ValueError(
             f"{call.names[call.extra]} must not be a view of negated numbers to be overwritten: "
