@@ -75,12 +75,15 @@ class ArrayLibrary(ABC):
 _classes: list[type[ArrayLibrary]] = []
 # From the type of an array to what gives its library, filled as types are met.
 _library_of: dict[type, Callable[[Array], ArrayLibrary]] = {}
+# From the type of an object to the libraries that may take it, filled as types are met.
+_candidates: dict[type, list[type[ArrayLibrary]]] = {}
 _instances: dict[type[ArrayLibrary], ArrayLibrary] = {}
 
 
 def register(library: type[ArrayLibrary]) -> type[ArrayLibrary]:
     """Register a library; those that are registered later are asked first."""
     _classes.insert(0, library)
+    _candidates.clear()
     return library
 
 
@@ -107,12 +110,15 @@ _ADOPTING = {1: "numpy", 3: "numpy", 2: "cupy", 13: "cupy"}
 
 def find(array: Array) -> type[ArrayLibrary] | None:
     """The library that takes an array; None for what is no array that one takes."""
-    _import_for(type(array))
-    for library in _classes:
+    kind = type(array)
+    candidates = _candidates.get(kind)
+    if candidates is None:
+        candidates = _candidates[kind] = _candidates_of(kind)
+    for library in candidates:
         if library.owns(array):
             return library
-    if any(issubclass(type(array), foreign) for library in _classes for foreign in library.types()):
-        return None  # of a known library, but on no device, or in no layout, that it takes
+    if candidates:
+        return None  # on no device, or in no layout, that they take
     device = getattr(array, "__dlpack_device__", None)
     name = None if device is None else _ADOPTING.get(int(device()[0]))
     if name is None:
@@ -121,16 +127,11 @@ def find(array: Array) -> type[ArrayLibrary] | None:
     return next(library for library in _classes if library.name == name)
 
 
-_types_met: set[type] = set()
-
-
-def _import_for(kind: type) -> None:
-    """Import the files of the libraries that a type may be of, when it is first met."""
-    if kind in _types_met:
-        return
+def _candidates_of(kind: type) -> list[type[ArrayLibrary]]:
+    """The libraries whose arrays have a type, whose files are imported first."""
     for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in kind.__mro__):
         _import(root)
-    _types_met.add(kind)
+    return [library for library in _classes if issubclass(kind, library.types())]
 
 
 def _import(root: str) -> None:
@@ -149,14 +150,15 @@ def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
 
 def _recognised(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
     """The same for types that are not met yet, and for several libraries in one call."""
-    found = [find(operand) for operand in operands]
-    for name, operand, library in zip(call.names, operands, found, strict=True):
+    libraries = []
+    for name, operand in zip(call.names, operands, strict=True):
+        library = find(operand)
         if library is None:
             raise TypeError(
                 f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
                 f"on a CUDA device, got {_described(operand)}"
             )
-    libraries = [library for library in found if library is not None]
+        libraries.append(library)
     for library in libraries:
         if library.takes_over:
             return instance(library), operands
