@@ -133,7 +133,10 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto loss_of_element = evaluate<I>(x, j);
-      get<I>(gradients).at[j] = scale.template times<Element<I>>(plain(loss_of_element.slope));
+      const Element<I> gradient = scale.template times<Element<I>>(plain(loss_of_element.slope));
+      // An infinite or NaN factor does not reach what the mask leaves out.
+      get<I>(gradients).at[j] =
+          leaves_out(loss, get<K>(x).at[j]...) ? convert<Element<I>>(T(0)) : gradient;
       if constexpr (sizeof...(Rest) > 0) differentiate<Rest...>(x, gradients, j);
       return loss_of_element.value;
     } else if constexpr (sizeof...(Rest) > 0) {

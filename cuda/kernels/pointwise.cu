@@ -19,20 +19,27 @@ constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 
 // EACH_VALUE writes n values, a reduction one: the mean, or the pair where Result is Pair.
 // `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
-// at `denominator`.
+// at `denominator`. `grad_output` and `guess` say what gradients are multiplied by: see Factor. A
+// backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
     pointwise(Loss loss, Layout layout, long long n, long long segments, double divisor,
-              const double* denominator, Result* value, unsigned* counter, double* partials,
-              P... pointer) {
+              const double* denominator, const Result* grad_output, double* guess, Result* value,
+              unsigned* counter, double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
+  double factor = 1.0;
+  if constexpr (WANTED != 0) {
+    const Factor given(grad_output, guess);
+    if (given.is_done) return;
+    factor = given.value;
+  }
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor));
+  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor);
   Work work{loss, layout, pointers, scale, value};
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
   const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,

@@ -993,14 +993,15 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }
 
-// VALUES, Result, divisor and denominator are as in kernels/pointwise.cu, with rows for elements:
-// any mean may have all rows ignored. The work of a block, of the blocks of a cluster, or of one
-// for each rank: every so many-th of the groups of rows that a block holds at a time, so that all
-// read what lies together. What that sums is a segment; where rows have many ranks, each row is
-// one, as clusters take more rows at a time than single blocks do. `ranks` are those of PARTIAL and
-// FINISH; `slots` the vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes
-// after the first `kept` ones releases what it keeps in the cache. In phase WHOLE the dynamic
-// shared memory holds a share of a row for each row of the block.
+// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
+// rows for elements. A VJP has its grad_output among the operands. Any mean may have all rows
+// ignored. The work of a block, of the blocks of a cluster, or of one for each rank: every so
+// many-th of the groups of rows that a block holds at a time, so that all read what lies together.
+// What that sums is a segment; where rows have many ranks, each row is one, as clusters take more
+// rows at a time than single blocks do. `ranks` are those of PARTIAL and FINISH; `slots` the
+// vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes after the first `kept`
+// ones releases what it keeps in the cache. In phase WHOLE the dynamic shared memory holds a share
+// of a row for each row of the block.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
@@ -1010,8 +1011,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
              long long slots, long long segments, long long kept, double divisor,
-             const double* denominator, Result* value, unsigned* counter, double* partials,
-             unsigned char* memory, P... pointer) {
+             const double* denominator, const Result* grad_output, double* guess, Result* value,
+             unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -1023,6 +1024,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Share = typename Work::Share;
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES && PHASE != PARTIAL;
   constexpr bool GRADIENTS = WANTED != 0;
+  [[maybe_unused]] T factor = T(1);
+  if constexpr (GRADIENTS) {
+    const Factor given(grad_output, guess);
+    if (given.is_done) return;
+    factor = T(given.value);
+  }
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
   constexpr bool STAYS =
@@ -1178,7 +1185,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       if (group + step >= end) hand_over_sums();
     }
     if constexpr (GRADIENTS) {
-      T factor = T(1);
       if constexpr (VJP) factor = row.grad_output();
       if (context.status == ACTIVE) work.scale(done, factor, scale);
     }

@@ -112,6 +112,16 @@ constexpr bool is_masked = false;
 template <class Loss, int AT>
 constexpr bool is_masked<Masked<Loss, AT>> = true;
 
+// Whether a mask leaves an element out.
+template <class Loss, class... N>
+__device__ __forceinline__ bool leaves_out(const Loss&, N...) {
+  return false;
+}
+template <class Loss, int AT, class... N>
+__device__ __forceinline__ bool leaves_out(const Masked<Loss, AT>&, N... operand) {
+  return get<AT>(Tuple<N...>{{operand}...}) == 0.0;
+}
+
 // Whether the value of a loss is a derivative itself.
 template <class Loss>
 constexpr bool is_derivative = false;

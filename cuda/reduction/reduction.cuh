@@ -46,22 +46,55 @@ __device__ __forceinline__ Result reduced(const Sum<double>& sum, double denomin
   }
 }
 
-// The division of gradients by a denominator: multiplication by its reciprocal in two parts, so
-// that the quotient is rounded once.
+// What a pass multiplies gradients by: grad_output where that is known, in a forward pass that
+// writes gradients the one that is anticipated, else 1.
+//
+// `guess` is null or two numbers of a call. The first is the guess, and is what this pass
+// multiplies by if it has no grad_output; the second becomes what it multiplied by. The backward
+// pass of that call is done at once where grad_output has the bits of the second, and leaves
+// grad_output as the first, for a later call. No pass reads the number that it writes, so that all
+// blocks agree.
+struct Factor {
+  double value = 1.0;
+  bool is_done = false;
+
+  template <class G>
+  __device__ __forceinline__ Factor(const G* grad_output, double* guess) {
+    const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
+    if (grad_output != nullptr) {
+      value = convert<double>(*grad_output);
+      if (guess != nullptr) is_done = same_bits(value, guess[1]);
+      if (stores) guess[0] = value;
+    } else if (guess != nullptr) {
+      value = guess[0];
+      if (stores) guess[1] = value;
+    }
+  }
+  // A pair has no grad_output.
+  __device__ __forceinline__ Factor(const Pair*, double*) {}
+
+ private:
+  static __device__ __forceinline__ bool same_bits(double a, double b) {
+    return __double_as_longlong(a) == __double_as_longlong(b);
+  }
+};
+
+// The division of gradients by a denominator, after multiplication by a factor: a product with the
+// quotient of the two in two parts, so that the gradient is rounded once.
 template <class T>
 struct Reciprocal {
   T high, low;
-  __device__ __forceinline__ explicit Reciprocal(double denominator) {
-    const double reciprocal = 1.0 / denominator;
-    high = T(reciprocal);
+  __device__ __forceinline__ explicit Reciprocal(double denominator, double factor = 1.0) {
+    const double quotient = factor / denominator;
+    high = T(quotient);
     if constexpr (sizeof(T) == sizeof(double)) {
-      low = fma(-reciprocal, denominator, 1.0) * reciprocal;
+      low = fma(-quotient, denominator, factor) / denominator;
     } else {
-      low = T(reciprocal - double(high));
+      low = T(quotient - double(high));
     }
     if (!isfinite(high) || !isfinite(low)) low = T(0);
   }
-  // x / denominator, to be stored as an E: half precision has no use for the low part.
+  // x * factor / denominator, to be stored as an E: half precision has no use for the low part.
   template <class E>
   __device__ __forceinline__ E times(T x) const {
     if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
@@ -73,8 +106,8 @@ struct Reciprocal {
 // The sum and the denominator of a call. The elements (or rows) form segments, each the work of one
 // block, and the last block adds them up. With more than one segment, `counter` (zeroed) and
 // `partials` (2 doubles a segment, 4 where the pass adds up the denominator) are workspace of this
-// launch alone. `denominator` is that of SUM_OF_VALUES. For a COUNT, blocks add theirs to the
-// value, which is a zeroed double.
+// launch alone. Nothing is summed where `value` is null. `denominator` is that of SUM_OF_VALUES.
+// For a COUNT, blocks add theirs to the value, which is a zeroed double.
 template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
@@ -88,6 +121,7 @@ struct Reduction {
   template <bool ALONE = false, class T>
   __device__ __forceinline__ void add(long long segment, const Sum<T>& sum,
                                       const Sum<T>& own_denominator) const {
+    if (value == nullptr) return;
     Sum<double> parts[2] = {sum.widened(), own_denominator.widened()};
     if constexpr (!ALONE) {
       parts[0] = block_sum<THREADS>(parts[0]);
@@ -105,7 +139,8 @@ struct Reduction {
 
   // All segments of this block are complete.
   __device__ __forceinline__ void finish() const {
-    if (segments > 1 && is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
+    if (value == nullptr || segments == 1) return;
+    if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
   // The same for many segments, which are added sooner so: the last block of each TEAM of segments
@@ -113,10 +148,10 @@ struct Reduction {
   // ahead of other work waits for less.
   static constexpr int TEAM = 64;
   __device__ __forceinline__ unsigned arrive_in_team(long long segment) const {
-    return VALUES != COUNT && segments > 1 ? arrive_at(counter + 1 + segment / TEAM) : 0;
+    return has_teams() ? arrive_at(counter + 1 + segment / TEAM) : 0;
   }
   __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
-    if (VALUES == COUNT || segments == 1) return;
+    if (!has_teams()) return;
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
     if (!is_last(before, unsigned(members))) return;
@@ -132,6 +167,9 @@ struct Reduction {
   }
 
  private:
+  __device__ __forceinline__ bool has_teams() const {
+    return VALUES != COUNT && value != nullptr && segments > 1;
+  }
   static __device__ __forceinline__ unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
   }

@@ -181,8 +181,11 @@ class Request(NamedTuple):
     and the results are its value, reduced as the call says, if `value`, and its derivatives by the
     operands of the call in `wanted`. Both are divided by the denominator of the call, or by the one
     that is given, a scalar of float64. With `pair` the value is not divided: it is an array of
-    float64 that holds the sum, its rounding error and the denominator. An `early` request leaves
-    out (None) the gradients that are better computed when grad_output is known.
+    float64 that holds the sum, its rounding error and the denominator.
+
+    An `early` request is that of a forward pass. It multiplies the gradients by the grad_output
+    that it anticipates, and leaves out (None) those that are better computed when that is known.
+    One more result, behind the others, is for the backward pass: see `_torch/autograd.py`.
     """
 
     value: bool = True
@@ -202,16 +205,14 @@ class Request(NamedTuple):
         """Which of the wanted gradients are computed; `operands` are those of the call.
 
         An early request leaves out those of reduction "none", which need grad_output at every
-        element; of operands that are broadcast, which need a sum of their own; and of float16,
-        where a gradient of 1/N may underflow before grad_output, the scale of mixed-precision
-        training, brings it back.
+        element, and of operands that are broadcast, which need a sum of their own.
         """
         if not self.early:
             return [True] * len(self.wanted)
         if call.reduction == "none":
             return [False] * len(self.wanted)
         size = math.prod(shape)
-        return [operands[k].dtype != "float16" and operands[k].size == size for k in self.wanted]
+        return [operands[k].size == size for k in self.wanted]
 
 
 FORWARD = Request()

@@ -135,6 +135,11 @@ def enter_context(error: Exception) -> None:
     runtime.setDevice(runtime.getDevice())
 
 
+def is_capturing(stream: int) -> bool:
+    """Whether what is launched on a stream goes to a CUDA graph."""
+    return bool(cupy().cuda.runtime.streamIsCapturing(stream))
+
+
 def zero(address: int, size: int, stream: int) -> None:
     """Zero `size` bytes in stream order."""
     cupy().cuda.runtime.memsetAsync(address, 0, size, stream)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
+from typing import Any
 
 from .._core.dtypes import c_type
 from .._core.loss import Call, Request
@@ -20,6 +21,7 @@ from .._core.outputs import Output
 from .._core.reduction import Denominator, value_of_nothing
 from .._core.shapes import ArraySpec, Shape
 from . import driver
+from .anticipation import Again, Slots, Waiting
 from .launch import Launch, Parameters
 from .library import Allocator, Array, DeviceLibrary
 
@@ -92,7 +94,8 @@ class Plan:
     """Launches that share outputs and scratch memory.
 
     A step picks its addresses from a list: 0 a null pointer, then the operands, the outputs, the
-    parts of the scratch memory. Gradients that an early pass leaves out are None.
+    parts of the scratch memory, the slot of a call whose gradients anticipate grad_output (see
+    anticipation.py). Gradients that an early pass leaves out are None.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Plan:
         scratch: list[int],
         steps: list[tuple[Launch, Callable[[list[int]], Sequence[int]]]],
         counters: int,
+        again: tuple[Launch, Callable[[list[int]], Sequence[int]]] | None = None,
     ) -> None:
         self.device = problem.device
         loss = problem.call.loss
@@ -115,24 +119,35 @@ class Plan:
         self._scratch = scratch  # where each part begins, and the end
         self._counters = counters  # bytes of it that start at zero
         self._steps = steps
+        self._is_early = problem.request.early
+        self._again = again and Again(*again, Slots(library), library, problem.device)
 
     def __call__(
         self, operands: Sequence[Array], pointers: list[int], parameters: Parameters
-    ) -> list[Array | None]:
-        """Allocate the outputs and launch: the value, if asked for, then the gradients."""
+    ) -> list[Any]:
+        """Allocate the outputs and launch: the value, if asked for, then the gradients.
+
+        Last, of an early request, what its backward pass needs: a `Waiting`, or None.
+        """
         library = self._library
         outputs = [allocate(operands) for allocate in self._outputs]
+        waiting = memory = None
         if self._steps:
             stream = library.stream(self.device)
             addresses = [0, *pointers, *library.pointers(outputs)]
             if self._scratch:
-                _keep, base = library.scratch(operands, self._scratch[-1], stream)
+                memory, base = library.scratch(operands, self._scratch[-1], stream)
                 if self._counters:
                     driver.zero(base, self._counters, stream)
                 addresses += [base + start for start in self._scratch]
+            if self._again is not None:
+                waiting = Waiting(self._again, parameters, addresses, stream, memory, operands)
             for launch, choose in self._steps:
                 launch(stream, parameters, *choose(addresses))
-        return outputs if self._left_out is None else self._with_gaps(outputs)
+        results = outputs if self._left_out is None else self._with_gaps(outputs)
+        if self._is_early:
+            results.append(waiting)
+        return results
 
     def _with_gaps(self, outputs: list[Array]) -> list[Array | None]:
         made = iter(outputs)
@@ -188,8 +203,17 @@ class Counter:
     index: int
 
 
-Address = int | Scratch | Counter
+@dataclass(frozen=True)
+class Late:
+    """An address behind all others: 0 the slot of a call, 1 its grad_output, null until known."""
+
+    index: int
+
+
+Address = int | Scratch | Counter | Late
 NO_ADDRESS: Address = 0
+SLOT, GRAD_OUTPUT = Late(0), Late(1)
+NO_FACTOR = NO_ADDRESS, NO_ADDRESS
 
 
 class Builder(ABC):
@@ -211,6 +235,7 @@ class Builder(ABC):
         self._scratch_sizes: list[int] = []
         self._counters = 0
         self._steps: list[tuple[Launch, tuple[Address, ...]]] = []
+        self._again: tuple[Launch, tuple[Address, ...]] | None = None
 
     def _add_output(self, output: Output | None) -> None:
         if output is None:
@@ -233,6 +258,12 @@ class Builder(ABC):
         request = self._problem.request
         addresses = self._output_addresses[request.value :]
         return [(k, a) for k, a in zip(request.wanted, addresses, strict=True) if a]
+
+    def _factor(self, gradients: bool) -> tuple[Address, Address]:
+        """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh."""
+        if gradients and self._problem.request.early:
+            return GRAD_OUTPUT, SLOT
+        return NO_FACTOR
 
     def _values_mode(self) -> str:
         """What the kernels make of values, see cuda/reduction/reduction.cuh."""
@@ -280,18 +311,29 @@ class Builder(ABC):
         for size in self._scratch_sizes:
             starts.append(starts[-1] + size)
         counters = [16 * k for k in range(self._counters)]
+        scratch = counters + starts if starts[-1] else []
 
         def number(name: Address) -> int:
+            if isinstance(name, Late):
+                return first + len(scratch) + name.index
             if isinstance(name, Scratch):
                 return first + self._counters + name.index
             return first + name.index if isinstance(name, Counter) else name
 
-        steps: list[tuple[Launch, Callable[[list[int]], Sequence[int]]]] = [
-            (launch, itemgetter(*map(number, chosen))) for launch, chosen in self._steps
-        ]
-        scratch = counters + starts if starts[-1] else []
+        def numbered(
+            step: tuple[Launch, tuple[Address, ...]], without: Address
+        ) -> tuple[Launch, Callable[[list[int]], Sequence[int]]]:
+            launch, chosen = step
+            return launch, itemgetter(*[number(n) if n != without else 0 for n in chosen])
+
         return Plan(
-            self._library, self._problem, self._allocators, scratch, steps, 16 * self._counters
+            self._library,
+            self._problem,
+            self._allocators,
+            scratch,
+            [numbered(step, GRAD_OUTPUT) for step in self._steps],
+            16 * self._counters,
+            self._again and numbered(self._again, self._value()),
         )
 
 

@@ -21,7 +21,18 @@ from .._core.shapes import (
 from . import compiler
 from .launch import Fields, Launch, Parameters, float64, int64
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, Address, Builder, Plan, Problem, bits, empty_plan, template
+from .plan import (
+    NO_ADDRESS,
+    NO_FACTOR,
+    SLOT,
+    Address,
+    Builder,
+    Plan,
+    Problem,
+    bits,
+    empty_plan,
+    template,
+)
 
 # A tile is THREADS threads with VECTORS_PER_THREAD vectors each. A reduced loss is the sum of at
 # most MAX_SEGMENTS partial sums. With the width of a vector, these fix the order of summation.
@@ -99,6 +110,7 @@ class Launches(Builder):
         result: str,  # the C++ type
         value: Address,
         denominator: Address,
+        factor: tuple[Address, Address],
         gradients: dict[int, Address],
         divisor: float,
     ) -> None:
@@ -144,12 +156,16 @@ class Launches(Builder):
                 int64(segments),
                 float64(divisor),
             ],
-            pointers=4 + len(pointers),
+            pointers=6 + len(pointers),
             fields=function.fields,
             parameters=function.parameters,
         )
-        chosen = (denominator, value, counter, partials, *function.addresses, *gradients.values())
-        self._steps.append((launch, chosen))
+        workspace = counter, partials
+        arrays = *function.addresses, *gradients.values()
+        step = launch, (denominator, *factor, value, *workspace, *arrays)
+        self._steps.append(step)
+        if SLOT in factor:
+            self._again = step
 
     def _add_sums(
         self,
@@ -262,14 +278,21 @@ class _Planner(Launches):
         denominator = self._denominator(bool(direct or repeated))
         values = "NO_VALUES" if self._sums_rows else self._values_mode()
         if values != "NO_VALUES" or direct:
+            factor, result = self._factor(bool(direct)), self._result_type()
+            request, reduced = problem.request, problem.call.reduction != "none"
+            multiplies = request.vjp and reduced and not request.value
+            if multiplies:  # grad_output is no operand of the function, but a factor
+                factor = self._operand_addresses[0], NO_ADDRESS
+                result = c_type(problem.operands[0].dtype)
             self._add_pointwise(
-                self._function(),
+                self._function(int(multiplies)),
                 problem.shape,
                 values,
-                self._result_type(),
+                result,
                 NO_ADDRESS if self._sums_rows else self._value(),
                 denominator,
-                direct,
+                factor,
+                {index - multiplies: address for index, address in direct.items()},
                 problem.denominator.size,
             )
         if problem.request.value and self._sums_rows:
@@ -303,21 +326,30 @@ class _Planner(Launches):
         # Each element of a mask or weight that is broadcast counts for several.
         divisor = math.prod(shape) / problem.size
         self._add_pointwise(
-            function, shape, "SUM_OF_VALUES", "double", denominator, NO_ADDRESS, {}, divisor
+            function,
+            shape,
+            "SUM_OF_VALUES",
+            "double",
+            denominator,
+            NO_ADDRESS,
+            NO_FACTOR,
+            {},
+            divisor,
         )
         return denominator
 
-    def _function(self) -> ElementFunction:
+    def _function(self, first: int = 0) -> ElementFunction:
+        """What is evaluated at each element, of the operands from `first` on."""
         problem = self._problem
         parameters = problem.call.parameters
         return ElementFunction(
-            self._expression(),
+            self._expression(first),
             problem.real,
             self._loss.source,
-            problem.operands,
-            self._operand_addresses,
-            self._strides,
-            problem.misaligned,
+            problem.operands[first:],
+            self._operand_addresses[first:],
+            self._strides[first:],
+            problem.misaligned[first:],
             Fields(self._loss, problem.real),
             parameters,
         )
@@ -346,8 +378,8 @@ class _Planner(Launches):
             Quotient(dtype, problem.denominator.size, denominator, result, empty_is_zero),
         )
 
-    def _expression(self) -> str:
-        """The C++ type of the function that the kernels evaluate."""
+    def _expression(self, first: int) -> str:
+        """The C++ type of a function of the operands from `first` on."""
         problem, loss = self._problem, self._loss
         call, request = problem.call, problem.request
         expression = template(loss.struct, c_type(problem.real), *loss.options)
@@ -357,10 +389,10 @@ class _Planner(Launches):
             # Below the mask, the operands of the call begin with the next one.
             tangents = tuple(k - call.masked for k in request.tangents)
             expression = template("Jvp", expression, bits(tangents))
-        if request.vjp:
+        if request.vjp and not first:
             expression = template("Vjp", expression)
         if call.masked:
-            expression = template("Masked", expression, str(problem.leading))
+            expression = template("Masked", expression, str(problem.leading - first))
         return expression
 
 

@@ -12,7 +12,7 @@ from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_str
 from . import compiler, driver
 from .launch import Fields, Launch, float64, int64
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, Address, Plan, Problem, bits, empty_plan, template
+from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 
 LINE_BYTES = 128  # of device memory: what one request reads
@@ -410,28 +410,37 @@ class _Planner(Launches):
             counter = self._add_counter(1 + teams)
             sums = 2 if values == "MEAN_OF_VALUES" else 1
             partials = self._add_scratch(16 * sums * (segments + teams))
-        launch = Launch(
-            kernel,
-            (workers * blocks, 1),
-            team.threads,
-            [
-                layout_bytes,
-                int64(self._rows),
-                int64(self._columns),
-                int64(team.parts),
-                int64(team.slots),
-                int64(segments),
-                int64(self._kept(workers)),
-                float64(1.0 if denominator_only else problem.denominator.size),
-            ],
-            pointers=5 + len(pointers),
-            shared=shared,
-            fields=Fields(self._loss, problem.real),
-            parameters=call.parameters,
-        )
+        arguments = [
+            layout_bytes,
+            int64(self._rows),
+            int64(self._columns),
+            int64(team.parts),
+            int64(team.slots),
+            int64(segments),
+            int64(self._kept(workers)),
+            float64(1.0 if denominator_only else problem.denominator.size),
+        ]
+
+        def launch(workers: int) -> Launch:
+            return Launch(
+                kernel,
+                (workers * blocks, 1),
+                team.threads,
+                arguments,
+                pointers=7 + len(pointers),
+                shared=shared,
+                fields=Fields(self._loss, problem.real),
+                parameters=call.parameters,
+            )
+
         arrays = [a.address for a in (*inputs, *outputs)]
-        chosen = (denominator, value, counter, partials, memory, *arrays)
-        self._steps.append((launch, chosen))
+        factor = self._factor(bool(wanted))
+        chosen = (denominator, *factor, value, counter, partials, memory, *arrays)
+        self._steps.append((launch(workers), chosen))
+        if SLOT in factor:
+            # No more blocks than run at once: most often all end at once.
+            resident = max(1, kernel.resident_blocks // blocks)
+            self._again = launch(min(workers, resident)), chosen
 
     def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""

@@ -103,10 +103,8 @@ class TorchLibrary(ArrayLibrary):
         return results
 
     @abstractmethod
-    def run_resolved(
-        self, call: Call, request: Request, operands: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The results of a request on tensors without negation bits."""
+    def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
+        """The results of a request on tensors without negation bits, see `autograd.Tensors`."""
 
     @abstractmethod
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
@@ -213,23 +211,31 @@ class TorchCpu(TorchLibrary):
     on_host = True
     device_type = "cpu"
 
-    def run_resolved(
-        self, call: Call, request: Request, operands: Sequence[Tensor]
-    ) -> list[Tensor | None]:
+    def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
         """The results of a request, by way of NumPy views."""
         names = ("",) * request.extra + call.names
         arrays = [_to_numpy(*named) for named in zip(operands, names, strict=True)]
         results = on_host(call, request, arrays, torch.is_autocast_enabled("cpu"))
-        outputs: list[Tensor | None] = []
+        outputs: list[Any] = []
         for result in results:
             # A gradient that overwrites an operand is that operand.
             same = [t for t, array in zip(operands, arrays, strict=True) if array is result]
             outputs.append(same[0] if same else None if result is None else _from_numpy(result))
+        if request.early:
+            written = any(gradient is not None for gradient in outputs[1:])
+            outputs.append(_WrittenForOne() if written else None)
         return outputs
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         """Gradient *= grad_output."""
         gradient.mul_(grad_output)
+
+
+class _WrittenForOne:
+    """Gradients on the host, which always anticipates a grad_output of 1."""
+
+    def finish(self, operands: Sequence[Tensor], grad_output: Tensor) -> bool:
+        return bool(grad_output == 1)
 
 
 def _to_numpy(tensor: Tensor, name: str) -> Any:

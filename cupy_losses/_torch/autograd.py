@@ -13,13 +13,21 @@ from .._core.loss import FORWARD, Call, Request
 Tensor = torch.Tensor
 
 
+class Waiting(Protocol):
+    """Gradients that a forward pass has written, for the grad_output that it anticipated."""
+
+    def finish(self, operands: Sequence[Tensor], grad_output: Tensor) -> bool:
+        """Make them those for this grad_output; False where they are to be computed anew."""
+
+
 class Tensors(Protocol):
     """What the bridge asks of a library of tensors."""
 
-    def run_resolved(
-        self, call: Call, request: Request, operands: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The results of a request on tensors without negation bits."""
+    def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
+        """The results of a request on tensors without negation bits.
+
+        Those of an early request end with a `Waiting`, or None where no gradient was written.
+        """
 
     def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a request."""
@@ -63,7 +71,10 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
         return _apply_loss(library, call, *operands)
-    return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[return-value]
+    return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[no-any-return]
+
+
+_NOTHING_READY: tuple[list[Tensor | None], None] = [], None
 
 
 class _Loss(torch.autograd.Function):
@@ -71,16 +82,16 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
-        request = _early_request(call, ctx.needs_input_grad)
-        gradients = library.run_resolved(call, request, operands)
-        value = gradients.pop(0)
-        ctx.state = library, call, request.wanted, gradients
+        request = _request(call, ctx.needs_input_grad, early=True)
+        value, *gradients, waiting = library.run_resolved(call, request, operands)
+        ctx.state = library, call, request.wanted
+        ctx.ready = gradients, waiting
         ctx.save_for_backward(*operands)
         return value
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        library, call, wanted, ready = ctx.state
+        library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
         if call.loss.sums_last_axis(call):
             grad_output = grad_output.unsqueeze(-1)
@@ -90,16 +101,16 @@ class _Loss(torch.autograd.Function):
                 library, call, wanted, grad_output, *operands
             )
         else:
+            if grad_output.is_neg():
+                grad_output = grad_output.resolve_neg()
             # Handed out once: a second backward pass computes the gradients anew.
-            gradients, ready[:] = ready[:], [None] * len(ready)
-            complete = True
+            (gradients, waiting), ctx.ready = ctx.ready, _NOTHING_READY
+            if waiting is None or not waiting.finish(operands, grad_output):
+                gradients = [None] * len(wanted)
             for gradient in gradients:
                 if gradient is None:
-                    complete = False
-                else:
-                    library.scale(gradient, grad_output)
-            if not complete:
-                _complete(gradients, library, call, wanted, (grad_output, *operands))
+                    _complete(gradients, library, call, wanted, (grad_output, *operands))
+                    break
         results: list[Tensor | None] = [None] * (2 + len(operands))
         for k, gradient in zip(wanted, gradients, strict=True):
             results[2 + k] = gradient
@@ -124,24 +135,24 @@ def _complete(
 _apply_loss: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
 
 
-_early_requests: dict[Any, Request] = {}
+_requests: dict[Any, Request] = {}
 _MAX_REQUESTS = 4096
 
 
-def _early_request(call: Call, needs_input_grad: tuple[bool, ...]) -> Request:
+def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
     """The request of a forward pass for the operands that need a gradient."""
     loss, reduction, _, weighted, masked = call
-    key = loss.key, reduction, weighted, masked, needs_input_grad
-    request = _early_requests.get(key)
+    key = loss.key, reduction, weighted, masked, needs_input_grad, early
+    request = _requests.get(key)
     if request is None:
         needed = needs_input_grad[-len(call.names) :]
         wanted = tuple(k for k, needs in enumerate(needed) if needs)
         for k in wanted:
             if refusal := loss.refusal(call, k):
                 raise ValueError(refusal)
-        if len(_early_requests) >= _MAX_REQUESTS:
-            _early_requests.clear()
-        request = _early_requests[key] = Request(wanted=wanted, early=True)
+        if len(_requests) >= _MAX_REQUESTS:
+            _requests.clear()
+        request = _requests[key] = Request(wanted=wanted, early=early)
     return request
 
 
@@ -168,11 +179,15 @@ def check_overwritable(name: str, tensor: Tensor) -> None:
 
 
 class _OverwritingLoss(torch.autograd.Function):
-    """A loss whose forward pass writes the gradient by its first operand over that operand."""
+    """A loss whose forward pass writes the gradient by its first operand over that operand.
+
+    Nothing can be computed anew of what is overwritten. So the gradients are those for grad_output
+    1, which the backward pass multiplies by any other.
+    """
 
     @staticmethod
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
-        request = _early_request(call, ctx.needs_input_grad)
+        request = _request(call, ctx.needs_input_grad, early=False)
         value, *gradients = library.run_resolved(call, request, operands)
         input = operands[call.extra]
         torch.autograd.graph.increment_version(input)

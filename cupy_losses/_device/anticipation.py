@@ -1,0 +1,134 @@
+"""Gradients that a forward pass has multiplied by the grad_output that it anticipates.
+
+That is the one of the last backward pass of the same plan with as many calls waiting, 1 at first.
+It never leaves the device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .._core.outputs import Output
+from . import driver
+from .launch import Launch, Parameters
+from .library import Array, DeviceLibrary
+
+SLOT_BYTES = 16  # the guess, and what the gradients of a call were multiplied by
+SLOTS = 32  # of a block of memory, 512 bytes
+
+_of_graphs: list[Any] = []  # memory that a replay may use at any time
+
+
+class Slots:
+    """The memory of a plan for its guesses: a slot for each call that waits for its backward pass.
+
+    A call takes the lowest free slot of its stream and has it to itself until it is done. All
+    kernels that use a slot are on one stream. So no slot changes while a kernel reads it, and what
+    a call has anticipated stays until its backward pass.
+
+    A call that is captured in a CUDA graph keeps its slot, as replays use it. It takes the highest
+    one of any stream, which other calls have hardly used. What they have launched is done before a
+    replay: torch.cuda.graph waits for the device.
+    """
+
+    def __init__(self, library: DeviceLibrary) -> None:
+        self._allocate = library.filled(Output("float64", (2 * SLOTS,), (1,)), 1.0)
+        self._memory: list[Array] = []
+        self._free: dict[int, list[int]] = {}  # for each stream, lowest first
+
+    # Threads share the lists: pop and insort are one step each. A lock could be held by the call
+    # that the garbage collector interrupts to finalise another one.
+
+    def take(
+        self, library: DeviceLibrary, operands: Sequence[Array], stream: int
+    ) -> tuple[int, list[int]]:
+        """A slot for a call that is not captured, and the list that it goes back to."""
+        free = self._free.setdefault(stream, [])
+        try:
+            return free.pop(0), free
+        except IndexError:
+            memory = self._allocate(operands)
+            self._memory.append(memory)
+            first, *others = self._addresses(library, memory)
+            for address in others:
+                insort(free, address)
+            return first, free
+
+    def take_for_graph(self, library: DeviceLibrary, operands: Sequence[Array]) -> tuple[int, Any]:
+        """A slot for a call that is captured, and what keeps it alive."""
+        for free in list(self._free.values()):
+            try:
+                address = free.pop()
+            except IndexError:
+                continue
+            _of_graphs.append(self._memory)
+            return address, self._memory
+        # Nothing came before the capture: each replay fills this and anticipates 1.
+        memory = self._allocate(operands)
+        return self._addresses(library, memory)[0], memory
+
+    @staticmethod
+    def _addresses(library: DeviceLibrary, memory: Array) -> range:
+        (begin,) = library.pointers([memory])
+        return range(begin, begin + SLOTS * SLOT_BYTES, SLOT_BYTES)
+
+
+class Again(NamedTuple):
+    """How a plan computes gradients anew where another grad_output came: one launch."""
+
+    launch: Launch
+    choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and grad_output's
+    slots: Slots
+    library: DeviceLibrary
+    device: int
+
+
+class Waiting:
+    """A call whose gradients are written, until its backward pass or the end of its graph."""
+
+    __slots__ = ("_addresses", "_again", "_home", "_is_captured", "_keep", "_parameters", "_stream")
+
+    def __init__(
+        self,
+        again: Again,
+        parameters: Parameters,
+        addresses: list[int],  # of the call; the slot is added
+        stream: int,
+        keep: Any,
+        operands: Sequence[Array],
+    ) -> None:
+        self._home: list[int] = []  # nobody's
+        self._again, self._parameters, self._stream = again, parameters, stream
+        self._addresses, self._keep = addresses, keep
+        self._is_captured = driver.is_capturing(stream)
+        if self._is_captured:
+            slot, memory = again.slots.take_for_graph(again.library, operands)
+            self._keep = keep, memory
+        else:
+            slot, self._home = again.slots.take(again.library, operands, stream)
+        addresses.append(slot)
+
+    def finish(self, operands: Sequence[Array], grad_output: Array) -> bool:
+        """Make the gradients those for grad_output; False where they must be computed elsewhere.
+
+        That is so on another stream, with operands that a hook has moved, and where only one of the
+        two passes is captured in a graph, whose replays would not find what the other one did.
+        """
+        again, addresses = self._again, self._addresses
+        library = again.library
+        stream = library.stream(again.device)
+        if (
+            stream != self._stream
+            or library.pointers(operands) != addresses[1 : 1 + len(operands)]
+            or driver.is_capturing(stream) != self._is_captured
+        ):
+            return False
+        chosen = again.choose([*addresses, *library.pointers([grad_output])])
+        again.launch(stream, self._parameters, *chosen)
+        return True
+
+    def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:
+        """Give the slot back, unless it is a graph's: the next call comes later on the stream."""
+        insort(self._home, self._addresses[-1])

@@ -1,0 +1,311 @@
+"""Gradients that anticipate grad_output, on the emulator: one launch compares, and mends."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import cross_entropy, huber_loss, mse_loss
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
+from cupy_losses._device import anticipation, engine
+from cupy_losses._libraries.registry import resolve
+
+from .. import emulator
+from ..emulator import Device, installed
+from ..tables.arrays import DTYPES
+
+FACTORS = [0.5, 0.3, -0.0, 0.0, 65536.0, 1e-30, np.inf, -np.inf, np.nan, 1.0]
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    emulator.require()
+    with installed(seed=1) as device:
+        yield device
+
+
+class Calls:
+    """Calls of a loss on the same arrays, as the bridge to autograd makes them."""
+
+    def __init__(self, device: Device, loss: Any, hosts: Any, wanted: Any = (0,), **options: Any):
+        self.device = device
+        given: Any = [device.asarray(host) for host in hosts]
+        options = {
+            name: device.asarray(option) if isinstance(option, np.ndarray) else option
+            for name, option in options.items()
+        }
+        self.call, given = prepare_of(loss)(*given, **options)
+        self.library, self.operands = resolve(self.call, given)
+        self.wanted = tuple(k + self.call.extra for k in wanted)
+        self.factors = FACTORS if hosts[0].dtype in (np.float32, np.float16) else FACTORS[:4]
+
+    def forward(self) -> tuple[Any, list[Any], Any]:
+        """The value, the gradients and what waits for grad_output."""
+        request = Request(wanted=self.wanted, early=True)
+        value, *gradients, waiting = self.library.run(self.call, request, self.operands)
+        return value, gradients, waiting
+
+    def grad_output(self, factor: float, dtype: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return self.device.asarray(np.asarray(factor, dtype))
+
+    def vjp(self, factor: float, dtype: Any) -> list[Any]:
+        """The gradients from grad_output, by a request of their own."""
+        request = Request(value=False, wanted=self.wanted, vjp=True)
+        operands = (self.grad_output(factor, dtype), *self.operands)
+        results: list[Any] = self.library.run(self.call, request, operands)
+        return [result.get() for result in results]
+
+    def backward(self, gradients: list[Any], waiting: Any, factor: float, dtype: Any) -> int:
+        """Finish a call; how many kernels were launched."""
+        before = len(self.device.launches)
+        assert waiting.finish(self.operands, self.grad_output(factor, dtype))
+        return len(self.device.launches) - before
+
+
+def pair(dtype: Any, size: int = 5001) -> list[Any]:
+    rng = np.random.default_rng(6)
+    return [rng.standard_normal(size).astype(dtype) for _ in range(2)]
+
+
+def scores(dtype: Any, rows: int = 7, columns: int = 40) -> list[Any]:
+    rng = np.random.default_rng(7)
+    target = rng.integers(0, columns, rows)
+    target[1] = -100
+    return [rng.standard_normal((rows, columns)).astype(dtype), target]
+
+
+def same(got: Any, wanted: Any) -> bool:
+    """Whether two arrays have the same bits, all NaN being alike."""
+    one, other = (np.where(np.isnan(x), x.dtype.type(7), x) for x in (got, wanted))
+    return bool(one.tobytes() == other.tobytes())
+
+
+def cases(device: Device, dtype: Any) -> Iterator[Calls]:
+    """Plans of one launch and of several, with each kind of denominator."""
+    input, target = pair(dtype)
+    weight, where = np.abs(target) + dtype.type(0.5), target > -1
+    yield Calls(device, mse_loss, (input, target), (0, 1))
+    if dtype == np.float64:
+        return
+    yield Calls(device, huber_loss, (input[:9], target[:9]), (0,), reduction="sum")
+    yield Calls(device, mse_loss, (input, target), (0,), weight=weight, where=where)
+    yield Calls(device, cross_entropy, scores(dtype))
+    weight = np.linspace(0.5, 2, 40).astype(dtype)
+    yield Calls(device, cross_entropy, scores(dtype), weight=weight)
+    if dtype == np.float32:
+        for rows in (2, 33):  # two launches, a cluster
+            calls = Calls(device, cross_entropy, scores(dtype, rows, 16_640))
+            calls.factors = FACTORS[:1]
+            yield calls
+
+
+@pytest.mark.parametrize("name", list(DTYPES))
+def test_bits_do_not_depend_on_what_was_anticipated(device: Device, name: str) -> None:
+    """Each grad_output after each other one: the bits are those of its own pass."""
+    dtype = DTYPES[name]
+    for calls in cases(device, dtype):
+        value = None
+        for factor in calls.factors:
+            wanted = calls.vjp(factor, dtype)
+            for is_anticipated in (False, True):
+                got, gradients, waiting = calls.forward()
+                assert value is None or got.get() == value
+                value = got.get()
+                written = [gradient.get() for gradient in gradients]
+                if is_anticipated:
+                    assert all(map(same, written, wanted))
+                assert calls.backward(gradients, waiting, factor, dtype) == 1
+                assert all(map(same, (x.get() for x in gradients), wanted))
+                del waiting
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_nothing_is_written_where_grad_output_was_anticipated(device: Device, name: str) -> None:
+    dtype = DTYPES[name]
+    for calls in cases(device, dtype):
+        for factor in (1.0, *calls.factors[1:2], *calls.factors[-2:-1]):
+            for is_anticipated in (factor == 1.0, True):
+                _, gradients, waiting = calls.forward()
+                for gradient in gradients:
+                    gradient[...] = 77
+                calls.backward(gradients, waiting, factor, dtype)
+                assert all((x.get() == 77).all() for x in gradients) == is_anticipated
+                del waiting
+
+
+@pytest.mark.parametrize("factor", [0.3, 3.0, 1e-3])
+def test_the_gradient_is_rounded_once(device: Device, factor: float) -> None:
+    """Of d = input - target, which is exact, 2 d grad_output / N has one rounding, or almost."""
+    host = np.arange(-500, 500, dtype=np.float32)
+    calls = Calls(device, mse_loss, (host, np.zeros_like(host)))
+    for _ in range(2):
+        _, (gradient,), waiting = calls.forward()
+        calls.backward([gradient], waiting, factor, np.float32)
+        exact = 2 * host.astype(np.float64) * np.float32(factor) / host.size
+        assert np.mean(gradient.get() == exact.astype(np.float32)) > 0.99
+        del waiting
+
+
+def test_float16_is_rounded_once_below_its_normal_numbers(device: Device) -> None:
+    """A gradient of 1/N underflows; that of a scaled loss does not."""
+    input = np.linspace(0, 1e-3, 4096).astype(np.float16)
+    calls = Calls(device, mse_loss, (input, np.zeros_like(input)))
+    for factor in (1.0, 1.0, 32768.0, 32768.0, 0.25):
+        _, (gradient,), waiting = calls.forward()
+        calls.backward([gradient], waiting, factor, np.float16)
+        exact = 2 * input.astype(np.float64) * factor / 4096
+        unit = np.maximum(np.spacing(exact.astype(np.float16)).astype(np.float64), 2.0**-24)
+        assert (abs(gradient.get().astype(np.float64) - exact) <= 0.501 * unit).all()
+        del waiting
+
+
+def test_a_nan_does_not_reach_what_the_mask_leaves_out(device: Device) -> None:
+    input, target = pair(np.float32, 100)
+    where = np.arange(100) % 3 > 0
+    calls = Calls(device, mse_loss, (input, target), (0,), where=where)
+    for factor, _ in itertools.product((np.nan, np.inf), range(2)):
+        _, (gradient,), waiting = calls.forward()
+        calls.backward([gradient], waiting, factor, np.float32)
+        assert (gradient.get()[~where] == 0).all()
+        assert not np.isfinite(gradient.get()[where]).any()
+        del waiting
+
+
+def anticipated(calls: Calls) -> tuple[float, Any, Any]:
+    """What a call anticipates; the call."""
+    _, (gradient,), waiting = calls.forward()
+    ratio = gradient.get() / calls.vjp(1.0, np.float32)[0]
+    return float(np.median(ratio)), gradient, waiting
+
+
+def test_each_waiting_call_has_its_own_guess(device: Device) -> None:
+    """0.5 of one call and 0.25 of another, whichever comes back first."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    for turn in range(4):
+        first, second = anticipated(calls), anticipated(calls)
+        assert (first[0], second[0]) == ((1.0, 1.0) if turn == 0 else (0.5, 0.25))
+        order = [(first, 0.5), (second, 0.25)]
+        for (_, gradient, waiting), factor in order if turn % 2 else order[::-1]:
+            calls.backward([gradient], waiting, factor, np.float32)
+        del first, second, order, waiting, gradient
+
+
+def test_a_call_keeps_what_it_anticipated(device: Device) -> None:
+    """Backward passes of later calls do not change it."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    _, gradient, waiting = anticipated(calls)
+    for factor in (0.5, 0.25):
+        _, other, later = anticipated(calls)
+        calls.backward([other], later, factor, np.float32)
+        del later
+    gradient[...] = 77
+    calls.backward([gradient], waiting, 1.0, np.float32)
+    assert (gradient.get() == 77).all()
+
+
+def test_a_call_without_backward_gives_its_slot_back(device: Device) -> None:
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    _, gradient, waiting = anticipated(calls)
+    calls.backward([gradient], waiting, 0.5, np.float32)
+    del waiting
+    for _ in range(3 * anticipation.SLOTS):
+        calls.forward()
+    gc.collect()
+    assert anticipated(calls)[0] == 0.5
+
+
+def test_more_calls_wait_than_a_block_has_slots(device: Device) -> None:
+    calls = Calls(device, mse_loss, pair(np.float32, 10))
+    factors = [float(2.0**-k) for k in range(2 * anticipation.SLOTS + 3)]
+    for turn in range(3):  # from the second on their order is that of addresses
+        waiting = [calls.forward() for _ in factors]
+        for (_, gradients, call), factor in zip(waiting, factors, strict=True):
+            gradients[0][...] = 77
+            calls.backward(gradients, call, factor, np.float32)
+            is_anticipated = (gradients[0].get() == 77).all()
+            assert turn == 1 or is_anticipated == (turn == 2 or factor == 1.0)
+        del waiting, call
+
+
+def test_another_stream_has_guesses_of_its_own(device: Device) -> None:
+    """And a backward pass on another stream than the forward pass computes elsewhere."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    for stream, factor in ((0, 0.5), (16, 0.25), (0, 0.5), (16, 0.25)):
+        device.stream = stream
+        _, gradient, waiting = anticipated(calls)
+        calls.backward([gradient], waiting, factor, np.float32)
+        del waiting
+    guess, _, waiting = anticipated(calls)
+    assert guess == 0.25
+    device.stream = 0
+    assert not waiting.finish(calls.operands, calls.grad_output(1.0, np.float32))
+    assert anticipated(calls)[0] == 0.5
+
+
+def test_operands_that_a_hook_moved(device: Device) -> None:
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    _, _, waiting = calls.forward()
+    moved = [device.asarray(x.get()) for x in calls.operands]
+    assert not waiting.finish(moved, calls.grad_output(1.0, np.float32))
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_capture_in_a_graph(device: Device, is_warm: bool) -> None:
+    """A captured call keeps its slot to itself, whatever becomes of its plan."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    if is_warm:
+        _, gradient, waiting = anticipated(calls)
+        calls.backward([gradient], waiting, 0.5, np.float32)
+        del waiting
+    device.capturing = True
+    guess, gradient, captured = anticipated(calls)
+    assert guess == 1.0
+    own = captured._addresses[-1]
+    calls.backward([gradient], captured, 0.25, np.float32)
+    captured = None
+    other = calls.forward()[2]
+    assert other._addresses[-1] != own or not is_warm
+    device.capturing = False
+    assert not other.finish(calls.operands, calls.grad_output(1.0, np.float32))
+    del other
+    guess, _, eager = anticipated(calls)
+    assert guess == (0.5 if is_warm else 1.0)
+    assert eager._addresses[-1] != own
+    device.capturing = True
+    assert not eager.finish(calls.operands, calls.grad_output(1.0, np.float32))
+    slots = eager._again.slots
+    device.capturing = False
+    if is_warm:
+        assert any(kept is slots._memory for kept in anticipation._of_graphs)
+
+
+def test_a_plan_that_is_forgotten_serves_the_calls_that_wait(device: Device) -> None:
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    _, gradient, waiting = anticipated(calls)
+    engine._plans.clear()
+    gc.collect()
+    calls.backward([gradient], waiting, 0.5, np.float32)
+    assert same(gradient.get(), calls.vjp(0.5, np.float32)[0])
+
+
+def test_gradients_that_wait_for_grad_output(device: Device) -> None:
+    """Of each element, and of operands that are broadcast: nothing is written, nothing waits."""
+    input, target = pair(np.float32, 100)
+    each = Calls(device, mse_loss, (input, target), reduction="none").forward()
+    assert each[1:] == ([None], None)
+    empty = Calls(device, mse_loss, (input[:0], target[:0])).forward()
+    assert empty[1][0].shape == (0,)
+    assert empty[2] is None
+    column = Calls(device, mse_loss, (input.reshape(10, 10), target[:10]), (0, 1))
+    with pytest.warns(UserWarning, match="broadcast"):
+        _, gradients, waiting = column.forward()
+    assert gradients[1] is None
+    column.backward(gradients[:1], waiting, 0.5, np.float32)
+    assert same(gradients[0].get(), column.vjp(0.5, np.float32)[0])
