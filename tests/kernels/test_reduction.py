@@ -66,6 +66,7 @@ def pointwise(
         (
             *(b"\0", int64(n, *count * [1]), n, segments, divisor),
             None if denominator is None else np.array([denominator]),
+            *(None, None),  # no grad_output, no guess
             *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
             *(*operands, *wanted.values()),
         ),
@@ -257,6 +258,7 @@ def rows(
             *(int64(-100), int64(n, *strides, *steps), n, COLUMNS, 0, COLUMNS, segments, segments),
             divisor,
             None if denominator is None else np.array([denominator]),
+            *(None, None),  # no grad_output, no guess
             *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1)), None),
             *arrays,
         ),
