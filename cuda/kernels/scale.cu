@@ -1,5 +1,5 @@
-// gradient *= grad_output, in place: the last step of a backward pass whose gradient the forward
-// pass has already written.
+// gradient *= grad_output, in place: the backward pass of a loss whose forward pass has written the
+// gradient over an operand, so that it cannot be computed anew.
 //
 // Fuses nothing. Bytes an element of s bytes: 2s; none where grad_output is 1.
 #include "memory/vector.cuh"

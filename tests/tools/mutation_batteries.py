@@ -143,6 +143,8 @@ def pointwise(device: Device) -> None:
     compare(device, mse_loss, odd, shifted)
     _backward_passes(device, pair(33, 20))
     _scale(device)
+    _anticipation(device, mse_loss, pair(9001))
+    _anticipation(device, mse_loss, pair(9001), where=rng.random(9001) < 0.6)
     where = rng.random(9001) < 0.6
     broken = [np.where(where, x, np.float32(np.nan)) for x in pair(9001)]
     compare(device, mse_loss, broken, where=where)
@@ -198,6 +200,24 @@ def _exact_division(device: Device) -> None:
     assert np.mean(got == (2 * host.astype(np.float64) / host.size).astype(np.float32)) > 0.99
 
 
+def _anticipation(device: Device, loss: Any, hosts: Sequence[Any], **options: Any) -> None:
+    """Gradients that are written ahead; what is anticipated is not written a second time."""
+    call, ordered = prepare_of(loss)(*hosts, **options)
+    arrays = [device.asarray(x) for x in ordered]
+    library = resolve(call, arrays)[0]
+    wanted = (call.extra,)
+    vjp = Request(value=False, wanted=wanted, vjp=True)
+    for factor, is_anticipated in ((1.0, True), (2.5, False), (2.5, True), (0.25, False)):
+        grad_output = np.asarray(factor, np.float32)
+        (reference,) = resolve(call, ordered)[0].run(call, vjp, (grad_output, *ordered))
+        _, gradient, waiting = library.run(call, Request(wanted=wanted, early=True), arrays)
+        if is_anticipated:
+            close(gradient, reference)
+            gradient[...] = 0
+        assert waiting.finish(arrays, device.asarray(grad_output))
+        close(gradient, 0 * reference if is_anticipated else reference)
+
+
 def _scale(device: Device) -> None:
     host = np.random.default_rng(5).standard_normal(4101).astype(np.float32)
     for factor in (1.0, 2.5):
@@ -215,6 +235,8 @@ def rows(device: Device, first: str = "") -> None:
     """
     for structs, calls in sorted(ROW_CALLS, key=lambda item: first not in item[0].split()):
         calls(device, np.random.default_rng(len(structs)))
+    rng = np.random.default_rng(8)
+    _anticipation(device, cross_entropy, [_scores(rng, 300, 10), rng.integers(0, 10, 300)])
 
 
 @contextlib.contextmanager
