@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .._core.outputs import Output
+from .._core.shapes import ArraySpec
 from . import driver
 from .launch import Launch, Parameters
 from .library import Array, DeviceLibrary
@@ -83,6 +84,16 @@ class Again(NamedTuple):
     slots: Slots
     library: DeviceLibrary
     device: int
+    strided: Sequence[ArraySpec]  # the operands, if any is not contiguous
+
+    def reads(self, operands: Sequence[Array], pointers: list[int]) -> bool:
+        """Whether operands are those at some addresses: a hook may have moved them meanwhile.
+
+        What a hook copies is contiguous, and may lie where the original was.
+        """
+        if self.library.pointers(operands) != pointers:
+            return False
+        return not self.strided or [*map(self.library.spec, operands)] == [*self.strided]
 
 
 class Waiting:
@@ -121,7 +132,7 @@ class Waiting:
         stream = library.stream(again.device)
         if (
             stream != self._stream
-            or library.pointers(operands) != addresses[1 : 1 + len(operands)]
+            or not again.reads(operands, addresses[1 : 1 + len(operands)])
             or driver.is_capturing(stream) != self._is_captured
         ):
             return False

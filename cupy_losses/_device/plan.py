@@ -19,7 +19,7 @@ from .._core.dtypes import c_type
 from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator, value_of_nothing
-from .._core.shapes import ArraySpec, Shape
+from .._core.shapes import ArraySpec, Shape, dense_strides
 from . import driver
 from .anticipation import Again, Slots, Waiting
 from .launch import Launch, Parameters
@@ -120,7 +120,9 @@ class Plan:
         self._counters = counters  # bytes of it that start at zero
         self._steps = steps
         self._is_early = problem.request.early
-        self._again = again and Again(*again, Slots(library), library, problem.device)
+        self._again = again and Again(
+            *again, Slots(library), library, problem.device, _unless_contiguous(problem.given)
+        )
 
     def __call__(
         self, operands: Sequence[Array], pointers: list[int], parameters: Parameters
@@ -152,6 +154,14 @@ class Plan:
     def _with_gaps(self, outputs: list[Array]) -> list[Array | None]:
         made = iter(outputs)
         return [next(made) if computed else None for computed in self._left_out or ()]
+
+
+def _unless_contiguous(operands: Sequence[ArraySpec]) -> Sequence[ArraySpec]:
+    """The operands; none where all are contiguous."""
+    for operand in operands:
+        if operand.strides != dense_strides(range(len(operand.shape)), operand.shape):
+            return operands
+    return ()
 
 
 def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:

@@ -256,6 +256,17 @@ def test_operands_that_a_hook_moved(device: Device) -> None:
     assert not waiting.finish(moved, calls.grad_output(1.0, np.float32))
 
 
+def test_operands_that_a_hook_made_contiguous(device: Device) -> None:
+    """At the address of the original, which was freed meanwhile."""
+    table = np.random.default_rng(8).standard_normal((9, 12)).astype(np.float32)
+    calls = Calls(device, mse_loss, (table.T, table.T))
+    _, _, waiting = calls.forward()
+    copies = [x.T.reshape(12, 9) for x in calls.operands]
+    assert [x.data.ptr for x in copies] == [x.data.ptr for x in calls.operands]
+    assert not waiting.finish(copies, calls.grad_output(1.0, np.float32))
+    assert waiting.finish(calls.operands, calls.grad_output(1.0, np.float32))
+
+
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_capture_in_a_graph(device: Device, is_warm: bool) -> None:
     """A captured call keeps its slot to itself, whatever becomes of its plan."""

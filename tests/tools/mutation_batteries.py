@@ -210,12 +210,13 @@ def _anticipation(device: Device, loss: Any, hosts: Sequence[Any], **options: An
     for factor, is_anticipated in ((1.0, True), (2.5, False), (2.5, True), (0.25, False)):
         grad_output = np.asarray(factor, np.float32)
         (reference,) = resolve(call, ordered)[0].run(call, vjp, (grad_output, *ordered))
-        _, gradient, waiting = library.run(call, Request(wanted=wanted, early=True), arrays)
+        results: list[Any] = library.run(call, Request(wanted=wanted, early=True), arrays)
+        _, gradient, waiting = results
         if is_anticipated:
             close(gradient, reference)
             gradient[...] = 0
         assert waiting.finish(arrays, device.asarray(grad_output))
-        close(gradient, 0 * reference if is_anticipated else reference)
+        close(gradient, np.zeros_like(reference) if is_anticipated else reference)
 
 
 def _scale(device: Device) -> None:
