@@ -217,6 +217,7 @@ def _anticipation(device: Device, loss: Any, hosts: Sequence[Any], **options: An
             gradient[...] = 0
         assert waiting.finish(arrays, device.asarray(grad_output))
         close(gradient, np.zeros_like(reference) if is_anticipated else reference)
+        del waiting, results  # the next call takes its slot
 
 
 def _scale(device: Device) -> None:
