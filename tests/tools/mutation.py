@@ -210,6 +210,9 @@ EQUIVALENT: dict[str, str] = {
     "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (
         "only the first operand has an element of its own"
     ),
+    "const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 1;": (
+        "any one thread may store"
+    ),
     "kernels/rows.cu: if (threadIdx.x == 1) {": "all threads have the state of the whole share",
     "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = settled;": (
         "all threads of a warp have its state"

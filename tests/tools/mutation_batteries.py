@@ -145,6 +145,7 @@ def pointwise(device: Device) -> None:
     _scale(device)
     _anticipation(device, mse_loss, pair(9001))
     _anticipation(device, mse_loss, pair(9001), where=rng.random(9001) < 0.6)
+    _anticipation(device, mse_loss, pair(100))  # one block
     where = rng.random(9001) < 0.6
     broken = [np.where(where, x, np.float32(np.nan)) for x in pair(9001)]
     compare(device, mse_loss, broken, where=where)
