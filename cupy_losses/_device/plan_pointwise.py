@@ -33,6 +33,7 @@ from .plan import (
     empty_plan,
     template,
 )
+from .tiling import Tiling, tiling_of
 
 # A tile is THREADS threads with VECTORS_PER_THREAD vectors each. A reduced loss is the sum of at
 # most MAX_SEGMENTS partial sums. With the width of a vector, these fix the order of summation.
@@ -41,6 +42,11 @@ VECTORS_PER_THREAD = 4
 MAX_SEGMENTS = 4096
 VECTOR_BYTES = 16
 BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
+
+# A block of the kernel `tiled`: several of them fill a multiprocessor, as each waits for its tile.
+# TILED_REGISTERS of a thread wait for the direct operands, while others do for the staged ones.
+TILED_THREADS = 256
+TILED_REGISTERS = 16
 
 # A block of broadcast_sum, and how many blocks keep a device busy (again part of the order).
 SUM_THREADS = 256
@@ -100,7 +106,7 @@ def identity(operand: ArraySpec, address: Address) -> ElementFunction:
 
 
 class Launches(Builder):
-    """The kernels `pointwise` and `broadcast_sum`, as steps of a plan."""
+    """The kernels `pointwise`, `tiled` and `broadcast_sum`, as steps of a plan."""
 
     def _add_pointwise(
         self,
@@ -114,30 +120,17 @@ class Launches(Builder):
         gradients: dict[int, Address],
         divisor: float,
     ) -> None:
-        size = math.prod(shape)
         space = coalesce(memory_order(shape, function.strides), shape, function.strides)
-        width = _width(function.operands, space)
-        # Enough loads in flight, in few enough registers; as measured on an H200.
-        batch = 1
-        if len(function.operands) <= 3 and not gradients:
-            batch = min(VECTORS_PER_THREAD, BATCH_ELEMENTS // (width * len(function.operands)))
-        elif len(function.operands) + len(gradients) <= 3 and len(space.shape) == 2:
-            batch = 2  # rows or columns: the short operand is in the cache
-        segments = min(-(-size // (THREADS * VECTORS_PER_THREAD * width)), MAX_SEGMENTS)
-        layout, layout_bytes = _layout(
-            space,
-            [item_size(o.dtype) for o in function.operands],
-            function.misaligned,
-            width,
-        )
+        schedule = _schedule(function.operands, function.misaligned, space, len(gradients))
+        segments = min(schedule.tiles, MAX_SEGMENTS)
         c_types = [c_type(o.dtype) for o in function.operands]
         pointers = [f"const {c}*" for c in c_types] + [f"{c_types[k]}*" for k in gradients]
         kernel = compiler.kernel(
-            "kernels/pointwise.cu",
-            f"pointwise<{c_type(function.real)}, {function.expression}, {layout}, "
-            f"Tile<{THREADS}, {VECTORS_PER_THREAD}, {width}, {batch}>, {values}, "
+            f"kernels/{schedule.kernel}.cu",
+            f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
+            f"{schedule.layout}, {schedule.tile}, {values}, "
             f"{bits(tuple(gradients))}, {result}, {', '.join(pointers)}>",
-            THREADS,
+            schedule.threads,
             self._problem.device,
             function.source,
         )
@@ -149,10 +142,10 @@ class Launches(Builder):
         launch = Launch(
             kernel,
             (min(segments, kernel.resident_blocks), 1),
-            THREADS,
+            schedule.threads,
             [
-                layout_bytes,
-                int64(size),
+                schedule.fields,
+                int64(schedule.items),
                 int64(segments),
                 float64(divisor),
             ],
@@ -396,17 +389,74 @@ class _Planner(Launches):
         return expression
 
 
+@dataclass(frozen=True)
+class _Schedule:
+    """One of the kernels for elements, and how it divides them."""
+
+    kernel: str
+    threads: int
+    layout: str  # the C++ types of layout and tile
+    tile: str
+    fields: bytes  # of the layout
+    items: int  # the elements or tiles that it is told of
+    tiles: int
+
+
+def _schedule(
+    operands: Sequence[ArraySpec], misaligned: Sequence[int], space: IterationSpace, gradients: int
+) -> _Schedule:
+    width = _width(operands, space)
+    tiling = tiling_of(operands, misaligned, space, width)
+    if tiling is not None:
+        return _tiled_schedule(tiling, operands, gradients)
+    if len(space.shape) > 1 and space.shape[-1] % width:
+        width = 1  # a row would end inside a vector
+    # Enough loads in flight, in few enough registers; as measured on an H200.
+    batch = 1
+    if len(operands) <= 3 and not gradients:
+        batch = min(VECTORS_PER_THREAD, BATCH_ELEMENTS // (width * len(operands)))
+    elif len(operands) + gradients <= 3 and len(space.shape) == 2:
+        batch = 2  # rows or columns: the short operand is in the cache
+    sizes = [item_size(o.dtype) for o in operands]
+    layout, fields = _layout(space, sizes, misaligned, width)
+    tile = f"Tile<{THREADS}, {VECTORS_PER_THREAD}, {width}, {batch}>"
+    size = math.prod(space.shape)
+    tiles = -(-size // (THREADS * VECTORS_PER_THREAD * width))
+    return _Schedule("pointwise", THREADS, layout, tile, fields, size, tiles)
+
+
+def _tiled_schedule(tiling: Tiling, operands: Sequence[ArraySpec], gradients: int) -> _Schedule:
+    shape, strides = tiling.space.shape, tiling.space.strides
+    turns = -(-tiling.rows * tiling.columns // (tiling.width * TILED_THREADS))
+    direct = [o for k, o in enumerate(operands) if k not in tiling.staged]
+    registers = sum(max(2, tiling.width * item_size(o.dtype) // 4) for o in direct)
+    batches = -(-turns // max(1, TILED_REGISTERS // max(1, registers)))
+    # Three blocks, of 80 registers a thread, unless many operands or doubles take more.
+    doubles = any(o.dtype == "float64" for o in operands)
+    resident = 2 if doubles or len(operands) + gradients > 4 else 3
+    layout = template(
+        "TileLayout",
+        *map(str, (len(shape), len(operands))),
+        *map(bits, (tiling.staged, tiling.vectorised)),
+        _index(shape),
+        "int" if tiling.reach < 2**31 else "long long",
+    )
+    extents = TILED_THREADS, tiling.rows, tiling.columns, tiling.width, -(-turns // batches)
+    tile = template("Rectangle", *map(str, extents), tiling.flat, str(resident))
+    fields = int64(*shape, *(length for step in strides for length in step))
+    return _Schedule("tiled", TILED_THREADS, layout, tile, fields, tiling.tiles, tiling.tiles)
+
+
 def _width(operands: Sequence[ArraySpec], space: IterationSpace) -> int:
     """The elements of a vector: 16 bytes of the narrowest floating operand.
 
-    One element where a row would end inside a vector, and for the second derivatives of strided
-    operands, five and more, operand would not fit in registers.
+    One element for the second derivatives of strided operands: five and more operands would not fit
+    in registers.
     """
+    if len(space.shape) > 1 and len(operands) > 4:
+        return 1
     sizes = [item_size(o.dtype) for o in operands if o.dtype in FLOATING]
-    width = VECTOR_BYTES // min(sizes, default=4)
-    if len(space.shape) <= 1:
-        return width
-    return 1 if space.shape[-1] % width or len(operands) > 4 else width
+    return VECTOR_BYTES // min(sizes, default=4)
 
 
 def _layout(
@@ -421,9 +471,13 @@ def _layout(
         starts = [misaligned[k], *(size * outer for outer in step[:-1])]
         if step[-1] == 1 and not any(start % access for start in starts):
             vectors.append(k)
-    index = "unsigned" if math.prod(shape) < 2**31 else "unsigned long long"
-    name = f"Layout<{len(shape)}, {len(sizes)}, {bits(vectors)}, {index}>"
+    name = f"Layout<{len(shape)}, {len(sizes)}, {bits(vectors)}, {_index(shape)}>"
     return name, int64(*shape, *(length for step in strides for length in step))
+
+
+def _index(shape: Shape) -> str:
+    """The C++ type that counts the elements of a shape."""
+    return "unsigned" if math.prod(shape) < 2**31 else "unsigned long long"
 
 
 def scale_launch(gradient: str, grad_output: str, size: int, device: int) -> Launch:

@@ -1,0 +1,305 @@
+// The passes of kernels/pointwise.cu for operands whose memory orders differ: x beside y.T, NCHW
+// beside NHWC. Read along one order, an operand of the other comes an element a sector.
+//
+// Fuses what pointwise.cu does, and the transposition: nothing is copied ahead. The bytes are the
+// same: one read of every operand, one write of every output.
+//
+// A tile is a rectangle of the iteration space. Its columns are neighbours in the order of the
+// outputs and of the direct operands, its rows are neighbours in the order of the staged ones. A
+// block reads the tile of each staged operand along rows, in whole sectors, and leaves it
+// transposed in shared memory. From there on it is one more operand that runs along columns.
+//
+// Order of summation: as in pointwise.cu, with these tiles. They follow from the shape, the dtypes
+// and the strides.
+#include "kernels/elements.cuh"
+
+// ROWS x COLUMNS elements, which are the work of THREADS threads: vectors of WIDTH elements along
+// columns, BATCH of a thread at a time. FLAT: a row is as long as its dimension and goes on in the
+// next one, so that vectors may cross its end. A multiprocessor is to hold RESIDENT blocks.
+template <int THREADS_, int ROWS_, int COLUMNS_, int WIDTH_, int BATCH_, bool FLAT_, int RESIDENT_>
+struct Rectangle {
+  static constexpr int THREADS = THREADS_, ROWS = ROWS_, COLUMNS = COLUMNS_, WIDTH = WIDTH_;
+  static constexpr int BATCH = BATCH_, RESIDENT = RESIDENT_, ELEMENTS = ROWS * COLUMNS;
+  static constexpr bool FLAT = FLAT_;
+  static_assert((FLAT ? ELEMENTS : COLUMNS) % WIDTH == 0, "a vector would cross the end");
+
+  // Where threads fill lines of LENGTH places, one after the other: the line and the place in it
+  // that are a thread's in a turn. The steps from turn to turn are constants where they can be.
+  template <int LENGTH>
+  static __device__ __forceinline__ int line(int turn, int thread) {
+    if constexpr (THREADS % LENGTH == 0) {
+      return turn * (THREADS / LENGTH) + thread / LENGTH;
+    } else {
+      return (turn * THREADS + thread) / LENGTH;
+    }
+  }
+  template <int LENGTH>
+  static __device__ __forceinline__ int place(int turn, int thread) {
+    return (THREADS % LENGTH == 0 ? thread : turn * THREADS + thread) % LENGTH;
+  }
+};
+
+// The iteration space of OPERANDS arrays and, behind them, the outputs: dimensions that tiles do
+// not extend along, then that of their rows, then that of their columns. Bit k of STAGED: operand k
+// runs along rows. Bit k of VECTORISED: one access moves a vector of operand k, along rows or
+// along columns. Index counts tiles, Offset elements from the beginning of a tile on.
+template <int DIMS_, int OPERANDS_, unsigned STAGED_, unsigned VECTORISED_, class Index_,
+          class Offset_>
+struct TileLayout {
+  using Index = Index_;
+  using Offset = Offset_;
+  static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_, ROW = DIMS - 2, COLUMN = DIMS - 1;
+  static constexpr unsigned STAGED = STAGED_, VECTORISED = VECTORISED_;
+  long long size[DIMS];
+  long long stride[OPERANDS + 1][DIMS];
+
+  // Where a tile begins in each array, and how many rows and columns of it there are.
+  struct Location {
+    long long offset[OPERANDS + 1];
+    int rows, columns;
+  };
+
+  template <class Tile>
+  __device__ __forceinline__ Location locate(Index tile) const {
+    Location at{};
+    Index rest = tile;
+#pragma unroll
+    for (int d = DIMS - 1; d >= 0; --d) {
+      const int extent = d == COLUMN ? Tile::COLUMNS : d == ROW ? Tile::ROWS : 1;
+      const Index count = (Index(size[d]) + Index(extent - 1)) / Index(extent);
+      const Index above = d > 0 ? rest / count : 0;
+      const long long first = (long long)(rest - above * count) * extent;
+      const int present = int(min(size[d] - first, (long long)(extent)));
+      if (d == ROW) at.rows = present;
+      if (d == COLUMN) at.columns = present;
+#pragma unroll
+      for (int k = 0; k <= OPERANDS; ++k) at.offset[k] += first * stride[k][d];
+      rest = above;
+    }
+    return at;
+  }
+};
+
+// A tile of elements E in shared memory, row by row. Neighbouring threads write to rows that are
+// RUN apart. So many rows are followed by a gap, so that these come to different banks, unless it
+// would take a lot of room.
+template <class E, class Tile, int RUN>
+struct StagedTile {
+  static constexpr int GROUPS = (Tile::ROWS + RUN - 1) / RUN, BANKS = 128;  // bytes of all banks
+  static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);
+  // Vectors stay aligned.
+  static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * Tile::WIDTH;
+  static constexpr int PAD = Tile::FLAT || 4 * GAP > RUN* Tile::COLUMNS ? 0 : GAP;
+
+  alignas(16) E at[Tile::ELEMENTS + (GROUPS - 1) * PAD];
+
+  static __device__ __forceinline__ int index(int row, int column) {
+    return row * Tile::COLUMNS + row / RUN * PAD + column;
+  }
+};
+
+// One thread's work on tiles, on top of that on vectors.
+template <class Work, class Layout, class Tile, class Pointers, class K = Range<Layout::OPERANDS>>
+struct TileWorker;
+
+template <class Work, class Layout, class Tile, class Pointers, int... K>
+struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
+  using Location = typename Layout::Location;
+  using Offset = typename Layout::Offset;
+  using Vectors = typename Work::Vectors;
+  template <int I>
+  using Element = typename Work::template Element<I>;
+  template <int I>
+  static constexpr bool STAGED = bool(Layout::STAGED >> I & 1u);
+  template <int I>
+  static constexpr bool VECTORISED = bool(Layout::VECTORISED >> I & 1u);
+
+  // The elements of one access of a staged operand. Where ROWS is no multiple of it, one column
+  // follows the other in memory, and accesses run on in the next.
+  template <int I>
+  static constexpr int ACCESS = VECTORISED<I> ? 16 / int(sizeof(Element<I>)) : 1;
+  template <int I>
+  static constexpr int RUN = Tile::ROWS % ACCESS<I> == 0 ? ACCESS<I> : 1;
+
+  template <int I>
+  using Staged = StagedTile<Element<I>, Tile, RUN<I>>;
+  static constexpr int ROW_LENGTH = Tile::FLAT ? Tile::ELEMENTS : Tile::COLUMNS;
+  static constexpr int VECTORS_PER_ROW = ROW_LENGTH / Tile::WIDTH;
+  static constexpr int VECTORS = Tile::ELEMENTS / Tile::WIDTH;
+  static constexpr int TURNS = (VECTORS + Tile::THREADS - 1) / Tile::THREADS;
+
+  struct Place {
+    int row, column;
+  };
+
+  const Layout& layout;
+  const Pointers& pointers;
+  const int thread;
+
+  // Adds the values of a tile to the sums and writes its outputs. What comes in the first batch is
+  // asked for before anything is waited for.
+  __device__ __forceinline__ void compute(Work& work, const Location& at) const {
+    Vectors vectors[Tile::BATCH];
+    load_direct(vectors, at, 0);
+    (stage<K>(at), ...);
+    __syncthreads();
+#pragma unroll 1
+    for (int first = 0; first < TURNS; first += Tile::BATCH) {
+      if (first > 0) load_direct(vectors, at, first);
+#pragma unroll
+      for (int p = 0; p < Tile::BATCH; ++p) {
+        const Place to = place(first + p);
+        if (is_there(at, to)) {
+          (load_staged<K>(vectors[p], to), ...);
+          work.compute(vectors[p], at.offset[Layout::OPERANDS] + offset<Layout::OPERANDS>(to));
+        }
+      }
+    }
+    __syncthreads();  // the next tile takes the place of this one
+  }
+
+ private:
+  template <int I>
+  static __device__ __forceinline__ Element<I>* staged() {
+    __shared__ Staged<I> tile;
+    return tile.at;
+  }
+
+  // Where a thread's vector begins in the tile. Where that is flat, it is one row.
+  __device__ __forceinline__ Place place(int turn) const {
+    return {Tile::template line<VECTORS_PER_ROW>(turn, thread),
+            Tile::template place<VECTORS_PER_ROW>(turn, thread) * Tile::WIDTH};
+  }
+  static __device__ __forceinline__ bool is_there(const Location& at, Place place) {
+    if constexpr (Tile::FLAT) {
+      return place.row == 0 && place.column < at.rows * Tile::COLUMNS;
+    } else {
+      return place.row < at.rows && place.column < at.columns;
+    }
+  }
+  // From the beginning of the tile on, in the outputs or a direct operand.
+  template <int I>
+  __device__ __forceinline__ Offset offset(Place place) const {
+    constexpr bool UNIT = I == Layout::OPERANDS || VECTORISED<I>;
+    const Offset along_row = place.column * (UNIT ? 1 : step<I, Layout::COLUMN>());
+    return Tile::FLAT ? along_row : place.row * step<I, Layout::ROW>() + along_row;
+  }
+  template <int I, int D>
+  __device__ __forceinline__ Offset step() const {
+    return Offset(layout.stride[I][D]);
+  }
+
+  __device__ __forceinline__ void load_direct(Vectors (&vectors)[Tile::BATCH], const Location& at,
+                                              int first) const {
+#pragma unroll
+    for (int p = 0; p < Tile::BATCH; ++p) {
+      const Place from = place(first + p);
+      if (is_there(at, from)) (load_direct<K>(vectors[p], at, from), ...);
+    }
+  }
+  template <int I>
+  __device__ __forceinline__ void load_direct(Vectors& vectors, const Location& at,
+                                              Place place) const {
+    if constexpr (!STAGED<I>) {
+      Vector<Element<I>, Tile::WIDTH>& vector = get<I>(vectors);
+      const Element<I>* const from = get<I>(pointers) + at.offset[I] + offset<I>(place);
+      if constexpr (VECTORISED<I>) {
+        vector = load_vector<Tile::WIDTH>(from);
+      } else {
+#pragma unroll
+        for (int j = 0; j < Tile::WIDTH; ++j) vector.at[j] = from[j * step<I, Layout::COLUMN>()];
+      }
+    }
+  }
+  template <int I>
+  __device__ __forceinline__ void load_staged(Vectors& vectors, Place place) const {
+    if constexpr (STAGED<I>) {
+      const int index = Staged<I>::index(place.row, place.column);
+      get<I>(vectors) = load_vector<Tile::WIDTH>(staged<I>() + index);
+    }
+  }
+
+  // Neighbouring threads read along rows, each several accesses before it stores the first.
+  template <int I>
+  __device__ __forceinline__ void stage(const Location& at) const {
+    if constexpr (STAGED<I>) {
+      using Access = Vector<Element<I>, ACCESS<I>>;
+      constexpr int ACCESSES = Tile::ELEMENTS / ACCESS<I>;
+      constexpr int ALL = (ACCESSES + Tile::THREADS - 1) / Tile::THREADS;
+      constexpr int MOST = 64 / (sizeof(Access) > 8 ? sizeof(Access) : 8);  // in 16 registers
+      constexpr int GROUP = ALL < MOST ? ALL : MOST;
+#pragma unroll 1
+      for (int first = 0; first < ALL; first += GROUP) {
+        Access access[GROUP];
+#pragma unroll
+        for (int p = 0; p < GROUP; ++p) {
+          const Place from = staged_place<I>(first + p, 0);
+          if (from.row < at.rows && from.column < at.columns) {
+            const Offset in_column = VECTORISED<I> ? from.row : from.row * step<I, Layout::ROW>();
+            const Offset in_tile = from.column * step<I, Layout::COLUMN>() + in_column;
+            access[p] = load_vector<ACCESS<I>>(get<I>(pointers) + at.offset[I] + in_tile);
+          }
+        }
+#pragma unroll
+        for (int p = 0; p < GROUP; ++p) {
+          const Place from = staged_place<I>(first + p, 0);
+          if (from.row < at.rows && from.column < at.columns) {
+#pragma unroll
+            for (int j = 0; j < ACCESS<I>; ++j) {
+              const Place to = staged_place<I>(first + p, j);
+              staged<I>()[Staged<I>::index(to.row, to.column)] = access[p].at[j];
+            }
+          }
+        }
+      }
+    }
+  }
+  // Where element j of a thread's access belongs in the tile.
+  template <int I>
+  __device__ __forceinline__ Place staged_place(int turn, int j) const {
+    if constexpr (RUN<I> == ACCESS<I>) {
+      constexpr int LENGTH = Tile::ROWS / ACCESS<I>;
+      return {Tile::template place<LENGTH>(turn, thread) * ACCESS<I> + j,
+              Tile::template line<LENGTH>(turn, thread)};
+    } else {
+      const int element = (turn * Tile::THREADS + thread) * ACCESS<I> + j;
+      return {element % Tile::ROWS, element / Tile::ROWS};
+    }
+  }
+};
+
+// The arguments are those of pointwise.cu, with tiles for elements.
+template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
+          class Result, class... P>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
+    tiled(Loss loss, Layout layout, long long tiles, long long segments, double divisor,
+          const double* denominator, Result* value, unsigned* counter, double* partials,
+          P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
+  using OnTiles = TileWorker<Work, Layout, Tile, Pointers>;
+  using Index = typename Layout::Index;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
+
+  const Pointers pointers{{pointer}...};
+  if (denominator != nullptr) divisor = *denominator;
+  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor));
+  Work work{loss, layout, pointers, scale, value};
+  constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
+  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,
+                                                                          segments, divisor};
+
+  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+    work.sum = work.denominator = Sum<T>::zero();
+    for (Index tile = Index(segment); tile < Index(tiles); tile += Index(segments)) {
+      // What follows from the number of the thread is computed anew for each tile: kept, it would
+      // take 20 registers, and a block fewer would be resident.
+      int thread = int(threadIdx.x);
+      asm volatile("" : "+r"(thread));
+      const OnTiles on_tiles{layout, pointers, thread};
+      on_tiles.compute(work, layout.template locate<Tile>(tile));
+    }
+    if constexpr (REDUCED) reduction.add(segment, work.sum, work.denominator);
+  }
+  if constexpr (REDUCED) reduction.finish();
+}
