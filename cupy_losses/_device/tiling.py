@@ -123,16 +123,16 @@ def _extents(
 ) -> tuple[int, int]:
     """The rows and the columns of a tile of some `elements`: short dimensions are not divided."""
     rows, columns = lengths
-    if rows <= 2 * row_line:
-        return rows, _part(columns, elements // rows)
-    if columns <= 2 * column_line:
-        return _part(rows, elements // columns), columns
-    rows = _part(rows, row_line)
-    return rows, _part(columns, elements // rows)
+    if rows > 2 * row_line and columns <= 2 * column_line:
+        return _part(rows, elements // columns, row_line), columns
+    rows = rows if rows <= 2 * row_line else _part(rows, row_line, row_line)
+    return rows, _part(columns, elements // rows, column_line)
 
 
-def _part(length: int, most: int) -> int:
-    """A dimension divided equally by as few as possible; with few different results."""
+def _part(length: int, most: int, line: int) -> int:
+    """A dimension divided equally by as few as possible, with few different results."""
+    if length <= min(most, 2 * line):
+        return length
     most = 1 << (most.bit_length() - 1)
     granule = max(GRANULE, most // 8)
     parts = -(-length // most)

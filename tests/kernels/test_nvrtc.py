@@ -76,6 +76,13 @@ def specialisations() -> list[str]:
             f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, 256, "
             f"32, 1, false, double, const float*, {read}>"
         )
+    for width, dtype, flat in ((4, "float", False), (8, "__nv_bfloat16", True), (1, "double", False)):
+        real = "double" if dtype == "double" else "float"
+        names.append(
+            f"tiled<{real}, SquaredError<{real}>, TileLayout<3, 2, 2u, 3u, unsigned, int>, "
+            f"Rectangle<256, 64, 24, {width}, 2, {str(flat).lower()}, 2>, SUM_OF_VALUES, 3u, "
+            f"{dtype}, {', '.join(2 * [f'const {dtype}*'] + 2 * [f'{dtype}*'])}>"
+        )
     names.append("scale<float, __half, float, 512, 8>")
     names.append(
         "pointwise<double, Weighted<Huber<double>, false>, Layout<1, 3, 7u, unsigned>, "

@@ -99,6 +99,7 @@ def test_all_kinds_of_kernels_are_checked() -> None:
     names = list(itertools.chain(*static_checks.requested_kernels().values()))
     for part in (
         *("pointwise<float", "pointwise<double", "broadcast_sum<float", "broadcast_sum<double"),
+        *("tiled<float", "tiled<double", "1, 8, false", "true, 3>"),
         *("scale<", "L1<float>", "SquaredError<", "SmoothL1<", "Huber<", "Identity<"),
         *("Weighted<", "Vjp<", "Jvp<", "unsigned long long", "4, 1, 1>"),
         *("NO_VALUES", "EACH_VALUE", " SUM_OF_VALUES", " MEAN_OF_VALUES"),

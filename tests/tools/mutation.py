@@ -37,6 +37,7 @@ from .mutation_batteries import pointwise, rows
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "kernels/pointwise.cu",
+    "kernels/tiled.cu",
     "kernels/broadcast_sum.cu",
     "kernels/scale.cu",
     "kernels/elements.cuh",

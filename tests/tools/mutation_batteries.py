@@ -158,6 +158,7 @@ def pointwise(device: Device) -> None:
         delta=0.6,
     )
     compare(device, mse_loss, pair(100), where=np.zeros(100, bool))
+    _tiles(device, pair)
     kernels = test_numbers.module()
     for which in range(len(test_numbers.EXPRESSIONS)):
         test_numbers.check_derivatives(kernels, which)
@@ -168,6 +169,27 @@ def pointwise(device: Device) -> None:
     test_numbers.check_sums(kernels)
     for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
         test_numbers.check_formula(kernels, case, real)
+
+
+def _tiles(device: Device, pair: Callable[..., list[Any]]) -> None:
+    """Operands whose memory orders differ."""
+
+    def against(shape: tuple[int, ...], order: tuple[int, ...], **options: Any) -> None:
+        input, target = pair(*shape)
+        back = np.argsort(order)
+        target = np.ascontiguousarray(target.transpose(order)).transpose(back)
+        compare(device, mse_loss, [input, target], **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_pointwise, "MAX_SEGMENTS", 2)  # several tiles each
+        forget()
+        against((72, 136), (1, 0))
+        against((65, 129), (1, 0))  # one element after the other
+        against((3, 3, 700), (0, 2, 1))  # accesses that cross rows, and columns
+        against((2, 700, 3), (0, 2, 1))
+        where = np.random.default_rng(6).random((40, 136)) < 0.6
+        against((40, 136), (1, 0), where=where)
+    forget()
 
 
 def _backward_passes(device: Device, hosts: list[Any]) -> None:

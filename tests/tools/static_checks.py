@@ -91,6 +91,7 @@ FLAT = (4096, 1000)
 HUGE = (2**16, 2**16)  # more elements than 32 bits count
 ROWS = (24, 40, 64)  # no vector crosses the end of a row
 RAGGED = (24, 41, 61)
+SQUARE = (4096, 4096)
 
 # What backward passes ask for; from ALONG on, double backward.
 EARLY = Request(wanted=(0,), early=True)
@@ -177,6 +178,30 @@ def strided_cases() -> Iterator[Case]:
     yield Case(L1, (sliced("float32", 2**10, 2**10, 2**12 + 1),) * 2, EARLY)
 
 
+def tiled_cases() -> Iterator[Case]:
+    """Operands whose memory orders differ: vectors, single elements, vectors across rows."""
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        for shape in (SQUARE, tuple(length - 1 for length in SQUARE)):
+            pair = dense(dtype, *shape), transposed(dtype, *shape)
+            yield Case(MSE, pair)
+            yield Case(SMOOTH_L1, pair, BOTH)
+    for dtype in ("bfloat16", "float32"):
+        for channels in (3, 96):
+            images = dense(dtype, 64, channels, 160 * 160), channels_last(dtype, channels)
+            yield Case(MSE, images, EARLY)
+            yield Case(MSE, images[::-1], EARLY)
+    pair = dense("float32", *SQUARE), transposed("float32", *SQUARE)
+    yield Case(MSE, (dense("float32", *SQUARE), *pair), Request(wanted=(1, 2)))
+    yield Case(MSE, (transposed("bool", *SQUARE), *pair), Request(wanted=(1,)))
+    yield Case(HUBER, pair, SECOND, "none")
+
+
+def channels_last(dtype: str, channels: int) -> ArraySpec:
+    """Images whose channels lie side by side, though theirs is not the last dimension."""
+    pixels = 160 * 160
+    return ArraySpec(dtype, (64, channels, pixels), (channels * pixels, 1, channels))
+
+
 def broadcast_cases() -> Iterator[Case]:
     """Operands that are broadcast, whose gradients are sums."""
     yield Case(HUBER, (dense("float32", *FLAT), dense("float32", 1000)), BOTH)
@@ -192,6 +217,7 @@ RECORDED = {
     "gradient": gradient_cases,
     "combined": combined_cases,
     "strided": strided_cases,
+    "tiled": tiled_cases,
     "broadcast": broadcast_cases,
 }
 GROUPS: dict[str, Callable[[], Iterator[Case]]] = RECORDED | {
@@ -274,20 +300,26 @@ def is_float32(name: str) -> bool:
     return template_arguments(name)[0] == "float"
 
 
+def is_tiled(name: str) -> bool:
+    """Whether a kernel transposes operands in shared memory."""
+    return name.startswith("tiled<")
+
+
 def is_pointwise(name: str) -> bool:
     """Whether a kernel is one of those that read each operand once."""
-    return name.startswith("pointwise<")
+    return name.startswith("pointwise<") or is_tiled(name)
 
 
 def vectorised_operands(name: str) -> list[bool]:
     """Which operands a pointwise kernel accesses in vectors."""
-    _, operands, vectorised, *_ = template_arguments(template_arguments(name)[2])
+    layout = template_arguments(template_arguments(name)[2])
+    operands, vectorised = layout[1], layout[3 if is_tiled(name) else 2]
     return [bool(int(vectorised.rstrip("u")) >> k & 1) for k in range(int(operands))]
 
 
 def is_dense(name: str) -> bool:
     """Whether a kernel is pointwise on operands without gaps."""
-    return is_pointwise(name) and "Layout<1, " in name and all(vectorised_operands(name))
+    return name.startswith("pointwise<") and "Layout<1, " in name and all(vectorised_operands(name))
 
 
 def is_memory_bound(name: str) -> bool:
@@ -318,6 +350,8 @@ def limits(name: str) -> Limits:
     if not is_pointwise(name) or not any(vectorised_operands(name)):
         return ANY
     _, _, _, tile, values, _, result, *pointers = template_arguments(name)
+    if is_tiled(name):
+        return _limits_of_tiled(name)
     width, batch = map(int, template_arguments(tile)[2:4])
     types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
     vectorised = vectorised_operands(name)
@@ -331,6 +365,31 @@ def limits(name: str) -> Limits:
         (batch + 1) * sum(stores),
         width * len(loads) if all(loads) else ANY.narrow_loads,
         width * len(stores) if all(stores) else ANY.narrow_stores,
+    )
+
+
+def _limits_of_tiled(name: str) -> Limits:
+    """Each vector of a batch, those of direct operands before the loop too.
+
+    Only of elements that are read one by one there are narrow loads.
+    """
+    _, _, layout, tile, values, _, result, *pointers = template_arguments(name)
+    threads, rows, columns, width, batch = map(int, template_arguments(tile)[:5])
+    staged = int(template_arguments(layout)[2].rstrip("u"))
+    types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
+    vectorised = vectorised_operands(name)
+    read, written = types[: len(vectorised)], types[len(vectorised) :]
+    if values == "EACH_VALUE":
+        written.append(result)
+    direct = [c for k, c in enumerate(read) if not staged >> k & 1]
+    batches = 2 if rows * columns > threads * width * batch else 1
+    wide = [_wide_accesses(c, width) for c in direct]
+    stores = [_wide_accesses(c, width) for c in written]
+    return Limits(
+        batches * batch * sum(wide),
+        batch * sum(stores),
+        0 if all(wide) and all(vectorised) else ANY.narrow_loads,
+        0 if all(stores) else ANY.narrow_stores,
     )
 
 
@@ -482,16 +541,18 @@ def basic_blocks(ptx: str) -> list[Block]:
     return blocks
 
 
-def hot_loops(ptx: str) -> list[list[Block]]:
-    """The loops over elements of operands: they access global memory and have no barrier.
+def hot_loops(name: str, ptx: str) -> list[list[Block]]:
+    """The loops over elements of operands: they access global memory.
 
-    A barrier belongs to the end of a segment. The loop that adds the partial sums up is not meant
-    either: its loads bypass the first cache (cg), which those of operands never do.
+    They do not come to the end of a segment. There are barriers, and where each tile has barriers
+    too, warps shuffle. The loop that adds the partial sums up is not meant either: its loads bypass
+    the first cache (cg), which those of operands never do.
     """
+    ends = {"shfl"} if is_tiled(name) else {"bar", "barrier"}
     blocks = [
         block
         for block in basic_blocks(ptx)
-        if not any(o[0] in ("bar", "barrier") or "cg" in o for o in block.opcodes)
+        if not any(o[0] in ends or "cg" in o for o in block.opcodes)
     ]
     loops = _cycles(blocks)
     return [loop for loop in loops if any(b.accesses("ld") or b.accesses("st") for b in loop)]
@@ -546,7 +607,7 @@ def register_findings(kernel: Kernel) -> Iterator[str]:
 
 def double_findings(kernel: Kernel) -> Iterator[str]:
     """Double arithmetic in the loop of a float32 kernel; at its end and before it there may be."""
-    loops = hot_loops(kernel.ptx)
+    loops = hot_loops(kernel.name, kernel.ptx)
     if not loops:
         yield "no loop that accesses memory"
     if is_float32(kernel.name):
@@ -557,7 +618,7 @@ def double_findings(kernel: Kernel) -> Iterator[str]:
 def access_findings(kernel: Kernel) -> Iterator[str]:
     """Accesses that are narrower than they can be."""
     limit = limits(kernel.name)
-    blocks = [block for loop in hot_loops(kernel.ptx) for block in loop]
+    blocks = [block for loop in hot_loops(kernel.name, kernel.ptx) for block in loop]
     for direction, wide_limit, narrow_limit in (
         ("ld", limit.wide_loads, limit.narrow_loads),
         ("st", limit.wide_stores, limit.narrow_stores),
