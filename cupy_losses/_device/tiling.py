@@ -122,11 +122,11 @@ def _extents(
     lengths: tuple[int, int], elements: int, row_line: int, column_line: int
 ) -> tuple[int, int]:
     """The rows and the columns of a tile of some `elements`: short dimensions are not divided."""
-    rows, columns = lengths
-    if rows > 2 * row_line and columns <= 2 * column_line:
-        return _part(rows, elements // columns, row_line), columns
-    rows = rows if rows <= 2 * row_line else _part(rows, row_line, row_line)
-    return rows, _part(columns, elements // rows, column_line)
+    rows = lengths[0] if lengths[0] <= 2 * row_line else row_line
+    columns = _part(lengths[1], elements // rows, column_line)
+    if rows < lengths[0]:
+        rows = _part(lengths[0], elements // columns, row_line)
+    return rows, columns
 
 
 def _part(length: int, most: int, line: int) -> int:

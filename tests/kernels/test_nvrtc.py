@@ -76,7 +76,11 @@ def specialisations() -> list[str]:
             f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, 256, "
             f"32, 1, false, double, const float*, {read}>"
         )
-    for width, dtype, flat in ((4, "float", False), (8, "__nv_bfloat16", True), (1, "double", False)):
+    for width, dtype, flat in (
+        (4, "float", False),
+        (8, "__nv_bfloat16", True),
+        (1, "double", False),
+    ):
         real = "double" if dtype == "double" else "float"
         names.append(
             f"tiled<{real}, SquaredError<{real}>, TileLayout<3, 2, 2u, 3u, unsigned, int>, "

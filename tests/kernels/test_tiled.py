@@ -7,7 +7,6 @@ reference of the table. test_emulated.py has what does not depend on the kernel.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import mse_loss, value_and_grad
-from cupy_losses._core.shapes import broadcast_strides, coalesce, memory_order
+from cupy_losses._core.shapes import ArraySpec, broadcast_strides, coalesce, memory_order
 from cupy_losses._device import plan_pointwise, tiling
 from cupy_losses._device.tiling import Tiling, tiling_of
 
@@ -52,15 +51,14 @@ class Orders(Layout):
             hosts[1] = rng.integers(-3, 3, shape)
         hosts = [host.astype(dtype) for host, dtype in zip(hosts, dtypes, strict=True)]
         hosts = [laid_out(host, order) for host, order in zip(hosts, self.orders, strict=True)]
-        misaligned = [0, 0]
-        if self.name == "misaligned":
-            misaligned = [host.itemsize * k for k, host in enumerate(hosts, 1)]
         if self.name == "backwards":
             hosts = [hosts[0][::-1], hosts[1][..., ::-1]]
         if self.name == "sliced":  # along its own fastest axis, an odd number of elements apart
             hosts[1] = np.pad(hosts[1].T, ((0, 0), (0, 3)))[:, :-3].T
+        shift = self.name == "misaligned"
         return [
-            device.asarray(host, misalignment=by) for host, by in zip(hosts, misaligned, strict=True)
+            device.asarray(host, misalignment=shift * host.itemsize * k)
+            for k, host in enumerate(hosts, 1)
         ]
 
 
@@ -163,8 +161,9 @@ def test_weights_and_masks(name: str, shape: tuple[int, ...], order: Order) -> N
     hosts = [rng.standard_normal((33, 80)).astype(np.float32) for _ in "ab"]
     hosts[1] = laid_out(hosts[1], (1, 0))
     extra = rng.random(shape).astype(np.float32) if name == "weight" else rng.random(shape) < 0.7
+    options: dict[str, Any] = {name: laid_out(extra, order)}
     with installed(seed=1) as device:
-        compare(device, mse_loss, hosts, **{name: laid_out(extra, order)})
+        compare(device, mse_loss, hosts, **options)
         assert "tiled" in kernels(device)
 
 
@@ -212,7 +211,7 @@ def test_same_bits_whatever_the_grid_and_the_schedule(monkeypatch: pytest.Monkey
 def tiles_of(*hosts: Host, width: int = 4) -> Tiling | None:
     """The tiles of operands that are aligned."""
     operands = [
-        static_checks.ArraySpec(
+        ArraySpec(
             host.dtype.name, host.shape, tuple(step // host.itemsize for step in host.strides)
         )
         for host in hosts
@@ -248,9 +247,7 @@ def test_what_is_coalesced_is_not_tiled() -> None:
 def test_tiles_read_whole_lines(dtype: str) -> None:
     """Of either order, if a dimension is long enough; and they fill the threads of a block."""
     for rows, columns in itertools.product((3, 21, 96, 100, 333, 16384), repeat=2):
-        base = np.lib.stride_tricks.as_strided(
-            np.zeros(1, DTYPES[dtype]), (rows, columns), (0, 0)
-        )
+        base = np.lib.stride_tricks.as_strided(np.zeros(1, DTYPES[dtype]), (rows, columns), (0, 0))
         size = base.itemsize
         orders = (columns * size, size), (size, rows * size)
         pair = [np.lib.stride_tricks.as_strided(base, base.shape, step) for step in orders]
