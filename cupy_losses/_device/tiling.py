@@ -15,11 +15,11 @@ from .._core.shapes import ArraySpec, IterationSpace, Shape
 LINE = 128  # bytes that are read at once where they are neighbours, of either order
 STAGED_BYTES = 16 << 10  # of a tile of one operand: enough in flight, and several blocks fit
 SHARED_BYTES = 36 << 10  # of all of them; with the gaps between rows less than the 48 KiB there are
-# Of two neighbours along a dimension, reads along the other one waste little: the cache has what
-# they leave.
+# Where a dimension is 2, reads along the other one leave half of a sector, which the cache keeps.
 SMALLEST_DIMENSION = 3
-# Where tiles are smaller, most threads of a block have no work.
-SMALLEST_TILE = 1024
+# Two elements a thread. Where so few lie between neighbours of one order, a block that reads them
+# element by element finds their sectors in its cache.
+SMALLEST_TILE = 512
 GRANULE = 8  # extents are multiples of it, as vectors are at most so long
 
 

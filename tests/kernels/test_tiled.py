@@ -208,6 +208,31 @@ def test_same_bits_whatever_the_grid_and_the_schedule(monkeypatch: pytest.Monkey
     assert len(bits) == 1
 
 
+def test_more_than_2_to_the_32_elements() -> None:
+    """The last segment alone, over sparse memory: its last tile has offsets beyond 32 bits."""
+    shape = 2**17, 2**15 + 8
+    with installed(
+        multiprocessors=2048,
+        blocks_per_multiprocessor=2,
+        choose=lambda name, blocks: [blocks - 1],
+        check=False,
+    ) as device:
+        input = device.sparse(shape, np.float16)
+        target = device.sparse(shape[::-1], np.float16).T
+        tiles = tiles_of(input.host_view, target.host_view, width=8)
+        assert tiles is not None
+        # The tile that the last segment has last, from its end backwards.
+        last = (tiles.tiles // plan_pointwise.MAX_SEGMENTS) * plan_pointwise.MAX_SEGMENTS - 1
+        row, column = divmod(last, -(-tiles.space.shape[1] // tiles.columns))
+        place = (row + 1) * tiles.rows - 1, (column + 1) * tiles.columns - 1
+        assert np.ravel_multi_index(place, shape) > 2**32 - 2**25
+        input.host_view[place] = 5
+        target.host_view[place] = 2
+        _, gradients = value_and_grad(mse_loss, (0, 1))(input, target, reduction="sum")
+        assert [gradient[place].item() for gradient in gradients] == [6.0, -6.0]
+        assert kernels(device) == {"tiled"}
+
+
 def tiles_of(*hosts: Host, width: int = 4) -> Tiling | None:
     """The tiles of operands that are aligned."""
     operands = [
@@ -253,7 +278,7 @@ def test_tiles_read_whole_lines(dtype: str) -> None:
         pair = [np.lib.stride_tricks.as_strided(base, base.shape, step) for step in orders]
         tiles = tiles_of(*pair, width=16 // size)
         if tiles is None:
-            assert rows * columns < 4 * tiling.SMALLEST_TILE
+            assert rows * columns < 2 * tiling.SMALLEST_TILE
             continue
         assert tiles.staged == (1,)
         for extent, length in ((tiles.rows, rows), (tiles.columns, columns)):
