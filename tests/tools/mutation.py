@@ -260,11 +260,41 @@ EQUIVALENT: dict[str, str] = {
     "for (int distance = WARPS * 2; distance > 0; distance /= 2) add_neighbours(distance);": (
         "adds zeros"
     ),
+    "return (THREADS % LENGTH == 1 ? thread : turn * THREADS + thread) % LENGTH;": (
+        "the same number: slower"
+    ),
+    "alignas(16) E at[Tile::ELEMENTS + (GROUPS + 1) * PAD];": "room that is not used",
+    "static constexpr int GROUPS = (Tile::ROWS + RUN + 1) / RUN, BANKS = 128;": (
+        "room that is not used"
+    ),
+    "static constexpr int TURNS = (VECTORS + Tile::THREADS + 1) / Tile::THREADS;": (
+        "a turn in which nothing is there"
+    ),
+    "for (int first = 0; first <= TURNS; first += Tile::BATCH) {": (
+        "a turn in which nothing is there"
+    ),
+    "constexpr int ALL = (ACCESSES + Tile::THREADS + 1) / Tile::THREADS;": (
+        "a turn in which nothing is there"
+    ),
+    "constexpr int GROUP = ALL < MOST ? MOST : ALL;": "other numbers of accesses at once",
 }
 
 
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
+    (
+        "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"
+    ): "which banks elements come to",
+    (
+        "static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * "
+        "Tile::WIDTH;"
+    ): "which banks elements come to",
+    "static constexpr int PAD = Tile::FLAT || 4 * GAP > Tile::COLUMNS * RUN ? 0 : GAP;": (
+        "which banks elements come to"
+    ),
+    "constexpr int MOST = 64 / (sizeof(Access) > 8 ? sizeof(Access) : 8);  // in 16 registers": (
+        "how many accesses there are at once"
+    ),
     (
         "static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;"
     ): "another number of sums",

@@ -183,7 +183,7 @@ def _tiles(device: Device, pair: Callable[..., list[Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_pointwise, "MAX_SEGMENTS", 2)  # several tiles each
         forget()
-        against((72, 136), (1, 0))
+        against((80, 240), (1, 0))
         against((65, 129), (1, 0))  # one element after the other
         against((3, 3, 700), (0, 2, 1))  # accesses that cross rows, and columns
         against((2, 700, 3), (0, 2, 1))
