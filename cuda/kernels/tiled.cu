@@ -268,7 +268,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   }
 };
 
-// The arguments are those of pointwise.cu, with tiles for elements.
+// The arguments are those of pointwise.cu, with tiles in place of elements.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)

@@ -25,6 +25,8 @@ _RUNTIME = ("scheduler.cpp", "checkers.cpp")
 
 _OLDEST_GXX = 12
 _LARGEST_BATCH = 16  # kernels
+# Kernels that are compiled alone: a block has the shared memory of all kernels of its library.
+_ALONE = re.compile(r"__shared__ Staged<")
 DYNAMIC_SHARED_BYTES = 32 << 10  # the most that an `extern __shared__` array can have
 
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Werror=return-type")
@@ -184,7 +186,8 @@ def precompile(jobs: Iterable[Job], workers: int | None = None) -> None:
             groups.setdefault((job.code, job.options, job.check), []).append(job)
     batches = []
     for group in groups.values():
-        size = min(_LARGEST_BATCH, -(-len(group) // workers))
+        alone = _ALONE.search(group[0].code)
+        size = 1 if alone else min(_LARGEST_BATCH, -(-len(group) // workers))
         batches += [group[start : start + size] for start in range(0, len(group), size)]
     _prepare({check for _, _, check in groups})
     with ThreadPoolExecutor(workers) as pool:
