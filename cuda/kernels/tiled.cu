@@ -89,7 +89,7 @@ struct StagedTile {
   static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);
   // Vectors stay aligned.
   static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * Tile::WIDTH;
-  static constexpr int PAD = Tile::FLAT || 4 * GAP > Tile::COLUMNS* RUN ? 0 : GAP;
+  static constexpr int PAD = Tile::FLAT || 4 * GAP * GROUPS > Tile::ELEMENTS ? 0 : GAP;
 
   alignas(16) E at[Tile::ELEMENTS + (GROUPS - 1) * PAD];
 

@@ -289,7 +289,7 @@ IDLE: dict[str, str] = {
         "static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * "
         "Tile::WIDTH;"
     ): "which banks elements come to",
-    "static constexpr int PAD = Tile::FLAT || 4 * GAP > Tile::COLUMNS * RUN ? 0 : GAP;": (
+    "static constexpr int PAD = Tile::FLAT || 4 * GAP * GROUPS > Tile::ELEMENTS ? 0 : GAP;": (
         "which banks elements come to"
     ),
     "constexpr int MOST = 64 / (sizeof(Access) > 8 ? sizeof(Access) : 8);  // in 16 registers": (
