@@ -273,17 +273,23 @@ template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
     tiled(Loss loss, Layout layout, long long tiles, long long segments, double divisor,
-          const double* denominator, Result* value, unsigned* counter, double* partials,
-          P... pointer) {
+          const double* denominator, const Result* grad_output, double* guess, Result* value,
+          unsigned* counter, double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   using OnTiles = TileWorker<Work, Layout, Tile, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
+  double factor = 1.0;
+  if constexpr (WANTED != 0) {
+    const Factor given(grad_output, guess);
+    if (given.is_done) return;
+    factor = given.value;
+  }
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor));
+  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor);
   Work work{loss, layout, pointers, scale, value};
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
   const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,
