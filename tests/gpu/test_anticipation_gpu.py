@@ -88,7 +88,7 @@ def test_an_anticipated_gradient_is_written_once(name: str) -> None:
     loss, input = problem(name)
     for factor, is_anticipated in ((0.11, False), (0.11, True), (0.12, False), (0.12, True)):
         value = loss(input)
-        ((gradient,), _) = value.grad_fn.ready
+        gradient = value.grad_fn.ready[0][0]
         gradient.fill_(77)
         got = backward(value, input, factor)
         assert got.data_ptr() == gradient.data_ptr()
