@@ -15,14 +15,8 @@
 // Order of summation: batches of a thread in order, then threads in pairs, then ranks in order.
 // Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
 // and whoever computes a rank, so that the bits are always the same.
-#include "losses/combinators.cuh"
-#include "losses/rows.cuh"
-#include "memory/layout.cuh"
-#include "reduction/reduction.cuh"
-
-#ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
-#endif
+#include "kernels/row.cuh"
+#include "memory/async_copy.cuh"
 
 // Clusters need PTX. Without them each block computes all ranks of a row itself, with the same
 // bits.
@@ -30,12 +24,6 @@
 #define CLUSTERS 1
 #else
 #define CLUSTERS 0
-#endif
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-#define ASYNCHRONOUS_COPIES 1
-#else
-#define ASYNCHRONOUS_COPIES 0
 #endif
 
 enum Phase { WHOLE, PARTIAL, FINISH };
@@ -70,156 +58,6 @@ struct Team {
     return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
   }
 };
-
-// Where rows lie: their iteration space, and the step of each array along its row. Bit k of
-// VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
-template <int DIMS, int ARRAYS, unsigned VECTORISED_, class Index_, class Column_, class Offset>
-struct RowLayout {
-  using Index = Index_;
-  using Column = Column_;
-  static constexpr unsigned VECTORISED = VECTORISED_;
-  Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
-  long long steps[ARRAYS];
-
-  template <int K>
-  __device__ __forceinline__ long long step() const {
-    return (VECTORISED >> K & 1u) ? 1 : steps[K];
-  }
-};
-
-// One row. Arrays: grad_output where VJP, a tangent for each of TANGENTS, the operands of the
-// loss, the weights of the classes where WEIGHTED, then the gradients.
-template <class T, class Loss, class Layout, unsigned TANGENTS, bool VJP, class Pointers>
-struct RowOf {
-  using Scalar = T;
-  using Rows = Layout;
-  using Column = typename Layout::Column;
-  using N = Select<(TANGENTS != 0), Dual<Real<T>>, Real<T>>;
-
-  static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 32);
-  static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
-  template <int I>
-  static constexpr int TANGENT = int(VJP) + ones_below(TANGENTS, I);
-  template <int I>
-  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
-    return *pointer;
-  }
-  template <int I>
-  using Element = decltype(element_type<I>(At<I, Pointers>()));
-
-  const Layout& layout;
-  const Pointers& pointers;
-  typename decltype(Layout::rows)::Location at;
-  Column columns;
-
-  template <int K>
-  __device__ __forceinline__ auto* address(Column column) const {
-    return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
-  }
-  // An element as it is in memory: only who asks for its number waits for it.
-  template <int I>
-  struct Loaded {
-    static constexpr bool HAS_SLOPE = bool(TANGENTS >> I & 1u);
-    static constexpr int SLOPE = HAS_SLOPE ? TANGENT<I> : FIRST + I;
-    Element<FIRST + I> value;
-    Element<SLOPE> slope;
-
-    __device__ __forceinline__ N number() const {
-      const Real<T> real(convert<T>(value));
-      if constexpr (HAS_SLOPE) {
-        return N(real, Real<T>(convert<T>(slope)));
-      } else {
-        return N(real);
-      }
-    }
-  };
-  template <int I>
-  __device__ __forceinline__ Loaded<I> load(Column column) const {
-    return {*address<FIRST + I>(column), *address<Loaded<I>::SLOPE>(column)};
-  }
-  template <int I>
-  __device__ __forceinline__ N number(Column column) const {
-    return load<I>(column).number();
-  }
-  template <int I>
-  __device__ __forceinline__ auto load_index(Column column = 0) const {
-    return *address<FIRST + I>(column);
-  }
-  template <int I>
-  __device__ __forceinline__ long long index(Column column) const {
-    const auto loaded = load_index<I>(column);
-    using Integer = decltype(load_index<I>(column));
-    // An unsigned integer beyond long long turns negative: it is large, and out of range.
-    const auto index = (long long)(loaded);
-    return Integer(-1) > Integer(0) && index < 0 ? 0x7fffffffffffffffll : index;
-  }
-  __device__ __forceinline__ auto load_weight(Column column) const {
-    return *address<FIRST + Loss::OPERANDS>(column);
-  }
-  __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
-  // By how many elements the row begins behind a multiple of so many.
-  template <int UNIT>
-  __device__ __forceinline__ Column shift() const {
-    const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));
-    return Column(start / sizeof(Element<FIRST>) % UNIT);
-  }
-};
-
-#if ASYNCHRONOUS_COPIES
-// Which elements the cache lets go of first: those of a pass without gradients. Beside gradients
-// they are to stay longest, so that it writes those out; a row is read once either way, but loss
-// and gradient take 3 to 7% less time so on an H200. They are released in the end, for who comes
-// next.
-template <bool KEPT>
-__device__ __forceinline__ unsigned long long cache_policy() {
-  unsigned long long policy;
-  if constexpr (KEPT) {
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  }
-  return policy;
-}
-__device__ __forceinline__ void release_line(const void* address) {
-  asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address) : "memory");
-}
-// An address in shared memory, in a register of the thread: blockIdx.z is 0, which the assembler
-// does not know. It would take what all threads have in common to a uniform register, and an
-// asynchronous copy with a cache policy is then encoded with the wrong one, as of CUDA 12.9
-// and 13.0.
-__device__ __forceinline__ unsigned address_of_thread(const void* place) {
-  return unsigned(__cvta_generic_to_shared(place)) ^ blockIdx.z;
-}
-// BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
-template <int BYTES, int TO, int FROM, bool KEPT>
-__device__ __forceinline__ void copy_later(unsigned to, const void* from) {
-  if constexpr (BYTES > 16) {
-    copy_later<16, TO, FROM, KEPT>(to, from);
-    copy_later<BYTES - 16, TO + 16, FROM + 16, KEPT>(to, from);
-  } else if constexpr (BYTES == 16) {
-    asm volatile(
-        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to),
-        "l"(from), "n"(TO), "n"(FROM), "l"(cache_policy<KEPT>())
-        : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0 + %2], [%1 + %3], %4;" ::"r"(to), "l"(from),
-                 "n"(TO), "n"(FROM), "n"(BYTES)
-                 : "memory");
-  }
-}
-__device__ __forceinline__ void end_group_of_copies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits until no more than the last PENDING groups are on their way.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-#else
-__device__ __forceinline__ void end_group_of_copies() {}
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {}
-#endif
 
 // Vectors of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
 // the columns from 0 up to `end` are there.
@@ -502,80 +340,6 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   }
 };
 
-template <int LANES>
-struct LargestInWarp {
-  static constexpr int COUNT = LANES;
-  template <class T>
-  __device__ __forceinline__ T operator()(T x) const {
-#pragma unroll
-    for (int distance = 1; distance < LANES; distance *= 2) {
-      x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
-    }
-    return x;
-  }
-};
-
-template <class State>
-__device__ __forceinline__ State shuffled(const State& state, int distance) {
-  constexpr int WORDS = (sizeof(State) + 3) / 4;
-  union {
-    State state;
-    unsigned word[WORDS];
-  } bits{state};
-#pragma unroll
-  for (int w = 0; w < WORDS; ++w) {
-    bits.word[w] = __shfl_xor_sync(0xffffffffu, bits.word[w], distance);
-  }
-  return bits.state;
-}
-
-// The states of LANES neighbours together, in each of them.
-template <int LANES, class State>
-__device__ __forceinline__ auto combined_in_warp(const State& state) {
-  auto settled = settle(state, LargestInWarp<LANES>());
-#pragma unroll
-  for (int distance = 1; distance < LANES; distance *= 2) {
-    settled = join(settled, shuffled(settled, distance));
-  }
-  return settled;
-}
-
-template <class State, int COUNT>
-__device__ __forceinline__ State* states_of_block() {
-  alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
-  return reinterpret_cast<State*>(memory);
-}
-
-// The states of all threads of a row together, in each of them.
-template <class Team, class State>
-__device__ __forceinline__ auto combined(const State& state) {
-  constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 32 ? Team::LANES : 32;
-  auto settled = combined_in_warp<NEIGHBOURS>(state);
-  using Settled = decltype(settled);
-  if constexpr (Team::ACROSS && Team::LANES > 1) {
-    Settled* const parts = states_of_block<Settled, Team::THREADS>();
-    __syncthreads();  // the previous row may still be read
-    parts[threadIdx.x] = settled;
-    __syncthreads();
-    settled = parts[Team::row()];
-    for (int lane = 1; lane < Team::LANES; ++lane) {
-      settled = combine(settled, parts[lane * Team::ROWS + Team::row()]);
-    }
-  } else if constexpr (Team::LANES > 1) {
-    // A gradient may take the memory of the elements that other threads have looked at.
-    __syncwarp();
-    if constexpr (Team::LANES > 32) {
-      constexpr int WARPS = Team::THREADS / 32;
-      Settled* const parts = states_of_block<Settled, WARPS>();
-      __syncthreads();
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = settled;
-      __syncthreads();
-      settled = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
-    }
-  }
-  return settled;
-}
-
 #if CLUSTERS
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile(
@@ -829,12 +593,6 @@ struct RowWorker {
     for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
   }
 
-  // What gradients are proportional to, times a factor and divided.
-  __device__ __forceinline__ void scale(Finished& done, T factor,
-                                        const Reciprocal<T>& divisor) const {
-    loss.scale(done, [&](auto x) { return scaled(x, factor, divisor); });
-  }
-
   // Writes the gradients of a batch; its elements are in shared memory where SHARED.
   template <bool SHARED, class Context>
   __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
@@ -860,7 +618,7 @@ struct RowWorker {
       write(Range<Loss::OPERANDS>(), share.row, elements, [&](int p) {
         const auto of_vector = finished_of_vector(share.row, context, done, elements, p);
         return [&, of_vector](auto which, Column column, const auto& x) {
-          return derivative(loss.template gradient<decltype(which)::value, N>(
+          return derivative<(TANGENTS != 0)>(loss.template gradient<decltype(which)::value, N>(
               share.row, context, of_vector, column, x));
         };
       });
@@ -868,7 +626,7 @@ struct RowWorker {
         if (elements.has(context.column)) {
           auto* const element = share.row.template address<Row::INPUTS>(context.column);
           *element = convert<typename Row::template Element<Row::INPUTS>>(
-              derivative(loss.gradient_of_target(context, done)));
+              derivative<(TANGENTS != 0)>(loss.gradient_of_target(context, done)));
         }
       }
     });
@@ -903,34 +661,12 @@ struct RowWorker {
         if (listed[t] < 0) continue;
         *row.template address<Row::INPUTS>(listed[t]) =
             convert<typename Row::template Element<Row::INPUTS>>(
-                derivative(loss.template gradient_of_listed<N>(counts, t, done)));
+                derivative<(TANGENTS != 0)>(loss.template gradient_of_listed<N>(counts, t, done)));
       }
     }
   }
 
-  // What a pass asks for of a number: along a direction, its derivative.
-  static __device__ __forceinline__ T derivative(N number) {
-    if constexpr (TANGENTS != 0) {
-      return plain(number.slope);
-    } else {
-      return plain(number);
-    }
-  }
-
  private:
-  static __device__ __forceinline__ T scaled(T x, T factor, const Reciprocal<T>& divisor) {
-    return divisor.template times<T>(factor * x);
-  }
-  static __device__ __forceinline__ Real<T> scaled(Real<T> x, T factor,
-                                                   const Reciprocal<T>& divisor) {
-    return Real<T>(scaled(x.value, factor, divisor));
-  }
-  template <class X>
-  static __device__ __forceinline__ Dual<X> scaled(Dual<X> x, T factor,
-                                                   const Reciprocal<T>& divisor) {
-    return dual(scaled(x.value, factor, divisor), scaled(x.slope, factor, divisor));
-  }
-
   // Whether it is so for one of the threads that are in step, those of a row among them.
   static __device__ __forceinline__ bool any(bool mine) {
     if constexpr (Team::ACROSS || Team::LANES > 32) return __syncthreads_or(mine);
@@ -1151,7 +887,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     const bool finishes = PHASE != PARTIAL && (GRADIENTS || valued);
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
-      own = Work::derivative(done.value);
+      own = derivative<(TANGENTS != 0)>(done.value);
       own_denominator = done.denominator;
     }
     if (context.status != ACTIVE) {
@@ -1186,7 +922,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     if constexpr (GRADIENTS) {
       if constexpr (VJP) factor = row.grad_output();
-      if (context.status == ACTIVE) work.scale(done, factor, scale);
+      if (context.status == ACTIVE) scale_gradients(loss, done, factor, scale);
     }
     if constexpr (STAYS) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
