@@ -72,12 +72,12 @@ def kernel(
             if not formula:
                 raise
             raise ValueError(explained(formula, str(error))) from None
-    if shared:
+    if shared > compiled.max_dynamic_shared_size_bytes:
         compiled.max_dynamic_shared_size_bytes = shared
         compiled.preferred_shared_memory_carveout = (
             100  # percent: as many blocks as there is room for
         )
-    per_multiprocessor = driver.occupancy(compiled.kernel.ptr, threads)
+    per_multiprocessor = driver.occupancy(compiled.kernel.ptr, threads, shared)
     return Kernel(
         compiled, compiled.kernel.ptr, per_multiprocessor * driver.multiprocessors(device)
     )

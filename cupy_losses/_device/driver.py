@@ -92,9 +92,9 @@ def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
     return kernel
 
 
-def occupancy(function: int, threads: int) -> int:
-    """How many blocks of the kernel a multiprocessor holds at once."""
-    return int(_driver().occupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0))
+def occupancy(function: int, threads: int, shared: int) -> int:
+    """How many blocks of the kernel, with so much shared memory, a multiprocessor holds at once."""
+    return int(_driver().occupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared))
 
 
 @functools.cache
