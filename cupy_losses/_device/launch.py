@@ -113,6 +113,11 @@ def int64(*values: int) -> bytes:
     return struct.pack(f"={len(values)}q", *values)
 
 
+def int32(*values: int) -> bytes:
+    """Arguments of type int, or a struct of them."""
+    return struct.pack(f"={len(values)}i", *values)
+
+
 def float64(value: float) -> bytes:
     """An argument of type double."""
     return struct.pack("=d", value)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .._core.dtypes import c_type, item_size
-from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
+from .._core.rows import ELEMENTS, LABELS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides, memory_order
 from . import compiler, driver
-from .launch import Fields, Launch, float64, int64
+from .launch import Fields, Launch, float64, int32, int64
 from .library import DeviceLibrary
 from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
+from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 
 LINE_BYTES = 128  # of device memory: what one request reads
 
@@ -179,6 +180,10 @@ class _Planner(Launches):
             if array.address != address:
                 summed.append((k, array, address))
         denominator = self._denominator(bool(wanted))
+        tile = None if summed else self._tile(outputs)
+        if tile is not None:
+            self._launch_tiles(tile, values, value, denominator, wanted, outputs)
+            return self._finish()
         team = self._team(bool(wanted))
         if team.parts:
             self._in_two_launches(team, values, value, denominator, wanted, outputs)
@@ -215,6 +220,37 @@ class _Planner(Launches):
         function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
         self._add_sums(function, shape, self._axes, repeated, -1, quotient)
+
+    def _tile(self, outputs: Sequence[_Array]) -> RowTile | None:
+        """The tiles of rows that are one stretch of memory; None for other rows."""
+        dense = dense_strides([*self._row_axes, self._space.axis], self._space.shape)
+        one_each = tuple(
+            0 if axis == self._space.axis else step // self._columns
+            for axis, step in enumerate(dense)
+        )
+        elements, numbers = {}, {}
+        for k, array in enumerate(self._inputs):
+            if self._weighs(k):
+                continue
+            if array.streamed:
+                if not self._lies(array, dense):
+                    return None
+                elements[k] = item_size(array.dtype)
+            elif self._lies(array, one_each):
+                numbers[k] = item_size(array.dtype)
+        lists = LABELS in self._loss.roles.values()
+        if lists or not all(self._lies(array, dense) for array in outputs):
+            return None
+        return row_tile(self._columns, elements, numbers)
+
+    def _weighs(self, k: int) -> bool:
+        """Whether an input is the weights of the classes."""
+        return self._problem.call.weighted and k == len(self._inputs) - 1
+
+    def _lies(self, array: _Array, strides: Shape) -> bool:
+        """Whether an array lies so over the rows, and its elements one after the other."""
+        pairs = zip(self._space.shape, array.strides, strides, strict=True)
+        return all(n == 1 or step == wanted for n, step, wanted in pairs)
 
     def _team(self, gradients: bool) -> _Team:
         main = self._inputs[self._problem.leading]
@@ -372,9 +408,12 @@ class _Planner(Launches):
         if denominator_only:
             workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
         segments = self._rows if team.ranks > 2 else workers
-        layout, layout_bytes = self._layout(team, inputs, outputs)
+        main = self._inputs[problem.leading]
+        arrays = [*inputs, *outputs]
+        vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
+        layout, layout_bytes = self._layout(arrays, vectors)
         real = c_type(problem.real)
-        expression = self._expression(team)
+        expression = self._expression(self._columns if team.held and team.lanes == 1 else 0)
         if denominator_only:
             expression = template("Denominator", expression)
         wide = 2 if tangents or problem.real == "float64" else 1
@@ -433,14 +472,90 @@ class _Planner(Launches):
                 parameters=call.parameters,
             )
 
-        arrays = [a.address for a in (*inputs, *outputs)]
         factor = self._factor(bool(wanted))
-        chosen = (denominator, *factor, value, counter, partials, memory, *arrays)
+        chosen = (
+            denominator,
+            *factor,
+            value,
+            counter,
+            partials,
+            memory,
+            *(a.address for a in arrays),
+        )
         self._steps.append((launch(workers), chosen))
         if SLOT in factor:
             # No more blocks than run at once: most often all end at once.
             resident = max(1, kernel.resident_blocks // blocks)
             self._again = launch(min(workers, resident)), chosen
+
+    def _launch_tiles(
+        self,
+        tile: RowTile,
+        values: str,
+        value: Address,
+        denominator: Address,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+    ) -> None:
+        problem, request, call = self._problem, self._problem.request, self._problem.call
+        arrays = [*self._inputs, *outputs]
+        tangents = [k - call.weighted for k in request.tangents]
+        layout, layout_bytes = self._layout(arrays, tile.elements)
+        wide = 2 if tangents or problem.real == "float64" else 1
+        team = template(
+            "TileTeam",
+            *map(str, (TILE_THREADS, tile.lanes, tile.unit)),
+            str(THREADS_OF_MULTIPROCESSOR // wide // TILE_THREADS),
+            bits(tile.elements),
+            bits(tile.numbers),
+        )
+        pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
+        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        name = template(
+            "row_tiles",
+            c_type(problem.real),
+            self._expression(0),
+            layout,
+            team,
+            values,
+            bits(tuple(wanted)),
+            bits(tuple(tangents)),
+            request.vjp,
+            self._result_type(),
+            *pointers,
+        )
+        shared = 2 * tile.bytes
+        kernel = compiler.kernel(
+            "kernels/row_tiles.cu", name, TILE_THREADS, problem.device, shared=shared
+        )
+        segments = min(-(-self._rows // tile.rows), TILE_SEGMENTS)
+        counter = partials = NO_ADDRESS
+        if segments > 1 and values not in ("NO_VALUES", "EACH_VALUE"):
+            counter = self._add_counter()
+            partials = self._add_scratch(16 * segments * (2 if values == "MEAN_OF_VALUES" else 1))
+        launch = Launch(
+            kernel,
+            (min(segments, kernel.resident_blocks), 1),
+            TILE_THREADS,
+            [
+                layout_bytes,
+                int32(tile.rows, tile.bytes, *(tile.begins.get(k, 0) for k in range(len(arrays)))),
+                int64(self._rows),
+                int64(self._columns),
+                int64(segments),
+                float64(problem.denominator.size),
+            ],
+            pointers=6 + len(pointers),
+            shared=shared,
+            fields=Fields(self._loss, problem.real),
+            parameters=call.parameters,
+        )
+        factor = self._factor(bool(wanted))
+        workspace = counter, partials
+        step = launch, (denominator, *factor, value, *workspace, *(a.address for a in arrays))
+        self._steps.append(step)
+        if SLOT in factor:
+            self._again = step
 
     def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""
@@ -462,16 +577,11 @@ class _Planner(Launches):
         read = self._rows * self._columns * self._element_bytes
         return max(0, workers - -(-workers * cache // max(read, 1)))
 
-    def _layout(
-        self, team: _Team, inputs: Sequence[_Array], outputs: Sequence[_Array]
-    ) -> tuple[str, bytes]:
+    def _layout(self, arrays: Sequence[_Array], vectors: Sequence[int]) -> tuple[str, bytes]:
         """The C++ type of the layout, and its fields."""
-        arrays = [*inputs, *outputs]
-        main = self._inputs[self._problem.leading]
         space = coalesce(self._row_axes, self._space.shape, [a.strides for a in arrays])
         if not space.shape:
             space = IterationSpace((1,), ((0,),) * len(arrays))
-        vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
         index = "unsigned" if self._rows < 2**30 else "unsigned long long"
         column = "int" if self._columns < 2**30 else "long long"
         spans = [
@@ -485,7 +595,8 @@ class _Planner(Launches):
         strides = (length for step in space.strides for length in step)
         return name, int64(*space.shape, *strides, *steps)
 
-    def _expression(self, team: _Team) -> str:
+    def _expression(self, held: int) -> str:
+        """The C++ type of the loss; `held`: how many elements of a row a thread has, if all."""
         loss, call = self._loss, self._problem.call
         options = [x if isinstance(x, bool) else str(x) for x in loss.options]
         weighted = (call.weighted,) if loss.weights else ()
@@ -493,7 +604,7 @@ class _Planner(Launches):
         if loss.precise:
             main = self._inputs[self._problem.leading]
             half = item_size(main.dtype) < item_size(self._problem.real)
-            precision = half, str(self._columns if team.held and team.lanes == 1 else 0)
+            precision = half, str(held)
         real = c_type(self._problem.real)
         return template(loss.struct, real, *options, *weighted, *precision)
 

@@ -27,7 +27,7 @@ _OLDEST_GXX = 12
 _LARGEST_BATCH = 16  # kernels
 # Kernels that are compiled alone: a block has the shared memory of all kernels of its library.
 _ALONE = re.compile(r"__shared__ Staged<")
-DYNAMIC_SHARED_BYTES = 32 << 10  # the most that an `extern __shared__` array can have
+DYNAMIC_SHARED_BYTES = 60 << 10  # the most that an `extern __shared__` array can have
 
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Werror=return-type")
 # Thread-local variables are set up by the scheduler, not by functions that g++ would call.

@@ -29,7 +29,7 @@ static uint64_t steps;
 static constexpr size_t STACK_BYTES = 256 << 10;
 static constexpr size_t MAX_MESSAGES = 20;
 static constexpr unsigned MAX_THREADS = 1024;
-static constexpr size_t MAX_SHARED_BYTES = 48 << 10;
+static constexpr size_t MAX_SHARED_BYTES = 64 << 10;
 
 // Marsaglia's xorshift.
 static uint64_t random_below(uint64_t end) {

@@ -122,6 +122,11 @@ def exercise(
     return [x.get().tobytes() for x in (each, mean, *gradients)]
 
 
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows of any length be those of kernels/rows.cu."""
+    monkeypatch.setattr(plan_rows, "row_tile", lambda *arguments: None)
+
+
 @pytest.mark.parametrize(
     "case",
     [levels.case(case, default=case in (*STRUCTURES, MULTILABEL), id=str(case)) for case in ROWS],
@@ -230,6 +235,7 @@ def test_rows_divided_among_blocks(
     case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks of a cluster, by the alternative that needs none."""
+    without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 10)
     operands = case.draw(np.random.default_rng(7), (5, 2000), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -249,6 +255,7 @@ def test_rows_divided_among_blocks(
 def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
     columns = 2 if layout == "dense" else 8
+    without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "THREADS_OF_HELD", 512)
     operands = case.draw(np.random.default_rng(9), (1100, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -260,6 +267,7 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "WORKING_THREADS", 512)
     monkeypatch.setattr(plan_rows, "THREADS_OF_SEVERAL", 512)
     operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
@@ -272,6 +280,7 @@ def test_several_groups_of_a_block(
 
 @pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ids=str)
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "LONG_ROW", 64)
     operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -399,6 +408,8 @@ def test_every_loss_is_exact(
     columns: int, divided: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In units of the last place of itself, however small beside the logits."""
+    if divided:
+        without_tiles(monkeypatch)
     if divided == "ranks":
         monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 8)
     if divided == "launches":

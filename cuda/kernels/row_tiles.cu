@@ -1,0 +1,508 @@
+// Losses over rows that lie one after the other in memory: the loss of each row, its sum or mean,
+// the gradients of the elements, or loss and gradients together.
+//
+// Neighbouring rows are one stretch of memory, whatever their length and their alignment. A block
+// copies a tile of whole rows to shared memory, while it works on the tile before. LANES threads
+// work on a row there. Gradients take the place of the elements that they belong to, and go back as
+// one stretch. Bytes of device memory an element, with operands and gradients of s bytes: the loss
+// of one operand s, with its gradient 2s.
+//
+// Order of summation: a thread adds its elements of a row in order, then threads are added in
+// pairs. Who has which elements follows from the length of a row and the dtypes, so that the bits
+// of a row do not depend on its address, on other rows, or on what else is asked for. Tiles form
+// segments, which are added as those of kernels/pointwise.cu are.
+#include "kernels/row.cuh"
+#include "memory/tile_copy.cuh"
+
+// LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements.
+// A multiprocessor is to hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each
+// one of a row, and a tile of it is in shared memory. Bit k of NUMBERS: it has one number for each
+// row, and so is its tile.
+template <int THREADS_, int LANES_, int UNIT_, int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
+struct TileTeam {
+  static constexpr int THREADS = THREADS_, LANES = LANES_, UNIT = UNIT_, RESIDENT = RESIDENT_;
+  static constexpr int ROWS = THREADS / LANES;  // at a time
+  static constexpr int BATCH = 4;               // units of a thread at a time
+  static constexpr int MOST_ROWS = 64;          // of a tile, if several threads work on a row
+  static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
+
+  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
+  // Whether an element is one of this thread.
+  static __device__ __forceinline__ bool has(int column) { return column / UNIT % LANES == lane(); }
+};
+
+// What one thread has of a row: every LANES-th unit, of each operand that the loss reads.
+template <class Row, class Loss, class Team, class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
+struct Share;
+
+template <class Row, class Loss, class Team, int... I>
+struct Share<Row, Loss, Team, Indices<I...>> {
+  using T = typename Row::Scalar;
+  using N = typename Row::N;
+  using First = typename Row::template Element<Row::FIRST>;
+  static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT;
+  static constexpr int COUNT = 2, WIDTH = Team::BATCH * UNIT;  // many, see SumsOfPlaces
+
+  const Row row;
+  const T top;  // the largest number of the first operand in the row
+
+  // f(place, column, x) for each element, get<k>(x) being its number in operand k.
+  template <class F>
+  __device__ __forceinline__ void each(F f) const {
+    each_unit([&](auto size, auto aligned, int unit, int column) {
+      constexpr int SIZE = decltype(size)::value;
+      const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) f(unit * UNIT + j, column + j, element_of(numbers, j));
+    });
+  }
+  __device__ __forceinline__ T largest(T) const { return top; }
+
+  // The largest number of the first operand that this thread has; not -inf, even if all are.
+  static __device__ __forceinline__ T own_largest(const Row& row) {
+    T found = lowest<T>();
+    First of_pairs[2] = {convert<First>(found), convert<First>(found)};
+    Share{row, found}.each_unit([&](auto size, auto aligned, int, int column) {
+      take_larger(found, of_pairs,
+                  load_elements<decltype(size)::value, decltype(aligned)::value>(
+                      row.template address<FIRST>(column)));
+    });
+    if constexpr (HAS_PAIRS) {
+      found = larger(found, larger(convert<T>(of_pairs[0]), convert<T>(of_pairs[1])));
+    }
+    return found;
+  }
+
+ private:
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  static constexpr bool HAS_PAIRS = UNIT == 2;  // two pairs are compared at once
+#else
+  static constexpr bool HAS_PAIRS = false;
+#endif
+
+  template <int V>
+  struct Constant {
+    static constexpr int value = V;
+  };
+  // f(size, aligned, place, column) for each unit; the last element of a row may be alone. ALIGNED:
+  // a unit of the first operand is one access, in all rows.
+  template <class F>
+  __device__ __forceinline__ void each_unit(F f) const {
+    if constexpr (UNIT == 1) {
+      each_unit_of<false>(f);
+    } else {
+      const auto start = reinterpret_cast<unsigned long long>(row.template address<FIRST>(0));
+      if (row.columns % UNIT == 0 && start % (UNIT * sizeof(First)) == 0) {
+        each_unit_of<true>(f);
+      } else {
+        each_unit_of<false>(f);
+        const int last = row.columns - 1;
+        if (row.columns % UNIT != 0 && Team::has(last)) {
+          f(Constant<1>(), Constant<0>(), Team::BATCH - 1, last);
+        }
+      }
+    }
+  }
+  template <bool ALIGNED, class F>
+  __device__ __forceinline__ void each_unit_of(F f) const {
+    const int units = row.columns / UNIT;
+    int unit = Team::lane();
+#pragma unroll 1
+    for (; unit + (Team::BATCH - 1) * Team::LANES < units; unit += Team::BATCH * Team::LANES) {
+#pragma unroll
+      for (int k = 0; k < Team::BATCH; ++k) {
+        f(Constant<UNIT>(), Constant<ALIGNED>(), k, (unit + k * Team::LANES) * UNIT);
+      }
+    }
+#pragma unroll 1
+    for (; unit < units; unit += Team::LANES) {
+      f(Constant<UNIT>(), Constant<ALIGNED>(), Team::BATCH - 1, unit * UNIT);
+    }
+  }
+
+  template <int SIZE>
+  static __device__ __forceinline__ void take_larger(T& found, First (&of_pairs)[2],
+                                                     const Vector<First, SIZE>& unit) {
+    if constexpr (SIZE == 2 && HAS_PAIRS) {
+      const auto both = __hmax2(pair(of_pairs[0], of_pairs[1]), pair(unit.at[0], unit.at[1]));
+      of_pairs[0] = both.x;
+      of_pairs[1] = both.y;
+    } else {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) found = larger(found, convert<T>(unit.at[j]));
+    }
+  }
+  template <int SIZE, bool ALIGNED>
+  __device__ __forceinline__ auto load_all(int column) const {
+    return Tuple<Vector<Repeat<N, I>, SIZE>...>{{load<SIZE, ALIGNED, I>(column)}...};
+  }
+  template <class Numbers>
+  static __device__ __forceinline__ auto element_of(const Numbers& numbers, int j) {
+    return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
+  }
+  template <int SIZE, bool ALIGNED, class E>
+  static __device__ __forceinline__ Vector<E, SIZE> load_elements(const E* from) {
+    if constexpr (ALIGNED) {
+      return load_vector<SIZE>(from);
+    } else {
+      Vector<E, SIZE> unit;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) unit.at[j] = from[j];
+      return unit;
+    }
+  }
+  template <int SIZE, bool ALIGNED, int K>
+  __device__ __forceinline__ Vector<N, SIZE> load(int column) const {
+    Vector<N, SIZE> unit;
+    if constexpr (!bool(Loss::READS >> K & 1u)) {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) unit.at[j] = N(0.0);
+    } else if constexpr (K == Loss::OPERANDS) {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        unit.at[j] = N(Real<T>(convert<T>(row.load_weight(column + j))));
+      }
+    } else {
+      using Loaded = typename Row::template Loaded<K>;
+      const auto values = widen<T>(load_elements < SIZE,
+                                   ALIGNED && K == 0 > (row.template address<FIRST + K>(column)));
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) {
+        if constexpr (Loaded::HAS_SLOPE) {
+          const T slope = convert<T>(*row.template address<Loaded::SLOPE>(column + j));
+          unit.at[j] = N(Real<T>(values.at[j]), Real<T>(slope));
+        } else {
+          unit.at[j] = N(Real<T>(values.at[j]));
+        }
+      }
+    }
+    return unit;
+  }
+};
+
+// The states of all threads of a row have the same top, so that they are joined as they are.
+struct SameTop {
+  static constexpr int COUNT = 1;
+};
+template <class State>
+constexpr bool has_top = false;
+template <class N, bool MIXED, class Terms, class Sum>
+constexpr bool has_top<Softmax<N, MIXED, Terms, Sum>> = true;
+
+// A tile: how many rows it has, the bytes of all its arrays in shared memory, and where each
+// begins.
+template <int ARRAYS>
+struct TilePlaces {
+  int rows, bytes, begin[ARRAYS];
+};
+
+// The work of a block on its tiles. `pointers` are those to device memory.
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
+struct TileWorker;
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, int... K>
+struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using N = typename Row::N;
+  using State = typename Loss::template State<N>;
+  using Finished = typename Loss::template Finished<N>;
+  using Places = TilePlaces<Layout::ARRAYS>;
+  using Copies = TileCopies<Team::THREADS>;
+  using Elements = Share<Row, Loss, Team>;
+  static constexpr int FIRST = Row::FIRST;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Places& places;
+  const Pointers& pointers;
+  const long long n;
+  const int columns;
+
+  template <int S>
+  static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::NUMBERS) >> S & 1u);
+  // What a row has in array S.
+  template <int S>
+  __device__ __forceinline__ int count() const {
+    return (Team::ELEMENTS >> S & 1u) ? columns : 1;
+  }
+  __device__ __forceinline__ int rows_of(long long tile) const {
+    return int(min((long long)(places.rows), n - tile * places.rows));
+  }
+
+  // To shared memory, without waiting.
+  __device__ __forceinline__ void load(const Copies& copies, unsigned turn, long long tile,
+                                       unsigned char* stage) const {
+    if (threadIdx.x >= Copies::COPYING) return;
+    if constexpr (WANTED != 0) Copies::wait_for_stores();
+    (load_array<K>(copies, turn, tile, stage), ...);
+    copies.commit(turn);
+  }
+  // The pointers, to shared memory where a tile is there.
+  __device__ __forceinline__ Pointers staged(long long tile, unsigned char* stage) const {
+    Pointers staged = pointers;
+    (stage_pointer<K>(staged, tile, stage), ...);
+    return staged;
+  }
+  // Row `own` of a tile.
+  __device__ __forceinline__ Row row_at(long long tile, int own, const Pointers& staged) const {
+    using Index = typename Layout::Index;
+    Row row{layout, staged, layout.rows.locate(Index(tile * places.rows + own)), columns};
+    ((IS_STAGED<K> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
+    return row;
+  }
+
+  // What is known of a row ahead of its elements. Hides some of them from what follows.
+  __device__ __forceinline__ auto begin(const Row& row) const {
+    const auto context = loss.begin(row, loss.ahead(row));
+    if constexpr (Loss::HIDES) {
+      if (context.status == ACTIVE) {
+        loss.each_hidden(row, context, [&](int column) { set<FIRST>(row, column, T(-INFINITY)); });
+      }
+    }
+    return context;
+  }
+  // The elements of an active row.
+  __device__ __forceinline__ Elements elements_of(const Row& row, bool active) const {
+    T top = lowest<T>();
+    if constexpr (has_top<State>) {
+      if (active) top = Elements::own_largest(row);
+      top = LargestInWarp<Team::LANES>()(top);
+    }
+    return {row, top};
+  }
+  // What the threads of a row accumulate together, in all of them.
+  template <class Context>
+  __device__ __forceinline__ auto accumulate(const Elements& elements,
+                                             const Context& context) const {
+    State state = State::empty();
+    if (context.status == ACTIVE) loss.template add<true>(state, elements.row, context, elements);
+    return joined_in_warp<Team::LANES>(settle(state, SameTop()));
+  }
+
+  // The value of a row, its term of the denominator, and what its gradients need.
+  struct Outcome {
+    T value, denominator;
+    Finished done;
+  };
+  template <class Context, class Settled>
+  __device__ __forceinline__ Outcome finish(const Row& row, const Context& context,
+                                            const Settled& state, bool valued, T factor,
+                                            const Reciprocal<T>& scale) const {
+    const bool invalid = context.status == INVALID;
+    Outcome outcome{invalid ? T(__int_as_float(0x7fffffff)) : T(0), T(invalid), Finished()};
+    if (context.status == ACTIVE) {
+      outcome.done = loss.template finish<N>(row, context, state, valued);
+      outcome.value = derivative<(TANGENTS != 0)>(outcome.done.value);
+      outcome.denominator = outcome.done.denominator;
+      if constexpr (WANTED != 0) {
+        if constexpr (VJP) factor = row.grad_output();
+        scale_gradients(loss, outcome.done, factor, scale);
+      }
+    }
+    return outcome;
+  }
+
+  // Puts the gradients of a row in the place of its elements.
+  template <class Context>
+  __device__ __forceinline__ void differentiate(const Elements& elements, const Context& context,
+                                                const Finished& done) const {
+    const Row& row = elements.row;
+    if (context.status != ACTIVE) {
+      const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+      for (int column = Team::lane(); column < columns; column += Team::LANES) {
+        each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
+      }
+      return;
+    }
+    elements.each([&](int, int column, const auto& x) {
+      each_wanted([&](auto which) {
+        constexpr int I = decltype(which)::value;
+        const N slope = loss.template gradient<I, N>(row, context, done, column, x);
+        set<FIRST + I>(row, column, derivative<(TANGENTS != 0)>(slope));
+      });
+    });
+    if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
+      if (Team::has(context.column)) {
+        const N slope = loss.gradient_of_target(context, done);
+        set<FIRST>(row, context.column, derivative<(TANGENTS != 0)>(slope));
+      }
+    }
+  }
+
+  // From shared memory to the gradients.
+  __device__ __forceinline__ void store(long long tile, const Pointers& staged) const {
+    each_wanted([&](auto which) {
+      constexpr int I = decltype(which)::value, G = Row::INPUTS + ones_below(WANTED, I);
+      Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
+                    rows_of(tile) * columns);
+    });
+  }
+
+ private:
+  template <int S>
+  __device__ __forceinline__ long long first_of(long long tile) const {
+    return tile * places.rows * count<S>();
+  }
+  template <int S>
+  __device__ __forceinline__ void load_array(const Copies& copies, unsigned turn, long long tile,
+                                             unsigned char* stage) const {
+    if constexpr (IS_STAGED<S>) {
+      copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
+                  rows_of(tile) * count<S>());
+    }
+  }
+  template <int S>
+  __device__ __forceinline__ void stage_pointer(Pointers& staged, long long tile,
+                                                unsigned char* stage) const {
+    if constexpr (IS_STAGED<S>) {
+      const int behind = misalignment(get<S>(pointers) + first_of<S>(tile));
+      get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
+    }
+  }
+  // Changes an element in shared memory.
+  template <int S>
+  static __device__ __forceinline__ void set(const Row& row, int column, T x) {
+    using E = typename Row::template Element<S>;
+    *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
+  }
+  template <int I>
+  struct Which {
+    static constexpr int value = I;
+  };
+  template <class F>
+  static __device__ __forceinline__ void each_wanted(F f) {
+    each_wanted(f, Range<Loss::OPERANDS>());
+  }
+  template <class F, int... I>
+  static __device__ __forceinline__ void each_wanted(F f, Indices<I...>) {
+    (if_wanted<I>(f), ...);
+  }
+  template <int I, class F>
+  static __device__ __forceinline__ void if_wanted(F f) {
+    if constexpr (bool(WANTED >> I & 1u)) f(Which<I>());
+  }
+};
+
+// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
+// rows for elements: any mean may have all rows ignored. The dynamic shared memory holds two tiles.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    row_tiles(Loss loss, Layout layout, TilePlaces<sizeof...(P)> places, long long n,
+              long long columns, long long segments, double divisor, const double* denominator,
+              const Result* grad_output, double* guess, Result* value, unsigned* counter,
+              double* partials, P... pointer) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  using Pointers = Tuple<P...>;
+  using Work = TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+
+  [[maybe_unused]] T factor = T(1);
+  if constexpr (GRADIENTS) {
+    const Factor given(grad_output, guess);
+    if (given.is_done) return;
+    factor = T(given.value);
+  }
+  const Pointers pointers{{pointer}...};
+  const Work work{loss, layout, places, pointers, n, int(columns)};
+  if (denominator != nullptr) divisor = *denominator;
+  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
+      value, counter, partials, segments, divisor};
+
+  const long long tiles = (n + places.rows - 1) / places.rows;
+  long long segment = blockIdx.x, tile = segment;
+  Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
+  const auto copies = Work::Copies::begin();
+  if (tile < tiles) work.load(copies, 0, tile, shared);
+  for (unsigned turn = 0; segment < segments; ++turn) {
+    // The next tile of the segment, or the first one of the next segment.
+    const bool ends = tile + segments >= tiles;
+    const long long next = ends ? segment + gridDim.x : tile + segments;
+    if (!ends || next < segments) {
+      work.load(copies, turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
+    } else {
+      copies.commit(turn + 1);  // of nothing
+    }
+    copies.wait(turn);
+    const Pointers staged = work.staged(tile, shared + turn % 2 * places.bytes);
+    const int rows = work.rows_of(tile);
+    const auto take = [&](int own, const auto& outcome) {
+      if constexpr (VALUES == EACH_VALUE) {
+        value[tile * places.rows + own] = convert<Result>(outcome.value);
+      }
+      if constexpr (REDUCED) sum += outcome.value;
+      if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+    };
+    if constexpr (Team::LANES == 1) {
+#pragma unroll 1
+      for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
+        const auto row = work.row_at(tile, own, staged);
+        const auto context = work.begin(row);
+        const auto elements = work.elements_of(row, context.status == ACTIVE);
+        const auto state = work.accumulate(elements, context);
+        const auto outcome = work.finish(row, context, state, VALUES != NO_VALUES, factor, scale);
+        take(own, outcome);
+        if constexpr (GRADIENTS) work.differentiate(elements, context, outcome.done);
+      }
+    } else {
+      // One thread does what is done once for a row, LANES threads what is done for its elements.
+      using Context = decltype(work.begin(work.row_at(0, 0, staged)));
+      using State =
+          decltype(work.accumulate(work.elements_of(work.row_at(0, 0, staged), true), Context()));
+      using Finished = typename Work::Finished;
+      Context* const contexts = states_of_block<Context, Team::MOST_ROWS>();
+      State* const states = states_of_block<State, Team::MOST_ROWS>();
+      Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1>();
+      const int mine = threadIdx.x;
+      if (mine < rows) contexts[mine] = work.begin(work.row_at(tile, mine, staged));
+      if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;
+      __syncthreads();
+#pragma unroll 1
+      for (int own = Team::row(); own < places.rows; own += Team::ROWS) {
+        const bool active = contexts[own].status == ACTIVE;
+        const auto elements = work.elements_of(work.row_at(tile, own, staged), active);
+        const auto state = work.accumulate(elements, contexts[own]);
+        if (Team::lane() == 0) states[own] = state;
+      }
+      __syncthreads();
+      if (mine < rows) {
+        const auto outcome = work.finish(work.row_at(tile, mine, staged), contexts[mine],
+                                         states[mine], VALUES != NO_VALUES, factor, scale);
+        take(mine, outcome);
+        if constexpr (GRADIENTS) finished[mine] = outcome.done;
+      }
+      if constexpr (GRADIENTS) {
+        __syncthreads();
+#pragma unroll 1
+        for (int own = Team::row(); own < rows; own += Team::ROWS) {
+          work.differentiate({work.row_at(tile, own, staged), T(0)}, contexts[own], finished[own]);
+        }
+      }
+    }
+    if constexpr (GRADIENTS || Loss::HIDES) Work::Copies::fence();
+    __syncthreads();
+    if constexpr (GRADIENTS) {
+      work.store(tile, staged);
+      __syncthreads();  // what is copied element by element has been read
+    }
+    if (ends) {
+      if constexpr (REDUCED && sizeof(T) == sizeof(float)) {
+        double totals[2] = {sum.total(), counted.total()};
+        block_totals<Team::THREADS>(totals);
+        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
+                                     Sum<double>{totals[1], 0.0});
+      } else if constexpr (REDUCED) {
+        reduction.add(segment, sum, counted);
+      }
+      sum = counted = Sum<T>::zero();
+      segment += gridDim.x;
+    }
+    tile = next;
+  }
+  if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
+  if constexpr (REDUCED) reduction.finish();
+}

@@ -1,0 +1,182 @@
+// Copies of neighbouring elements, of any alignment, between device memory and shared memory. Most
+// of them move in whole pieces of 16 bytes, which is the work of the copy engine where there is
+// one; the few elements before and after these move one by one.
+#pragma once
+#include "memory/async_copy.cuh"
+#include "memory/vector.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define COPY_ENGINE 1
+#else
+#define COPY_ENGINE 0
+#endif
+
+__device__ __forceinline__ int misalignment(const void* address) {
+  return int(reinterpret_cast<unsigned long long>(address) % 16);
+}
+
+// Neighbouring bytes: `lead` ones before an address that 16 divides, `whole` ones in pieces of 16
+// bytes, and those after them.
+struct Pieces {
+  int lead, whole, after;
+  __device__ __forceinline__ Pieces(const void* first, int bytes)
+      : lead(min((16 - misalignment(first)) % 16, bytes)),
+        whole((bytes - lead) / 16 * 16),
+        after(bytes - lead - whole) {}
+
+  // f(offset) for each piece, among so many threads.
+  template <int THREADS, class F>
+  __device__ __forceinline__ void each(F f) const {
+#pragma unroll 4
+    for (int at = 16 * int(threadIdx.x); at < whole; at += 16 * THREADS) f(lead + at);
+  }
+  // f(offset) for each element of SIZE bytes outside of the pieces, among at least 16 threads.
+  template <int SIZE, class F>
+  __device__ __forceinline__ void each_other(F f) const {
+    const int own = SIZE * int(threadIdx.x);
+    if (own < lead) f(own);
+    if (own < after) f(lead + whole + own);
+  }
+};
+
+// The copies of a block of THREADS threads to one of two places in shared memory, in turns, while
+// it works on what is at the other place. The turns are 0, 1, …
+template <int THREADS>
+struct TileCopies {
+  static constexpr int COPYING = COPY_ENGINE ? 32 : THREADS;  // threads that load
+
+#if COPY_ENGINE
+  unsigned barriers;  // the address of two: the bytes of a turn have come
+
+  // For all threads of the block to begin with.
+  static __device__ __forceinline__ TileCopies begin() {
+    __shared__ unsigned long long barriers[2];
+    const TileCopies copies{shared_address(barriers)};
+    if (threadIdx.x < 2) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(copies.barrier(threadIdx.x))
+                   : "memory");
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    return copies;
+  }
+  // Waits until what the first thread has stored from shared memory is read there.
+  static __device__ __forceinline__ void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    __syncwarp();
+  }
+  __device__ __forceinline__ void load_pieces(unsigned turn, unsigned char* to,
+                                              const unsigned char* from,
+                                              const Pieces& pieces) const {
+    if (threadIdx.x != 0 || pieces.whole == 0) return;
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier(turn)),
+                 "r"(pieces.whole)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_address(to + pieces.lead)),
+        "l"(__cvta_generic_to_global(from + pieces.lead)), "r"(pieces.whole), "r"(barrier(turn))
+        : "memory");
+  }
+  // All loads of a turn have begun, by the threads that load.
+  __device__ __forceinline__ void commit(unsigned turn) const {
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier(turn)) : "memory");
+    }
+  }
+  // Waits for the loads of a turn, the last but one that has begun.
+  __device__ __forceinline__ void wait(unsigned turn) const {
+    unsigned done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n"
+          "}"
+          : "=r"(done)
+          : "r"(barrier(turn)), "r"(turn / 2 % 2)
+          : "memory");
+    }
+  }
+  // Orders what this thread has written to shared memory ahead of what the copy engine does next.
+  static __device__ __forceinline__ void fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  }
+  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
+                                                      const Pieces& pieces) {
+    if (threadIdx.x != 0 || pieces.whole == 0) return;
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(to + pieces.lead)),
+                 "r"(shared_address(from + pieces.lead)), "r"(pieces.whole)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+#else
+  static __device__ __forceinline__ TileCopies begin() { return {}; }
+  static __device__ __forceinline__ void wait_for_stores() {}
+  __device__ __forceinline__ void load_pieces(unsigned, unsigned char* to,
+                                              const unsigned char* from,
+                                              const Pieces& pieces) const {
+    pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
+  }
+  __device__ __forceinline__ void commit(unsigned) const { end_group_of_copies(); }
+  __device__ __forceinline__ void wait(unsigned) const {
+    wait_for_copies<1>();
+    __syncthreads();
+  }
+  static __device__ __forceinline__ void fence() {}
+  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
+                                                      const Pieces& pieces) {
+    pieces.template each<THREADS>([&](int at) {
+      *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+    });
+  }
+#endif
+
+  // Copies elements to shared memory, as far behind a multiple of 16 as they are in device memory:
+  // the work of the threads that load.
+  template <class E>
+  __device__ __forceinline__ void load(unsigned turn, unsigned char* to, const E* from,
+                                       int count) const {
+    constexpr int SIZE = sizeof(E);
+    const Pieces pieces(from, count * SIZE);
+    const auto* const source = reinterpret_cast<const unsigned char*>(from);
+    to += misalignment(from);
+    load_pieces(turn, to, source, pieces);
+    pieces.template each_other<SIZE>(
+        [&](int at) { *reinterpret_cast<E*>(to + at) = *reinterpret_cast<const E*>(source + at); });
+  }
+
+  // Copies elements from anywhere in shared memory: the work of all threads.
+  template <class E>
+  static __device__ __forceinline__ void store(E* to, const E* from, int count) {
+    constexpr int SIZE = sizeof(E);
+    const Pieces pieces(to, count * SIZE);
+    auto* const target = reinterpret_cast<unsigned char*>(to);
+    const auto* const source = reinterpret_cast<const unsigned char*>(from);
+    if (misalignment(from) == misalignment(to)) {
+      store_pieces(target, source, pieces);
+    } else {
+      pieces.template each<THREADS>([&](int at) {
+        constexpr int WIDTH = 16 / SIZE;
+        Vector<E, WIDTH> vector;
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) vector.at[j] = from[at / SIZE + j];
+        store_vector<WIDTH>(to + at / SIZE, vector);
+      });
+    }
+    pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });
+  }
+
+#if COPY_ENGINE
+ private:
+  __device__ __forceinline__ unsigned barrier(unsigned turn) const {
+    return barriers + 8 * (turn % 2);
+  }
+  static __device__ __forceinline__ unsigned shared_address(const void* place) {
+    return unsigned(__cvta_generic_to_shared(place));
+  }
+#endif
+};

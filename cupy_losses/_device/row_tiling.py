@@ -1,0 +1,85 @@
+"""Tiles of rows that lie one after the other in memory; cuda/kernels/row_tiles.cu works on them.
+
+Pure arithmetic on the length of a row and the sizes of elements, so that a tile, and with it the
+order of summation, depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+VECTOR_BYTES = 16
+
+# A row of at most SHORT_BYTES waits in the registers of a thread, and one of a multiple of
+# VECTOR_BYTES is read in whole vectors: cuda/kernels/rows.cu is faster on an H200 for both.
+SHORT_BYTES = 32
+
+# A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
+# they are longer, up to TILE_LIMIT: two tiles fit into the shared memory of every device. A row has
+# as few threads as that and SHARE allow, the most elements of one thread: what is done once for a
+# row takes as long as 20 elements. Of half precision a thread has twice as many. As measured on an
+# H200.
+TILE_THREADS = 128
+TILE_BYTES = 20 << 10
+TILE_LIMIT = 28 << 10
+LANES = (1, 4, 8, 16, 32)
+SHARE = 50
+MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
+
+# A reduced loss is the sum of at most so many partial sums.
+TILE_SEGMENTS = 8192
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """A tile of whole rows.
+
+    Attributes:
+        rows: How many.
+        lanes: The threads that work on a row.
+        unit: The neighbouring elements that a thread takes at once.
+        bytes: The shared memory that a tile takes.
+        begins: Where each array of it begins there.
+        elements: The arrays that have an element for each one of a row.
+        numbers: Those that have one number for each row.
+
+    """
+
+    rows: int
+    lanes: int
+    unit: int
+    bytes: int
+    begins: Mapping[int, int]
+    elements: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+def row_tile(
+    columns: int, elements: Mapping[int, int], numbers: Mapping[int, int]
+) -> RowTile | None:
+    """The tile of rows so long, given the bytes of an element of each array; None for no tiles."""
+    if not elements:
+        return None
+    lengths = [columns * size for size in elements.values()]
+    if max(lengths) <= SHORT_BYTES or not any(length % VECTOR_BYTES for length in lengths):
+        return None
+    main = next(iter(elements.values()))
+    unit = 2 if main == 2 else 1
+    row_bytes = sum(lengths) + sum(numbers.values())
+    for lanes in LANES:
+        together = TILE_THREADS // lanes
+        if columns <= lanes * unit * SHARE and together * row_bytes <= TILE_LIMIT:
+            break
+    else:
+        return None
+    rows = max(TILE_BYTES // row_bytes // together, 1) * together
+    if lanes > 1:
+        rows = min(rows, MOST_ROWS)
+    begins, end = {}, 0
+    for k, size in {**elements, **numbers}.items():
+        begins[k] = end
+        # It begins anywhere in a vector.
+        length = rows * size * (columns if k in elements else 1)
+        end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
+    return RowTile(rows, lanes, unit, end, begins, tuple(elements), tuple(numbers))

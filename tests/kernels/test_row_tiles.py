@@ -1,0 +1,205 @@
+"""Tiles of whole rows, on the emulator: losses over rows of lengths that no vector divides."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses._device import compiler, sources
+from cupy_losses._device.row_tiling import (
+    MOST_ROWS,
+    SHARE,
+    TILE_LIMIT,
+    TILE_THREADS,
+    RowTile,
+    row_tile,
+)
+
+from .. import emulator
+from ..emulator import EmulatorError, installed
+from ..tables.arrays import DTYPES
+from ..tables.rows import RowCase
+from ..tools import levels
+from .test_rows_emulated import NLL, STRUCTURES, exercise, names
+
+# Rows of which a thread has one, with a tile and a part of one at least; of which 4, 8 and 32 have
+# one; and their lengths.
+SHAPES = [(900, 9), (300, 47), (70, 101), (40, 333), (5, 1001)]
+CASES = [case for case in STRUCTURES if case is not NLL]  # which reads no elements
+FAST = CASES[0]
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+@pytest.mark.quick
+def test_tiles_follow_from_the_length_of_a_row() -> None:
+    for size in (2, 4, 8):
+        for columns in range(1, 4000):
+            tile = row_tile(columns, {0: size}, {1: 8})
+            if columns * size <= 32 or columns * size % 16 == 0:
+                assert tile is None
+                continue
+            if tile is None:
+                assert columns > 32 * SHARE or 4 * (columns * size + 8) > TILE_LIMIT
+                continue
+            assert tile.lanes * tile.unit * SHARE >= columns
+            assert tile.rows % (TILE_THREADS // tile.lanes) == 0
+            assert tile.lanes == 1 or tile.rows <= MOST_ROWS
+            assert tile.rows * (columns * size + 8) <= TILE_LIMIT
+            assert tile.begins[1] >= tile.rows * columns * size + 15
+            assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
+    assert row_tile(100, {}, {0: 8}) is None
+
+
+def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
+    """64 KiB, with what the kernels need besides."""
+    tiles: list[RowTile | None] = [
+        row_tile(columns, dict.fromkeys(range(arrays), size), {arrays: 8})
+        for arrays in (1, 2, 3, 6)
+        for size in (2, 4, 8)
+        for columns in range(1, 2000, 7)
+    ]
+    assert max(tile.bytes for tile in tiles if tile is not None) <= 29 << 10
+
+
+@pytest.mark.parametrize(("case", "shape"), levels.covering(3, CASES, SHAPES))
+def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        bits = exercise(device, case, operands)
+        tiled = [name for name in names(device) if name.startswith("row_tiles<")]
+    assert tiled or shape[1] == 1001  # of several operands, which do not fit
+    with installed(
+        multiprocessors=1, blocks_per_multiprocessor=1, seed=2, compute_capability="80"
+    ) as device:
+        assert exercise(device, case, operands) == bits, "the same bits on any device"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns"),
+    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 149, 333]),
+)
+def test_dtypes(dtype: str, columns: int) -> None:
+    """Units of two elements, rows of an odd and of an even number of them."""
+    for length in (columns,) if dtype == "float64" else (columns, columns + 1):
+        operands = FAST.draw(np.random.default_rng(5), (150, length), DTYPES[dtype])
+        with installed(multiprocessors=3, seed=1) as device:
+            exercise(device, FAST, operands, dtype=dtype)
+            assert any(name.startswith("row_tiles<") for name in names(device))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), levels.covering(2, [FAST, CASES[2], CASES[5]], ["float32", "bfloat16"])
+)
+def test_any_alignment(case: RowCase, dtype: str) -> None:
+    """Operands that begin at different places of a vector, against those that are aligned."""
+    for columns in (23, 103):
+        operands = case.draw(np.random.default_rng(6), (90, columns), DTYPES[dtype])
+        bits = []
+        for layout in ("dense", "misaligned"):
+            with installed(multiprocessors=3, seed=1) as device:
+                bits.append(exercise(device, case, operands, layout, dtype))
+                assert any(name.startswith("row_tiles<") for name in names(device))
+        assert bits[0] == bits[1]
+
+
+def test_rows_of_no_use() -> None:
+    """An index out of range gives NaN to its row alone; an ignored row gives nothing."""
+    for columns in (9, 301):
+        x = np.random.default_rng(7).standard_normal((200, columns)).astype(np.float32)
+        target = np.arange(200) % columns
+        target[[3, 150]] = columns, -1
+        target[[7, 199]] = -100
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            each = cross_entropy(*arrays, reduction="none").get()
+            assert np.flatnonzero(np.isnan(each)).tolist() == [3, 150]
+            assert not each[[7, 199]].any()
+            value, gradient = value_and_grad(cross_entropy)(*arrays)
+            assert np.isnan(value.get())
+            slopes = gradient.get()
+            assert np.isnan(slopes[[3, 150]]).all()
+            assert not slopes[[7, 199]].any()
+            assert np.isnan(slopes).sum() == 2 * columns
+            value, gradient = value_and_grad(cross_entropy)(
+                arrays[0], device.asarray(np.full(200, -100))
+            )
+            assert np.isnan(value.get())
+            assert not gradient.get().any()
+
+
+@pytest.mark.parametrize("columns", [11, 405])
+def test_the_gradient_takes_the_memory_of_the_input(columns: int) -> None:
+    x = np.random.default_rng(8).standard_normal((300, columns)).astype(np.float32)
+    target = np.arange(300) % columns
+    expected = value_and_grad(cross_entropy)(x, target)
+    with installed(multiprocessors=3, seed=1) as device:
+        logits = device.asarray(x, writable=True)
+        both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True))
+        value, gradient = both(logits, device.asarray(target))
+        assert gradient is logits
+        assert any(name.startswith("row_tiles<") for name in names(device))
+        np.testing.assert_allclose(value.get(), expected[0], rtol=1e-6)
+        np.testing.assert_allclose(logits.get(), expected[1], rtol=1e-5, atol=1e-9)
+
+
+def test_targets_that_are_not_neighbours() -> None:
+    """A number of each row that is no part of a tile: broadcast, and every other one."""
+    x = np.random.default_rng(9).standard_normal((150, 13)).astype(np.float32)
+    classes = np.arange(300) % 13
+    for target in (classes[::2], np.broadcast_to(np.array(5), (150,))):
+        with installed(multiprocessors=3, seed=1) as device:
+            stored = target.base if target.base is not None else target
+            on_device = device.asarray(np.ascontiguousarray(stored))
+            view = on_device[::2] if stored.size == 300 else device.asarray(target.copy())
+            got = value_and_grad(cross_entropy)(device.asarray(x), view)
+            expected = value_and_grad(cross_entropy)(x, target)
+            for result, wanted in zip(got, expected, strict=True):
+                np.testing.assert_allclose(result.get(), wanted, rtol=1e-5, atol=1e-9)
+
+
+def check_rows_beyond_32_bits() -> None:
+    """The blocks of more than 2^32 elements that have the last rows, in sparse memory."""
+    rows, columns = (1 << 22) + 3, 1025
+    last = np.array([rows - 1, rows - 2])
+    tile: Any = row_tile(columns, {0: 2}, {1: 8})
+    tiles = -(-rows // tile.rows)
+
+    def choose(name: str, blocks: int) -> list[int]:
+        return [(tiles - 1) % blocks] if name.startswith("row_tiles<") else list(range(1))
+
+    with installed(seed=1, choose=choose, multiprocessors=8192) as device:
+        input = device.sparse((rows, columns), np.float16)
+        target = np.zeros(rows, np.int64)
+        x = (3 * np.random.default_rng(19).standard_normal((2, columns))).astype(np.float16)
+        input.host_view[last], target[last] = x, (1, columns - 1)
+        classes = device.asarray(target)
+        each = cross_entropy(input, classes, reduction="none")
+        gradient = value_and_grad(cross_entropy)(input, classes, reduction="sum")[1]
+        assert any(name.startswith("row_tiles<") for name in names(device))
+        expected = cross_entropy(x, target[last], reduction="none")
+        slopes = value_and_grad(cross_entropy)(x, target[last], reduction="sum")[1]
+        np.testing.assert_allclose(each.host_view[last], expected, rtol=2e-3)
+        np.testing.assert_allclose(gradient.host_view[last], slopes, rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.exhaustive
+def test_more_than_2_to_the_32_elements() -> None:
+    check_rows_beyond_32_bits()
+
+
+@pytest.mark.exhaustive
+def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, right = sources.source("kernels/row_tiles.cu"), "return tile * places.rows * count<S>();"
+    assert text.count(right) == 1
+    wrong = right.replace("tile * places.rows", "int(tile) * places.rows")
+    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    with pytest.raises((AssertionError, EmulatorError)):
+        check_rows_beyond_32_bits()
