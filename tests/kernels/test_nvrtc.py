@@ -107,8 +107,16 @@ def test_all_kernels_compile(architecture: int, part: int) -> None:
     compile_for(architecture, specialisations()[part::5])
 
 
-# Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches.
-ROW_SHAPES = [(4096, 12), (1024, 4096), (300, 100_001), (3, 1_000_000)]
+# Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches;
+# tiles of rows of one thread each, and of several.
+ROW_SHAPES = [
+    (4096, 12),
+    (1024, 4096),
+    (300, 100_001),
+    (3, 1_000_000),
+    (100_000, 21),
+    (10_000, 333),
+]
 ROW_LOSSES = [
     loss for loss in losses().values() if isinstance(loss, RowLoss) and not loss.overwrites
 ]
@@ -132,7 +140,7 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     def function(
         file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
     ) -> compiler.Kernel:
-        if file == "kernels/rows.cu":
+        if file in ("kernels/rows.cu", "kernels/row_tiles.cu"):
             names[name] = shared
         return compiler.Kernel(None, 0, 1)
 
@@ -186,6 +194,10 @@ FAST_SHAPES = [
     ("float32", (2048, 131_072)),
     ("bfloat16", (1 << 20, 256)),
     ("bfloat16", (2048, 131_072)),
+    ("float32", (1 << 22, 21)),
+    ("float32", (1 << 18, 333)),
+    ("bfloat16", (1 << 22, 21)),
+    ("bfloat16", (1 << 18, 333)),
 ]
 
 
@@ -201,8 +213,11 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
             loss.plan(static_checks.NO_LIBRARY, problem)
     names = [name for name in planned_names if "Denominator" not in name]
     assert len(names) == len(FAST_SHAPES)
-    program = static_checks.compile_program(sources.source("kernels/rows.cu"), names, 90)
-    spilled = {kernel.name: (kernel.stack, kernel.spills) for kernel in program.kernels}
+    spilled = {
+        kernel.name: (kernel.stack, kernel.spills)
+        for file, own in itertools.groupby(names, static_checks.file_of)
+        for kernel in static_checks.compile_program(sources.source(file), list(own), 90).kernels
+    }
     assert max(stack for stack, _ in spilled.values()) <= 8 * bool(asked.wanted), spilled
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
 
@@ -244,6 +259,9 @@ def test_shared_memory_suffices(available: int, columns: int) -> None:
             problem = Problem(call, FORWARD, operands, aligned, shape, False, device=0)
             loss.plan(static_checks.NO_LIBRARY, problem)
     for name, shared in names.items():
+        if name.startswith("row_tiles<"):
+            assert shared + STATIC_BYTES <= available, name
+            continue
         team = static_checks.template_arguments(static_checks.template_arguments(name)[3])
         across_rows = team[8] == "true"
         assert across_rows <= ("double" in name)
