@@ -28,8 +28,9 @@ from .test_rows_emulated import NLL, STRUCTURES, exercise, names
 
 # Rows of which a thread has one, with a tile and a part of one at least; of which 4, 8 and 32 have
 # one; and their lengths.
-SHAPES = [(900, 9), (300, 47), (70, 101), (40, 333), (5, 1001)]
-CASES = [case for case in STRUCTURES if case is not NLL]  # which reads no elements
+SHAPES = [(400, 9), (150, 47), (40, 101), (18, 333), (5, 1001)]
+# But for one that reads no elements, and powers, which are slow here.
+CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
 
 
@@ -69,7 +70,7 @@ def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
     assert max(tile.bytes for tile in tiles if tile is not None) <= 29 << 10
 
 
-@pytest.mark.parametrize(("case", "shape"), levels.covering(3, CASES, SHAPES))
+@pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
 def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -89,19 +90,19 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
 def test_dtypes(dtype: str, columns: int) -> None:
     """Units of two elements, rows of an odd and of an even number of them."""
     for length in (columns,) if dtype == "float64" else (columns, columns + 1):
-        operands = FAST.draw(np.random.default_rng(5), (150, length), DTYPES[dtype])
+        operands = FAST.draw(np.random.default_rng(5), (4000 // length, length), DTYPES[dtype])
         with installed(multiprocessors=3, seed=1) as device:
             exercise(device, FAST, operands, dtype=dtype)
             assert any(name.startswith("row_tiles<") for name in names(device))
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), levels.covering(2, [FAST, CASES[2], CASES[5]], ["float32", "bfloat16"])
+    ("case", "dtype"), levels.covering(2, [FAST, CASES[5]], ["float32", "bfloat16"])
 )
 def test_any_alignment(case: RowCase, dtype: str) -> None:
     """Operands that begin at different places of a vector, against those that are aligned."""
     for columns in (23, 103):
-        operands = case.draw(np.random.default_rng(6), (90, columns), DTYPES[dtype])
+        operands = case.draw(np.random.default_rng(6), (2000 // columns, columns), DTYPES[dtype])
         bits = []
         for layout in ("dense", "misaligned"):
             with installed(multiprocessors=3, seed=1) as device:
