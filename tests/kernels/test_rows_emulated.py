@@ -8,6 +8,7 @@ second derivatives with the host backend, which has tests against torch of its o
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -57,6 +58,9 @@ STRUCTURES = [
     *(case for case in ROWS if str(case).startswith("triplet_margin_loss(p=1.5")),
     *(case for case in ROWS if str(case).startswith("triplet_margin_loss(p=inf, swap=True")),
 ]
+
+# Those that run by default where each takes long; what they accumulate, the others do in part.
+FEW = [CROSS_ENTROPY, PROBABILITIES, STRUCTURES[4], STRUCTURES[5], TRIPLET]
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +133,7 @@ def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [levels.case(case, default=case in (*STRUCTURES, MULTILABEL), id=str(case)) for case in ROWS],
+    [levels.case(case, default=case in (*FEW, MULTILABEL), id=str(case)) for case in ROWS],
 )
 def test_every_loss(case: RowCase) -> None:
     operands = case.draw(np.random.default_rng(3), SHAPE, np.float32)
@@ -246,11 +250,7 @@ def test_rows_divided_among_blocks(
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(
-        2,
-        [*(case for case in STRUCTURES if case is not NLL), MULTILABEL],
-        ["dense", "transposed"],
-    ),
+    levels.covering(2, [*FEW, MULTILABEL], ["dense", "transposed"]),
 )
 def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
@@ -324,7 +324,12 @@ def exercise_few_columns(
 
 
 @pytest.mark.parametrize(
-    ("case", "reduction", "columns"), levels.covering(3, STRUCTURES, ["mean", "none"], [2, 11])
+    ("case", "reduction", "columns"),
+    [
+        levels.case(case, *other, default=case in FEW and (n + k) % 4 == 0, id=f"{case}-{n}-{k}")
+        for n, case in enumerate(STRUCTURES)
+        for k, other in enumerate(itertools.product(["mean", "none"], [2, 11]))
+    ],
 )
 def test_backward_and_double_backward(case: RowCase, reduction: str, columns: int) -> None:
     rng = np.random.default_rng(9)
