@@ -32,7 +32,7 @@ import pytest
 from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
-from .mutation_batteries import pointwise, rows
+from .mutation_batteries import pointwise, rows, tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
@@ -51,20 +51,33 @@ FILES = (
     "numbers/elementary.cuh",
     "losses/pointwise.cuh",
     "kernels/rows.cu",
+    "kernels/row_tiles.cu",
+    "kernels/row.cuh",
+    "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
 KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files that are compiled
 # What no call of a pointwise loss reaches, and what some reach in part.
-ROW_FILES = ("kernels/rows.cu", "losses/rows.cuh")
+ROW_FILES = (
+    "kernels/rows.cu",
+    "kernels/row_tiles.cu",
+    "kernels/row.cuh",
+    "memory/tile_copy.cuh",
+    "losses/rows.cuh",
+)
+TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
 # emulator cannot find them.
 OF_A_GPU = (
     "#if CLUSTERS",
+    "#if COPY_ENGINE",
     "#if ASYNCHRONOUS_COPIES",
     "#ifdef __CUDA_ARCH__",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
+    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800",
+    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900",
 )
 WAIT = "wait_for_copies<"
 
@@ -405,7 +418,9 @@ def outcome(mutant: Mutant) -> str:
     batteries: list[Callable[[Device], None]] = []
     if mutant.file not in ROW_FILES:
         batteries.append(pointwise)
-    if mutant.file in ROW_FILES + SHARED_FILES:
+    if mutant.file in TILE_FILES:
+        batteries.append(tiles)
+    elif mutant.file in ROW_FILES + SHARED_FILES:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")

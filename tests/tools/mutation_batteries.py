@@ -253,8 +253,13 @@ def _scale(device: Device) -> None:
         close(gradient, factor * host)
 
 
+def tiles(device: Device) -> None:
+    """Calls that reach every branch of kernels/row_tiles.cu."""
+    _row_tiles(device, np.random.default_rng(9))
+
+
 def rows(device: Device, first: str = "") -> None:
-    """Calls that reach every kernel of kernels/rows.cu and every branch of it.
+    """Calls that reach every kernel of losses of rows and every branch of it.
 
     Those for the struct `first` of losses/rows.cuh come first: they find most of its mutants.
     """
@@ -265,9 +270,11 @@ def rows(device: Device, first: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _planned(**constants: int) -> Iterator[None]:
+def _planned(tiled: bool = True, **constants: int) -> Iterator[None]:
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
+        if not tiled:
+            patch.setattr(plan_rows, "row_tile", lambda *arguments: None)
         for name, value in constants.items():
             patch.setattr(plan_rows, name, value)
         forget()
@@ -343,7 +350,8 @@ def _exact_losses(device: Device, rng: Any) -> None:
         x, target, exact = losses_of_all_sizes(rng, 20 + 2000 // columns, columns, scale)
         one_hot = np.eye(columns, dtype=np.float32)[target]
         for y in target, one_hot:
-            losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
+            with _planned(tiled=False):
+                losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
             np.testing.assert_array_less(ulps(losses.get(), exact), 2.5)
     for rows, columns, scale in (300, 3, 8.0), (300, 40, 8.0), (10, 1040, 0.01):
         x, target, _ = losses_of_all_sizes(rng, rows, columns, scale)
@@ -365,7 +373,8 @@ def _cross_entropy_of_probabilities(device: Device, rng: Any) -> None:
     x, target = _scores(rng, 70, 12), rng.dirichlet(np.ones(12), 70).astype(np.float32)
     everything = {"weight": _weight(rng, 12), "label_smoothing": 0.3, "z_loss": 0.1}
     compare(device, cross_entropy, (x, target), roundings=16, shifted=True, **everything)
-    compare(device, cross_entropy, (x.astype(np.float16), target), roundings=16)
+    with _planned(tiled=False):
+        compare(device, cross_entropy, (x.astype(np.float16), target), roundings=16)
     _row_passes(device, cross_entropy, (x[:20], target[:20]), 2, **everything)
 
 
@@ -514,15 +523,126 @@ def _layouts(device: Device, rng: Any) -> None:
     check((np.ascontiguousarray(x[:40, :32]), target[:40] % 32))  # nothing but full batches
     check((_scores(rng, 5, 600), target[:5]), reduction="none")  # a warp for each row
     x[np.arange(9), 5 * np.arange(9) + 3] = 300  # powers are infinite unless these are noticed
-    for dtype in np.float16, BFLOAT16, np.float64:
-        check((x[:9].astype(dtype), target[:9]))
+    with _planned(tiled=False):
+        for dtype in np.float16, BFLOAT16, np.float64:
+            check((x[:9].astype(dtype), target[:9]))
+
+
+def _begin_anywhere(device: Device, hosts: Sequence[Any]) -> list[Any]:
+    """In device memory, each at another place of 16 bytes."""
+    return [
+        device.asarray(x, misalignment=(12 + 4 * k) // x.itemsize % 4 * x.itemsize)
+        for k, x in enumerate(hosts)
+    ]
+
+
+def _row_tiles(device: Device, rng: Any) -> None:
+    """Tiles of whole rows, which one thread or more work on."""
+
+    def draw(rows: int, columns: int, dtype: Any = np.float32) -> tuple[Any, Any]:
+        return _scores(rng, rows, columns, dtype=dtype), rng.integers(0, columns, rows)
+
+    def astray(hosts: tuple[Any, Any]) -> tuple[Any, Any]:
+        target = hosts[1].copy()
+        target[[0, 2, -2]], target[[1, 5, -1]] = (hosts[0].shape[1], -1, 99999), -100
+        return hosts[0], target
+
+    def check(hosts: Sequence[Any], **options: Any) -> None:
+        arrays = _begin_anywhere(device, hosts)
+        compare(device, cross_entropy, hosts, arrays, (0,), 16, **options)
+
+    check(draw(769, 9))  # one row more than two tiles
+    with _planned(TILE_SEGMENTS=2):
+        check(draw(1100, 9))
+    check(draw(150, 47), ignore_index=3)
+    check(astray(draw(150, 21)))
+    check(astray(draw(150, 21)), reduction="none")
+    for rows, columns in (65, 101), (33, 333), (9, 1001):
+        check(draw(rows, columns))
+        hosts = astray(draw(rows, columns))
+        check(hosts, reduction="none")
+        check(hosts)
+        check(draw(rows - 1, columns))  # nothing but full tiles
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "blocks_per_multiprocessor", 1)
+        forget()
+        check(draw(150, 101))  # several segments of one block
+        check(draw(150, 101), reduction="none")
+        check(draw(1600, 11))
+    forget()
+    for columns in 21, 22, 149, 150:  # units of two
+        hosts = draw(150, columns, BFLOAT16)
+        hosts[0][:3] *= 100
+        check(hosts)
+        compare(device, cross_entropy, hosts, wanted=(0,), roundings=16)
+    check(draw(9, 13, np.float64))
+    _sums_of_tiles(device)
+    _numbers_of_tiles(device, draw(150, 13))
+    for columns in 11, 105:
+        _anticipation(device, cross_entropy, draw(100, columns))
+        hosts = draw(200, columns)
+        both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True), (0,))
+        arrays = device.asarray(hosts[0], writable=True), device.asarray(hosts[1])
+        for result, reference in zip(both(*arrays)[1], both(*hosts)[1], strict=True):
+            close(result, reference, 16)
+        weighted = {"weight": _weight(rng, columns), "label_smoothing": 0.3}
+        hosts = draw(40, columns)
+        check(hosts, **weighted)
+        _row_passes(device, cross_entropy, hosts, 1, **weighted)
+    hosts = draw(20, 22, BFLOAT16)
+    weight = _weight(rng, 22).astype(BFLOAT16)
+    _row_passes(device, cross_entropy, hosts, 1, weight=weight)
+    _several_operands(device, rng)
+
+
+def _several_operands(device: Device, rng: Any) -> None:
+    """Tiles of several operands, with gradients of each."""
+    for columns, dtype in (10, np.float32), (22, BFLOAT16), (101, np.float32):
+        three = [_scores(rng, 40, columns, dtype=dtype) for _ in range(3)]
+        two = *three[:2], rng.choice(np.array([1, -1], np.int32), 40)
+        arrays = [device.asarray(x, misalignment=k * x.itemsize) for k, x in enumerate(two)]
+        compare(device, cosine_embedding_loss, two, arrays, roundings=16, margin=0.1)
+        if dtype == np.float32:
+            _row_passes(device, cosine_embedding_loss, two, 2, 32, margin=0.1)
+            arrays = _begin_anywhere(device, three)
+            compare(device, triplet_margin_loss, three, arrays, (0, 1, 2), 32, swap=True)
+
+
+def _sums_of_tiles(device: Device) -> None:
+    """Large losses that cancel: what remains was kept as a rounding error."""
+    for dtype, large in (np.float64, 1e16), (np.float32, 1e8):
+        x = np.zeros((400, 13), dtype)
+        x[:, 2:] = -np.inf
+        x[:, 1] = -np.tile([large, large, 1000, 500], 100)
+        x[1::4, 0], x[1::4, 1] = x[1::4, 1], 0
+        target = np.tile([1, 0, 1, 1], 100)
+        weight = np.ones(13, dtype)
+        weight[0] = -1
+        arrays = [device.asarray(host) for host in (x, target, weight)]
+        total = cross_entropy(*arrays[:2], weight=arrays[2], reduction="sum")
+        close(total, np.asarray(150000.0))
+
+
+def _numbers_of_tiles(device: Device, hosts: tuple[Any, Any]) -> None:
+    """Targets that are no part of a tile: every other one, and the same for all rows."""
+    x, target = hosts
+    both = value_and_grad(cross_entropy)
+    apart = np.repeat(target, 2)
+    apart[1::2] = -1
+    alike = np.full(len(x), 5)
+    one = np.broadcast_to(np.array(5), len(x))
+    cases = (device.asarray(apart)[::2], target), (device.asarray(one), alike)
+    for on_device, on_host in cases:
+        results = both(device.asarray(x), on_device)
+        for result, reference in zip(results, both(x, on_host), strict=True):
+            close(result, reference, 16)
 
 
 Calls = Callable[[Device, Any], None]
 ROW_CALLS: list[tuple[str, Calls]] = [
     ("CrossEntropy Softmax", _cross_entropy),
     ("RunningSum PlainSum ExactTerms FastTerms SumsOfPlaces Rounded", _exact_losses),
-    ("Team", _layouts),
+    ("Team RowOf", _layouts),
     ("Share", _ranks),
     ("Phase", _two_launches),
     ("Reduction", _teams),
@@ -533,4 +653,5 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("CrossEntropyOfProbabilities", _cross_entropy_of_probabilities),
     ("MultilabelMargin", _multilabel_margin),
     ("TripletMargin Norm", _triplet_margin),
+    ("LargestInWarp", _row_tiles),
 ]
