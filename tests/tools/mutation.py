@@ -290,6 +290,49 @@ EQUIVALENT: dict[str, str] = {
         "a turn in which nothing is there"
     ),
     "constexpr int GROUP = ALL < MOST ? MOST : ALL;": "other numbers of accesses at once",
+    "if (row.columns % UNIT == 0 && start % (UNIT + sizeof(First)) == 0) {": (
+        "2 * 2 and 2 + 2 are the same number"
+    ),
+    "if (row.columns % UNIT == 0 && start / (UNIT * sizeof(First)) == 0) {": (
+        "units element by element: slower"
+    ),
+    "if (row.columns % UNIT == 0 && start % (UNIT * sizeof(First)) == 1) {": (
+        "units element by element: slower"
+    ),
+    "if (row.columns / UNIT == 0 && start % (UNIT * sizeof(First)) == 0) {": (
+        "units element by element: slower"
+    ),
+    (
+        "for (; unit + (Team::BATCH + 1) * Team::LANES < units; "
+        "unit += Team::BATCH * Team::LANES) {"
+    ): "a full batch as a partial one: slower",
+    "f(Constant<1>(), Constant<0>(), Team::BATCH - 2, last);": "another one of the sums",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), Team::BATCH - 2, unit * UNIT);": (
+        "another one of the sums"
+    ),
+    "if constexpr (SIZE != 2 && HAS_PAIRS) {": "pairs are of a GPU alone",
+    "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
+    "if (threadIdx.x > Copies::COPYING) return;": "all threads copy, but on a GPU",
+    "if (threadIdx.x >= Copies::COPYING) ;": "all threads copy, but on a GPU",
+    "static constexpr int COPYING = COPY_ENGINE ? 31 : THREADS;": "of a GPU alone",
+    "const int behind = misalignment(get<S>(pointers) - first_of<S>(tile));": (
+        "a tile begins a multiple of 8 bytes behind the one before"
+    ),
+    "const long long tiles = (n + places.rows + 1) / places.rows;": "an empty tile",
+    "const bool ends = tile + segments > tiles;": "an empty tile",
+    "if (tile <= tiles) work.load(copies, 0, tile, shared);": "every block has a tile",
+    "if (!ends || next <= segments) {": "loads a tile, for nothing",
+    "work.load(copies, turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": (
+        "copies look at their turn on a GPU alone"
+    ),
+    "copies.commit(turn - 1);": "copies look at their turn on a GPU alone",
+    "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
+        "the same number"
+    ),
+    "if (mine >= rows && mine <= places.rows) contexts[mine].status = IGNORED;": (
+        "what lies behind all contexts is written again before it is read"
+    ),
+    "if (Team::lane() == 1) states[own] = state;": "all threads of a row have its state",
 }
 
 
