@@ -57,7 +57,8 @@ FILES = (
     "losses/rows.cuh",
 )
 KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files that are compiled
-# What no call of a pointwise loss reaches, and what some reach in part.
+# What no call of a pointwise loss reaches, of that what rows in tiles alone reach, and what some
+# reach in part.
 ROW_FILES = (
     "kernels/rows.cu",
     "kernels/row_tiles.cu",
