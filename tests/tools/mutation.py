@@ -330,9 +330,6 @@ EQUIVALENT: dict[str, str] = {
     "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
         "the same number"
     ),
-    "if (mine >= rows && mine <= places.rows) contexts[mine].status = IGNORED;": (
-        "what lies behind all contexts is written again before it is read"
-    ),
     "if (Team::lane() == 1) states[own] = state;": "all threads of a row have its state",
 }
 
