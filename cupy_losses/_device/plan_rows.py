@@ -241,7 +241,9 @@ class _Planner(Launches):
         lists = LABELS in self._loss.roles.values()
         if lists or not all(self._lies(array, dense) for array in outputs):
             return None
-        return row_tile(self._columns, elements, numbers)
+        main = self._inputs[self._problem.leading]
+        unit = 2 if main.dtype in ("float16", "bfloat16") else 1
+        return row_tile(self._columns, unit, elements, numbers)
 
     def _weighs(self, k: int) -> bool:
         """Whether an input is the weights of the classes."""

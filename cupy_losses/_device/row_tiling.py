@@ -17,8 +17,8 @@ SHORT_BYTES = 32
 
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
 # they are longer, up to TILE_LIMIT: two tiles fit into the shared memory of every device. A row has
-# as few threads as that and SHARE allow, the most elements of one thread: what is done once for a
-# row takes as long as 20 elements. Of half precision a thread has twice as many. As measured on an
+# as few threads as that and SHARE allow, the most units of one thread: what is done once for a row
+# takes as long as 20 elements. A unit is two elements of half precision, or one. As measured on an
 # H200.
 TILE_THREADS = 128
 TILE_BYTES = 20 << 10
@@ -56,7 +56,7 @@ class RowTile:
 
 
 def row_tile(
-    columns: int, elements: Mapping[int, int], numbers: Mapping[int, int]
+    columns: int, unit: int, elements: Mapping[int, int], numbers: Mapping[int, int]
 ) -> RowTile | None:
     """The tile of rows so long, given the bytes of an element of each array; None for no tiles."""
     if not elements:
@@ -64,8 +64,6 @@ def row_tile(
     lengths = [columns * size for size in elements.values()]
     if max(lengths) <= SHORT_BYTES or not any(length % VECTOR_BYTES for length in lengths):
         return None
-    main = next(iter(elements.values()))
-    unit = 2 if main == 2 else 1
     row_bytes = sum(lengths) + sum(numbers.values())
     for lanes in LANES:
         together = TILE_THREADS // lanes

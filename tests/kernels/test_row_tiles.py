@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_tiling import (
     MOST_ROWS,
@@ -18,13 +20,15 @@ from cupy_losses._device.row_tiling import (
     RowTile,
     row_tile,
 )
+from cupy_losses._libraries.numpy import on_host
+from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
 from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
-from .test_rows_emulated import NLL, STRUCTURES, exercise, names
+from .test_rows_emulated import NLL, STRUCTURES, close, exercise, names
 
 # Rows of which a thread has one, with a tile and a part of one at least; of which 4, 8 and 32 have
 # one; and their lengths.
@@ -43,7 +47,7 @@ def _emulator() -> None:
 def test_tiles_follow_from_the_length_of_a_row() -> None:
     for size in (2, 4, 8):
         for columns in range(1, 4000):
-            tile = row_tile(columns, {0: size}, {1: 8})
+            tile = row_tile(columns, 2 if size == 2 else 1, {0: size}, {1: 8})
             if columns * size <= 32 or columns * size % 16 == 0:
                 assert tile is None
                 continue
@@ -56,13 +60,13 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert tile.rows * (columns * size + 8) <= TILE_LIMIT
             assert tile.begins[1] >= tile.rows * columns * size + 15
             assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
-    assert row_tile(100, {}, {0: 8}) is None
+    assert row_tile(100, 1, {}, {0: 8}) is None
 
 
 def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
     """64 KiB, with what the kernels need besides."""
     tiles: list[RowTile | None] = [
-        row_tile(columns, dict.fromkeys(range(arrays), size), {arrays: 8})
+        row_tile(columns, 1, dict.fromkeys(range(arrays), size), {arrays: 8})
         for arrays in (1, 2, 3, 6)
         for size in (2, 4, 8)
         for columns in range(1, 2000, 7)
@@ -166,11 +170,39 @@ def test_targets_that_are_not_neighbours() -> None:
                 np.testing.assert_allclose(result.get(), wanted, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("float32", "float16"), ("float16", "float32")],
+)
+def test_operands_of_different_dtypes(first: str, second: str) -> None:
+    """With derivatives along the second one, whose tangent comes ahead of the first."""
+    rng = np.random.default_rng(12)
+    x, y = ((8 * rng.standard_normal((20, 27))).astype(DTYPES.get(d, d)) for d in (first, second))
+    target = np.where(np.arange(20) % 3, 1, -1)
+    call, _ = prepare_of(cosine_embedding_loss)(x, y, target, margin=0.1)
+    tangent = rng.standard_normal(y.shape).astype(y.dtype)
+    scale = np.asarray(0.5, np.float32)
+    for request, leading in (
+        (Request(wanted=(1,)), ()),
+        (Request(tangents=(1,)), (tangent,)),
+        (Request(value=False, wanted=(1,), vjp=True, tangents=(1,)), (scale, tangent)),
+    ):
+        hosts = (*leading, x, y, target)
+        expected = on_host(call, request, hosts)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = [device.asarray(host) for host in hosts]
+            library, own = resolve(call, arrays[len(leading) :])
+            results = library.run(call, request, [*arrays[: len(leading)], *own])
+            assert any(name.startswith("row_tiles<") for name in names(device))
+            for result, wanted in zip(results, expected, strict=True):
+                close(result, wanted, 2e-3)
+
+
 def check_rows_beyond_32_bits() -> None:
     """The blocks of more than 2^32 elements that have the last rows, in sparse memory."""
     rows, columns = (1 << 22) + 3, 1025
     last = np.array([rows - 1, rows - 2])
-    tile: Any = row_tile(columns, {0: 2}, {1: 8})
+    tile: Any = row_tile(columns, 2, {0: 2}, {1: 8})
     tiles = -(-rows // tile.rows)
 
     def choose(name: str, blocks: int) -> list[int]:
