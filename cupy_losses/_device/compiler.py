@@ -72,8 +72,9 @@ def kernel(
             if not formula:
                 raise
             raise ValueError(explained(formula, str(error))) from None
-    if shared > compiled.max_dynamic_shared_size_bytes:
-        compiled.max_dynamic_shared_size_bytes = shared
+    if shared:
+        most = max(shared, compiled.max_dynamic_shared_size_bytes)  # of all plans
+        compiled.max_dynamic_shared_size_bytes = most
         compiled.preferred_shared_memory_carveout = (
             100  # percent: as many blocks as there is room for
         )
