@@ -40,7 +40,7 @@ def device(library: Library) -> str:
     return "cuda" if library.name == "torch cuda" else "cpu"
 
 
-@pytest.mark.parametrize(("case", "size", "dtype"), levels.covering(4, LOSSES, SIZES, DTYPES))
+@pytest.mark.parametrize(("case", "size", "dtype"), levels.covering(7, LOSSES, SIZES, DTYPES))
 def test_value_and_grad(
     case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
 ) -> None:
@@ -167,7 +167,7 @@ def shapes_of(case: Case) -> list[tuple[tuple[int, ...], ...]]:
 @pytest.mark.parametrize(
     ("case", "shapes", "reduction", "extra"),
     [
-        levels.case(case, *others, default=(number + turn) % 4 == 0, id=f"{case}-{others}")
+        levels.case(case, *others, default=(number + turn) % 7 == 0, id=f"{case}-{others}")
         for number, case in enumerate(LOSSES)
         for turn, others in enumerate(
             itertools.product(shapes_of(case), REDUCTIONS, ["", "weight", "where"])

@@ -78,13 +78,29 @@ def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
 def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
-        bits = exercise(device, case, operands)
+        exercise(device, case, operands)
         tiled = [name for name in names(device) if name.startswith("row_tiles<")]
     assert tiled or shape[1] == 1001  # of several operands, which do not fit
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [
+        levels.case(
+            case, shape, default=case is FAST and shape[1] in (47, 333), id=f"{case}-{shape}"
+        )
+        for case in CASES
+        for shape in SHAPES
+    ],
+)
+def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        bits = exercise(device, case, operands)
     with installed(
         multiprocessors=1, blocks_per_multiprocessor=1, seed=2, compute_capability="80"
     ) as device:
-        assert exercise(device, case, operands) == bits, "the same bits on any device"
+        assert exercise(device, case, operands) == bits
 
 
 @pytest.mark.parametrize(
