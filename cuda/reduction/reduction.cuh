@@ -121,13 +121,12 @@ struct Reduction {
   template <bool ALONE = false, class T>
   __device__ __forceinline__ void add(long long segment, const Sum<T>& sum,
                                       const Sum<T>& own_denominator) const {
-    if (value == nullptr) return;
     Sum<double> parts[2] = {sum.widened(), own_denominator.widened()};
     if constexpr (!ALONE) {
       parts[0] = block_sum<THREADS>(parts[0]);
       if constexpr (SUMS == 2) parts[1] = block_sum<THREADS>(parts[1]);
     }
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0 || value == nullptr) return;
     if constexpr (VALUES == COUNT) {
       atomicAdd(value, parts[0].total());
     } else if (segments == 1) {
