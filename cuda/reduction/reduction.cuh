@@ -106,7 +106,7 @@ struct Reciprocal {
 // The sum and the denominator of a call. The elements (or rows) form segments, each the work of one
 // block, and the last block adds them up. With more than one segment, `counter` (zeroed) and
 // `partials` (2 doubles a segment, 4 where the pass adds up the denominator) are workspace of this
-// launch alone. Nothing is summed where `value` is null. `denominator` is that of SUM_OF_VALUES.
+// launch alone. Nothing is stored where `value` is null. `denominator` is that of SUM_OF_VALUES.
 // For a COUNT, blocks add theirs to the value, which is a zeroed double.
 template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result>
 struct Reduction {
