@@ -39,18 +39,24 @@ class Recorded(np.lib.mixins.NDArrayOperatorsMixin):
         self.proxy = proxy
         self.operand = operand  # one that has the dtype of the loss
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any) -> Recorded:
+    # NumPy raises a TypeError that names the function where one returns NotImplemented.
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or options:
+            return NotImplemented
         name = ufunc.__name__
-        function = _OPERATORS.get(name) or getattr(torch, name)
+        function = _OPERATORS.get(name) or getattr(torch, name, None)
+        if function is None:
+            return NotImplemented
         return Recorded(function(*map(_argument, inputs)), self.operand)
 
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: Any
-    ) -> Recorded:
+    ) -> Any:
         if function is np.real:
             return self
         if function is not np.where:
-            raise NotImplementedError(f"{function.__name__} in torch")
+            return NotImplemented
         # Two numbers would make a tensor of torch's default dtype.
         given: list[Any] = [
             x.proxy if isinstance(x, Recorded) else self.operand.new_full((), float(x))

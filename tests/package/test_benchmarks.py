@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import losses, rows
+from benchmarks.formulas import in_torch
 from benchmarks.losses import ROWS, Row
 
 from ..tables.losses import LOSSES
@@ -33,6 +35,16 @@ def test_references(row: Row) -> None:
     (slope,) = torch.autograd.grad(row.each(*operands).sum(), operands[0])
     expected = row.case.slopes(*exact)[0].astype(float)
     np.testing.assert_allclose(slope.numpy(), expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [lambda x, y: (np.mean(x - y),), lambda x, y: (np.add.reduce(x),), lambda x, y: (np.cbrt(x),)],
+)
+def test_what_has_no_counterpart_in_torch_is_refused(terms: Any) -> None:
+    """Not recorded as something else."""
+    with pytest.raises(TypeError, match=r"mean|add|cbrt"):
+        in_torch(dataclasses.replace(LOSSES[0], terms=terms))
 
 
 @pytest.mark.filterwarnings("ignore:.*is broadcast", "ignore:Using a target size")
