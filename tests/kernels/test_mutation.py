@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,14 @@ def test_the_sample_does_not_follow_lines(monkeypatch: pytest.MonkeyPatch, tmp_p
     moved = [(m.file, m.after) for m in sample(ONE_IN) if m.after != added]
     assert moved == chosen
     assert len(chosen) >= 5
+
+
+def test_a_mutant_that_crashes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: nobody waits for an outcome of a process that has ended."""
+    monkeypatch.setattr(mutation, "outcome", lambda mutant: os._exit(9))
+    assert mutation.outcome_apart(next(mutants())) == "found: it crashes"
+    monkeypatch.setattr(mutation, "outcome", lambda mutant: "survived")
+    assert mutation.outcome_apart(next(mutants())) == "survived"
 
 
 def test_every_rule_fits_somewhere() -> None:

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
@@ -491,11 +492,10 @@ def outcome_apart(mutant: Mutant) -> str:
     process = context.Process(target=lambda: sender.send(outcome(mutant)))
     process.start()
     try:
-        if not receiver.poll(3600):
+        ended = connection.wait([receiver, process.sentinel], 3600)
+        if not ended:
             raise TimeoutError(f"no outcome after an hour: {mutant}")
-        return str(receiver.recv())
-    except EOFError:
-        return "found: it crashes"
+        return str(receiver.recv()) if receiver.poll() else "found: it crashes"
     finally:
         process.kill()
         process.join()
