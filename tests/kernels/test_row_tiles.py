@@ -28,7 +28,7 @@ from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
-from .test_rows_emulated import NLL, STRUCTURES, close, exercise, names
+from .test_rows_emulated import NLL, STRUCTURES, check_last_rows, close, exercise, names
 
 # Rows of which a thread has one, with a tile and a part of one at least; of which 4, 8 and 32 have
 # one; and their lengths.
@@ -215,28 +215,17 @@ def test_operands_of_different_dtypes(first: str, second: str) -> None:
 
 
 def check_rows_beyond_32_bits() -> None:
-    """The blocks of more than 2^32 elements that have the last rows, in sparse memory."""
+    """The block of more than 2^32 elements that has the last rows."""
     rows, columns = (1 << 22) + 3, 1025
-    last = np.array([rows - 1, rows - 2])
     tile: Any = row_tile(columns, 2, {0: 2}, {1: 8})
     tiles = -(-rows // tile.rows)
 
     def choose(name: str, blocks: int) -> list[int]:
-        return [(tiles - 1) % blocks] if name.startswith("row_tiles<") else list(range(1))
+        return [(tiles - 1) % blocks if name.startswith("row_tiles<") else 0]
 
     with installed(seed=1, choose=choose, multiprocessors=8192) as device:
-        input = device.sparse((rows, columns), np.float16)
-        target = np.zeros(rows, np.int64)
-        x = (3 * np.random.default_rng(19).standard_normal((2, columns))).astype(np.float16)
-        input.host_view[last], target[last] = x, (1, columns - 1)
-        classes = device.asarray(target)
-        each = cross_entropy(input, classes, reduction="none")
-        gradient = value_and_grad(cross_entropy)(input, classes, reduction="sum")[1]
+        check_last_rows(device, rows, columns)
         assert any(name.startswith("row_tiles<") for name in names(device))
-        expected = cross_entropy(x, target[last], reduction="none")
-        slopes = value_and_grad(cross_entropy)(x, target[last], reduction="sum")[1]
-        np.testing.assert_allclose(each.host_view[last], expected, rtol=2e-3)
-        np.testing.assert_allclose(gradient.host_view[last], slopes, rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.exhaustive

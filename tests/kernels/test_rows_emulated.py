@@ -546,23 +546,29 @@ def test_rows_of_two_dtypes_that_begin_anywhere(misalignment: int) -> None:
     np.testing.assert_allclose(result, cross_entropy(x, target, reduction="none"), rtol=1e-5)
 
 
+def check_last_rows(device: Device, rows: int, columns: int) -> None:
+    """The last two of many rows, over sparse memory: their losses and gradients."""
+    last = np.array([rows - 1, rows - 2])
+    input = device.sparse((rows, columns), np.float16)
+    target = np.zeros(rows, np.int64)
+    x = (3 * np.random.default_rng(19).standard_normal((2, columns))).astype(np.float16)
+    input.host_view[last], target[last] = x, (1, columns - 1)
+    classes = device.asarray(target)
+    each = cross_entropy(input, classes, reduction="none")
+    gradient = value_and_grad(cross_entropy)(input, classes, reduction="sum")[1]
+    expected = cross_entropy(x, target[last], reduction="none")
+    slopes = value_and_grad(cross_entropy)(x, target[last], reduction="sum")[1]
+    np.testing.assert_allclose(each.host_view[last], expected, rtol=2e-3)
+    np.testing.assert_allclose(gradient.host_view[last], slopes, rtol=2e-3, atol=1e-6)
+
+
 def check_rows_beyond_32_bits() -> None:
-    """The blocks of a batch of 2^32 elements that have the last rows, over sparse memory."""
-    rows, columns = (1 << 20) + 3, 4096
+    """The blocks of a batch of 2^32 elements that have the last rows."""
+    rows = (1 << 20) + 3
     last = np.array([rows - 1, rows - 2])
     with installed(seed=1, choose=lambda name, blocks: sorted(set(last % blocks))) as device:
-        input = device.sparse((rows, columns), np.float16)
-        target = np.zeros(rows, np.int64)
-        x = (3 * np.random.default_rng(19).standard_normal((2, columns))).astype(np.float16)
-        input.host_view[last], target[last] = x, (1, columns - 1)
-        classes = device.asarray(target)
-        each = cross_entropy(input, classes, reduction="none")
-        gradient = value_and_grad(cross_entropy)(input, classes, reduction="sum")[1]
+        check_last_rows(device, rows, 4096)
         assert all(rows > launch.grid[0] >= 1024 for launch in device.launches)
-        expected = cross_entropy(x, target[last], reduction="none")
-        slopes = value_and_grad(cross_entropy)(x, target[last], reduction="sum")[1]
-        np.testing.assert_allclose(each.host_view[last], expected, rtol=2e-3)
-        np.testing.assert_allclose(gradient.host_view[last], slopes, rtol=2e-3, atol=1e-6)
 
 
 def test_rows_of_more_than_2_to_the_32_elements() -> None:
