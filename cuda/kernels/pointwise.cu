@@ -31,15 +31,11 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  double factor = 1.0;
-  if constexpr (WANTED != 0) {
-    const Factor given(grad_output, guess);
-    if (given.is_done) return;
-    factor = given.value;
-  }
+  const auto factor = Factor::of<WANTED != 0>(grad_output, guess);
+  if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor);
+  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value);
   Work work{loss, layout, pointers, scale, value};
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
   const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,

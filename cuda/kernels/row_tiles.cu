@@ -400,12 +400,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Work = TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
-  [[maybe_unused]] T factor = T(1);
-  if constexpr (GRADIENTS) {
-    const Factor given(grad_output, guess);
-    if (given.is_done) return;
-    factor = T(given.value);
-  }
+  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  if (given.is_done) return;
+  [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, n, int(columns)};
   if (denominator != nullptr) divisor = *denominator;

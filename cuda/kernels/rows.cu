@@ -760,12 +760,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Share = typename Work::Share;
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES && PHASE != PARTIAL;
   constexpr bool GRADIENTS = WANTED != 0;
-  [[maybe_unused]] T factor = T(1);
-  if constexpr (GRADIENTS) {
-    const Factor given(grad_output, guess);
-    if (given.is_done) return;
-    factor = T(given.value);
-  }
+  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  if (given.is_done) return;
+  [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
   constexpr bool STAYS =

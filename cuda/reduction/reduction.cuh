@@ -58,6 +58,18 @@ struct Factor {
   double value = 1.0;
   bool is_done = false;
 
+  // That of a pass that writes GRADIENTS, or 1.
+  template <bool GRADIENTS, class G>
+  static __device__ __forceinline__ Factor of(const G* grad_output, double* guess) {
+    if constexpr (GRADIENTS) {
+      return {grad_output, guess};
+    } else {
+      return {};
+    }
+  }
+
+ private:
+  Factor() = default;
   template <class G>
   __device__ __forceinline__ Factor(const G* grad_output, double* guess) {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
@@ -73,7 +85,6 @@ struct Factor {
   // A pair has no grad_output.
   __device__ __forceinline__ Factor(const Pair*, double*) {}
 
- private:
   static __device__ __forceinline__ bool same_bits(double a, double b) {
     return __double_as_longlong(a) == __double_as_longlong(b);
   }
