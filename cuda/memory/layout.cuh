@@ -3,16 +3,26 @@
 #include "memory/vector.cuh"
 #include "numbers/tuple.cuh"
 
+// The division of numbers below 2^31 by one that is at least 2 (Granlund and Montgomery, 1994).
+struct Reciprocal32 {
+  unsigned multiplier, shift;
+  __device__ __forceinline__ unsigned quotient(unsigned x) const {
+    return __umulhi(x, multiplier) >> shift;
+  }
+};
+
 // The iteration space of OPERANDS arrays: DIMS coalesced dimensions, the last one fastest. Strides
 // are in elements. They are 0 where an operand is broadcast, and negative where it runs backwards.
 // Bit k of VECTORISED: operand k is contiguous along the last dimension and aligned, so that one
 // access moves a vector of it. A vector never crosses the end of the last dimension, so that one
-// location serves all of it. Index is `unsigned` where that can count the elements, because 32-bit
-// divisions are much cheaper. Offset is `unsigned` where in addition no stride is negative.
+// location serves all of it. Index is `unsigned` where there are less than 2^31 elements: a
+// division by a size is then a product with its reciprocal, which the host has computed. Offset is
+// `unsigned` where in addition no stride is negative.
 template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
+  Reciprocal32 reciprocal[DIMS];
   long long stride[OPERANDS][DIMS];
 
   struct Location {
@@ -24,7 +34,7 @@ struct Layout {
     Index rest = Index(element);
 #pragma unroll
     for (int d = DIMS - 1; d > 0; --d) {
-      const Index above = rest / Index(size[d]);
+      const Index above = quotient(rest, d);
       const Offset coordinate = Offset(rest - above * Index(size[d]));
 #pragma unroll
       for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, d);
@@ -50,6 +60,13 @@ struct Layout {
   }
 
  private:
+  __device__ __forceinline__ Index quotient(Index rest, int d) const {
+    if constexpr (sizeof(Index) == 4) {
+      return reciprocal[d].quotient(rest);
+    } else {
+      return rest / Index(size[d]);
+    }
+  }
   __device__ __forceinline__ Offset step(int operand, int d) const {
     return (d == DIMS - 1 && (VECTORISED >> operand & 1u)) ? 1 : Offset(stride[operand][d]);
   }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._core.loss import Loss
+from .._core.shapes import IterationSpace
 from . import driver
 from .compiler import Kernel
 
@@ -106,6 +107,20 @@ class Launch:
             fields = self._fields(parameters)
             self._bytes[: len(fields)] = fields
         self._packed = parameters
+
+
+def iteration_space(space: IterationSpace) -> bytes:
+    """The fields of the struct Layout of cuda/memory/layout.cuh."""
+    reciprocals = b"".join(_reciprocal(size) for size in space.shape)
+    strides = (length for steps in space.strides for length in steps)
+    return int64(*space.shape) + reciprocals + int64(*strides)
+
+
+def _reciprocal(divisor: int) -> bytes:
+    """What divides numbers below 2^31: a high product and a shift."""
+    bits = max(divisor - 1, 1).bit_length()  # of divisors from 2 on
+    multiplier = (1 << 31 + bits) // divisor + 1
+    return struct.pack("=2I", multiplier & 0xFFFFFFFF, bits - 1)
 
 
 def int64(*values: int) -> bytes:

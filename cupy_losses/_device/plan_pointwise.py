@@ -19,7 +19,7 @@ from .._core.shapes import (
     memory_order,
 )
 from . import compiler
-from .launch import Fields, Launch, Parameters, float64, int64
+from .launch import Fields, Launch, Parameters, float64, int64, iteration_space
 from .library import DeviceLibrary
 from .plan import (
     NO_ADDRESS,
@@ -472,7 +472,7 @@ def _layout(
         if step[-1] == 1 and not any(start % access for start in starts):
             vectors.append(k)
     name = f"Layout<{len(shape)}, {len(sizes)}, {bits(vectors)}, {_index(shape)}>"
-    return name, int64(*shape, *(length for step in strides for length in step))
+    return name, iteration_space(IterationSpace(shape, strides))
 
 
 def _index(shape: Shape) -> str:

@@ -10,7 +10,7 @@ from .._core.dtypes import c_type, item_size
 from .._core.rows import ELEMENTS, LABELS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides, memory_order
 from . import compiler, driver
-from .launch import Fields, Launch, float64, int32, int64
+from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
 from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
@@ -594,8 +594,7 @@ class _Planner(Launches):
         numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
         name = template("RowLayout", *numbers, index, column, offset)
         steps = [a.strides[self._space.axis] for a in arrays]
-        strides = (length for step in space.strides for length in step)
-        return name, int64(*space.shape, *strides, *steps)
+        return name, iteration_space(space) + int64(*steps)
 
     def _expression(self, held: int) -> str:
         """The C++ type of the loss; `held`: how many elements of a row a thread has, if all."""

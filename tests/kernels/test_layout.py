@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cupy_losses._core.shapes import (
     ArraySpec,
+    IterationSpace,
     broadcast_axes,
     broadcast_strides,
     coalesce,
     dense_strides,
     memory_order,
 )
+from cupy_losses._device.launch import iteration_space
 
 
 def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
@@ -77,3 +80,14 @@ def test_broadcast_axes(
     own: tuple[int, ...], shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> None:
     assert broadcast_axes(ArraySpec("float32", own, ()), shape) == axes
+
+
+@given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))
+@example(2, 2**31 - 1)
+@example(3, 2**31 - 1)
+@example(2**30 + 1, 2**31 - 1)
+@example(2**31 - 1, 2**31 - 2)
+def test_a_reciprocal_divides_as_a_division_does(divisor: int, number: int) -> None:
+    fields = iteration_space(IterationSpace((divisor,), ((1,),)))
+    multiplier, shift = struct.unpack("=2I", fields[8:16])
+    assert (number * multiplier >> 32) >> shift == number // divisor
