@@ -501,5 +501,5 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     tile = next;
   }
   if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish_every_segment();
 }

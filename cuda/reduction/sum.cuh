@@ -95,6 +95,7 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   };
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) add_neighbours(distance);
+  __syncthreads();  // the previous call may still be reading
 #pragma unroll
   for (int c = 0; c < COUNT; ++c) {
     if (lane == 0) parts[c][warp] = totals[c];

@@ -445,12 +445,7 @@ class _Planner(Launches):
         kernel = compiler.kernel(
             "kernels/rows.cu", name, team.threads, problem.device, shared=shared
         )
-        counter = partials = NO_ADDRESS
-        if segments > 1 and summed:
-            teams = -(-segments // TEAM)
-            counter = self._add_counter(1 + teams)
-            sums = 2 if values == "MEAN_OF_VALUES" else 1
-            partials = self._add_scratch(16 * sums * (segments + teams))
+        counter, partials = self._workspace(segments, values)
         arguments = [
             layout_bytes,
             int64(self._rows),
@@ -489,6 +484,14 @@ class _Planner(Launches):
             # No more blocks than run at once: most often all end at once.
             resident = max(1, kernel.resident_blocks // blocks)
             self._again = launch(min(workers, resident)), chosen
+
+    def _workspace(self, segments: int, values: str) -> tuple[Address, Address]:
+        """The counters and the partial sums of so many segments."""
+        if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
+            return NO_ADDRESS, NO_ADDRESS
+        teams = -(-segments // TEAM)
+        sums = 2 if values == "MEAN_OF_VALUES" else 1
+        return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
 
     def _launch_tiles(
         self,
@@ -531,10 +534,7 @@ class _Planner(Launches):
             "kernels/row_tiles.cu", name, TILE_THREADS, problem.device, shared=shared
         )
         segments = min(-(-self._rows // tile.rows), TILE_SEGMENTS)
-        counter = partials = NO_ADDRESS
-        if segments > 1 and values not in ("NO_VALUES", "EACH_VALUE"):
-            counter = self._add_counter()
-            partials = self._add_scratch(16 * segments * (2 if values == "MEAN_OF_VALUES" else 1))
+        counter, partials = self._workspace(segments, values)
         launch = Launch(
             kernel,
             (min(segments, kernel.resident_blocks), 1),
