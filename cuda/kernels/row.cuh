@@ -12,10 +12,11 @@
 
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
 // VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
-template <int DIMS, int ARRAYS_, unsigned VECTORISED_, class Index_, class Column_, class Offset>
+template <int DIMS, int ARRAYS_, unsigned VECTORISED_, class Index_, class Column_, class Offset_>
 struct RowLayout {
   using Index = Index_;
   using Column = Column_;
+  using Offset = Offset_;
   static constexpr int ARRAYS = ARRAYS_;
   static constexpr unsigned VECTORISED = VECTORISED_;
   Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
@@ -46,6 +47,18 @@ struct RowOf {
   }
   template <int I>
   using Element = decltype(element_type<I>(At<I, Pointers>()));
+
+  // Whether array S is read element by element: an operand that the loss reads so, or its tangent.
+  template <int S, int I = 0>
+  static __device__ constexpr bool is_read() {
+    if constexpr (I > Loss::OPERANDS) {
+      return false;
+    } else {
+      const bool own = S == FIRST + I;
+      const bool tangent = bool(TANGENTS >> I & 1u) && S == TANGENT<I>;
+      return (bool(Loss::READS >> I & 1u) && (own || tangent)) || is_read<S, I + 1>();
+    }
+  }
 
   const Layout& layout;
   const Pointers& pointers;

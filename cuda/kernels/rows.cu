@@ -74,18 +74,6 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   static constexpr int FIRST = Row::FIRST, COUNT = BATCH, WIDTH = WIDTH_;
   using Vectors = Tuple<Vector<typename Row::template Element<K>, WIDTH>...>;
 
-  // Whether array S is read element by element: an operand that the loss reads, or its tangent.
-  template <int S, int I = 0>
-  static __device__ constexpr bool is_read() {
-    if constexpr (I > Loss::OPERANDS) {
-      return false;
-    } else {
-      const bool own = S == FIRST + I;
-      const bool tangent = bool(TANGENTS >> I & 1u) && S == Row::template TANGENT<I>;
-      return (bool(Loss::READS >> I & 1u) && (own || tangent)) || is_read<S, I + 1>();
-    }
-  }
-
   Column first, stride, end;
   Vectors vectors[BATCH];
 
@@ -211,7 +199,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
  private:
   template <int S>
   __device__ __forceinline__ void load_array(const Row& row, int p) {
-    if constexpr (is_read<S>()) load_vector_of<S>(row, p, get<S>(vectors[p]));
+    if constexpr (Row::template is_read<S>()) load_vector_of<S>(row, p, get<S>(vectors[p]));
   }
   template <int S>
   __device__ __forceinline__ void load_vector_of(
@@ -245,7 +233,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S, class Team, bool KEPT>
   __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
                                                  int slot) const {
-    if constexpr (is_read<S>()) {
+    if constexpr (Row::template is_read<S>()) {
       Stored<S>* const places = take_places<S, Team>(shared, slot);
 #if ASYNCHRONOUS_COPIES
       constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
@@ -282,7 +270,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S>
   __device__ __forceinline__ void release_array(const Row& row) const {
 #if ASYNCHRONOUS_COPIES
-    if constexpr (is_read<S>() && sizeof(Stored<S>) >= 16 &&
+    if constexpr (Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
                   bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
@@ -297,7 +285,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   }
   template <int S, class Team>
   __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot) {
-    if constexpr (is_read<S>()) {
+    if constexpr (Row::template is_read<S>()) {
       const Stored<S>* const places = take_places<S, Team>(shared, slot);
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
@@ -308,7 +296,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 
   template <int S, class Team>
   __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
-    if constexpr (is_read<S>()) {
+    if constexpr (Row::template is_read<S>()) {
       Stored<S>* const vector = take_places<S, Team>(shared, slot);
       if constexpr (S == FIRST) vector->at[place] = hidden_element();
     }
@@ -319,7 +307,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 
   template <int S>
   __device__ __forceinline__ Vector<T, WIDTH> widened(int p) const {
-    if constexpr (is_read<S>()) {
+    if constexpr (Row::template is_read<S>()) {
       return widen<T>(get<S>(vectors[p]));
     } else {
       return {};

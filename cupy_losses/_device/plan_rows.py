@@ -14,6 +14,7 @@ from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
 from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
+from .row_striding import StridedRows, strided_rows
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 
 LINE_BYTES = 128  # of device memory: what one request reads
@@ -180,12 +181,12 @@ class _Planner(Launches):
             if array.address != address:
                 summed.append((k, array, address))
         denominator = self._denominator(bool(wanted))
-        tile = None if summed else self._tile(outputs)
-        if tile is not None:
-            self._launch_tiles(tile, values, value, denominator, wanted, outputs)
-            return self._finish()
         team = self._team(bool(wanted))
-        if team.parts:
+        if tile := None if summed else self._tile(outputs):
+            self._launch_tiles(tile, values, value, denominator, wanted, outputs)
+        elif strided := self._strided():
+            self._launch_strided(strided, values, value, denominator, wanted, outputs)
+        elif team.parts:
             self._in_two_launches(team, values, value, denominator, wanted, outputs)
         elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
@@ -245,6 +246,34 @@ class _Planner(Launches):
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
         return row_tile(self._columns, unit, elements, numbers)
 
+    def _strided(self) -> StridedRows | None:
+        """Who works on rows that lie side by side; None for other rows."""
+        read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
+        if LABELS in self._loss.roles.values() or not self._lies_apart():
+            return None
+        if not read or self._columns * self._element_bytes <= HELD_BYTES:
+            return None
+        return strided_rows(self._columns, [item_size(a.dtype) for a in read])
+
+    def _lies_apart(self) -> bool:
+        """Whether neighbouring rows are nearer to one another than the elements of a row."""
+        strides = self._inputs[self._problem.leading].strides
+        apart = abs(strides[self._space.axis])
+        if self._columns == 1 or not self._row_axes:
+            return False
+        return abs(strides[self._row_axes[-1]]) < apart
+
+    def _is_pair(self, array: _Array) -> bool:
+        """Whether elements of two neighbouring rows are one aligned word."""
+        arrays = [a.strides for a in self._inputs]
+        space = coalesce(self._row_axes, self._space.shape, [array.strides, *arrays])
+        if not space.shape or space.shape[-1] % 2 or space.strides[0][-1] != 1:
+            return False
+        steps = (*space.strides[0][:-1], array.strides[self._space.axis])
+        return item_size(array.dtype) == 2 and not (
+            array.misaligned % 4 or any(step % 2 for step in steps)
+        )
+
     def _weighs(self, k: int) -> bool:
         """Whether an input is the weights of the classes."""
         return self._problem.call.weighted and k == len(self._inputs) - 1
@@ -263,14 +292,8 @@ class _Planner(Launches):
         width, shift = 1, 0
         if step == 1 or self._columns <= 1:
             width, shift = self._width(main)
-        elif self._row_axes and abs(main.strides[self._row_axes[-1]]) < abs(step):
-            for rows in (32, 8):
-                team = _Team(BLOCK, BLOCK // rows, 1, across=True)
-                team = self._filled(team, self._columns, streams)
-                if team.slots * BLOCK * element_bytes <= min(
-                    CACHE_LIMIT, available - STATIC_ACROSS
-                ):
-                    return team
+        elif self._lies_apart() and self._columns * element_bytes <= HELD_BYTES:
+            return self._filled(_Team(BLOCK, 1, 1), self._columns, streams)
         if not streams and not gradients:  # a number of each row
             return _Team(BLOCK, 1, width, slots=1, shift=shift)
         # The last turn of the lanes may be in part beyond the row.
@@ -485,14 +508,6 @@ class _Planner(Launches):
             resident = max(1, kernel.resident_blocks // blocks)
             self._again = launch(min(workers, resident)), chosen
 
-    def _workspace(self, segments: int, values: str) -> tuple[Address, Address]:
-        """The counters and the partial sums of so many segments."""
-        if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
-            return NO_ADDRESS, NO_ADDRESS
-        teams = -(-segments // TEAM)
-        sums = 2 if values == "MEAN_OF_VALUES" else 1
-        return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
-
     def _launch_tiles(
         self,
         tile: RowTile,
@@ -502,46 +517,116 @@ class _Planner(Launches):
         wanted: Sequence[int],
         outputs: Sequence[_Array],
     ) -> None:
-        problem, request, call = self._problem, self._problem.request, self._problem.call
         arrays = [*self._inputs, *outputs]
-        tangents = [k - call.weighted for k in request.tangents]
         layout, layout_bytes = self._layout(arrays, tile.elements)
-        wide = 2 if tangents or problem.real == "float64" else 1
         team = template(
             "TileTeam",
-            *map(str, (TILE_THREADS, tile.lanes, tile.unit)),
-            str(THREADS_OF_MULTIPROCESSOR // wide // TILE_THREADS),
+            *map(str, (TILE_THREADS, tile.lanes, tile.unit, self._resident(TILE_THREADS))),
             bits(tile.elements),
             bits(tile.numbers),
         )
+        begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
+        self._launch_segments(
+            "row_tiles",
+            (layout, team),
+            [layout_bytes, int32(tile.rows, tile.bytes, *begins)],
+            tile.rows,
+            TILE_THREADS,
+            2 * tile.bytes,
+            values,
+            (value, denominator),
+            wanted,
+            outputs,
+        )
+
+    def _launch_strided(
+        self,
+        rows: StridedRows,
+        values: str,
+        value: Address,
+        denominator: Address,
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+    ) -> None:
+        arrays = [*self._inputs, *outputs]
+        layout, layout_bytes = self._layout(arrays, ())
+        main = self._inputs[self._problem.leading]
+        width = 2 if self._is_pair(main) else 1
+        vectors = [k for k, array in enumerate(arrays) if self._is_pair(array)]
+        team = template(
+            "StridedTeam",
+            *map(str, (rows.threads, rows.lanes, width, rows.count, rows.sure)),
+            rows.stays,
+            str(rows.resident),
+            bits(vectors),
+        )
+        self._launch_segments(
+            "strided_rows",
+            (layout, team),
+            [layout_bytes],
+            rows.threads // rows.lanes * width,
+            rows.threads,
+            0,
+            values,
+            (value, denominator),
+            wanted,
+            outputs,
+        )
+
+    def _workspace(self, segments: int, values: str) -> tuple[Address, Address]:
+        """The counters and the partial sums of so many segments."""
+        if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
+            return NO_ADDRESS, NO_ADDRESS
+        teams = -(-segments // TEAM)
+        sums = 2 if values == "MEAN_OF_VALUES" else 1
+        return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
+
+    def _resident(self, threads: int) -> int:
+        """How many blocks a multiprocessor is to hold."""
+        problem = self._problem
+        wide = 2 if problem.request.tangents or problem.real == "float64" else 1
+        return max(1, THREADS_OF_MULTIPROCESSOR // wide // threads)
+
+    def _launch_segments(
+        self,
+        kernel_name: str,
+        types: tuple[str, str],
+        layout: list[bytes],
+        rows: int,
+        threads: int,
+        shared: int,
+        values: str,
+        results: tuple[Address, Address],
+        wanted: Sequence[int],
+        outputs: Sequence[_Array],
+    ) -> None:
+        """A kernel whose blocks take tiles of so many rows, which form segments of a sum."""
+        problem, request, call = self._problem, self._problem.request, self._problem.call
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
         pointers += [f"{c_type(a.dtype)}*" for a in outputs]
         name = template(
-            "row_tiles",
+            kernel_name,
             c_type(problem.real),
             self._expression(0),
-            layout,
-            team,
+            *types,
             values,
             bits(tuple(wanted)),
-            bits(tuple(tangents)),
+            bits(tuple(k - call.weighted for k in request.tangents)),
             request.vjp,
             self._result_type(),
             *pointers,
         )
-        shared = 2 * tile.bytes
         kernel = compiler.kernel(
-            "kernels/row_tiles.cu", name, TILE_THREADS, problem.device, shared=shared
+            f"kernels/{kernel_name}.cu", name, threads, problem.device, shared=shared
         )
-        segments = min(-(-self._rows // tile.rows), TILE_SEGMENTS)
+        segments = min(-(-self._rows // rows), TILE_SEGMENTS)
         counter, partials = self._workspace(segments, values)
         launch = Launch(
             kernel,
             (min(segments, kernel.resident_blocks), 1),
-            TILE_THREADS,
+            threads,
             [
-                layout_bytes,
-                int32(tile.rows, tile.bytes, *(tile.begins.get(k, 0) for k in range(len(arrays)))),
+                *layout,
                 int64(self._rows),
                 int64(self._columns),
                 int64(segments),
@@ -552,9 +637,10 @@ class _Planner(Launches):
             fields=Fields(self._loss, problem.real),
             parameters=call.parameters,
         )
+        value, denominator = results
         factor = self._factor(bool(wanted))
-        workspace = counter, partials
-        step = launch, (denominator, *factor, value, *workspace, *(a.address for a in arrays))
+        addresses = (a.address for a in [*self._inputs, *outputs])
+        step = launch, (denominator, *factor, value, counter, partials, *addresses)
         self._steps.append(step)
         if SLOT in factor:
             self._again = step

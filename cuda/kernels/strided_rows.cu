@@ -1,0 +1,523 @@
+// Losses over rows whose elements lie apart while neighbouring rows lie together, such as classes
+// ahead of pixels, (N, C, d): the loss of each row, its sum or mean, the gradients of the elements,
+// or loss and gradients together.
+//
+// Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
+// A thread has WIDTH rows for itself, or LANES threads share these. Its elements of them are in
+// registers, all at once if there is room: then each is read once. Bytes of device memory an
+// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s,
+// or 3s where a row is too long for that.
+//
+// Order of summation: a thread adds its elements of a row in order, in batches, then threads are
+// added in pairs. Who has which elements follows from the length of a row and the dtypes, so that
+// the bits of a row do not depend on its address, on other rows, or on what else is asked for.
+// Tiles form segments, which are added as those of kernels/pointwise.cu are.
+#include "kernels/row.cuh"
+
+// LANES threads, of a block of THREADS, work on WIDTH neighbouring rows: thread `lane` on every
+// LANES-th element, in batches of COUNT. A row STAYS in registers: it has no more than one batch,
+// and at least SURE elements of it are there. Bit k of VECTORS: the elements of array k in WIDTH
+// rows are one access. A multiprocessor is to hold RESIDENT blocks.
+template <int THREADS_, int LANES_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_, int RESIDENT_,
+          unsigned VECTORS_>
+struct StridedTeam {
+  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, RESIDENT = RESIDENT_;
+  static constexpr int COUNT = COUNT_, SURE = SURE_;
+  static constexpr bool STAYS = STAYS_;
+  static constexpr unsigned VECTORS = VECTORS_;
+  static constexpr int NEIGHBOURS = THREADS / LANES, ROWS = NEIGHBOURS * WIDTH;  // of a tile
+
+  static __device__ __forceinline__ int lane() {
+    return LANES == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS;
+  }
+  // The first one of its rows in a tile.
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) % NEIGHBOURS * WIDTH; }
+};
+
+// A batch of one thread: elements of each of its rows, of every array that the loss reads element
+// by element. The first SURE elements are there, others where they are ahead of column `end`.
+template <class Row, class Loss, class Team, int SURE, class K = Range<Row::INPUTS>>
+struct StridedBatch;
+
+template <class Row, class Loss, class Team, int SURE, int... K>
+struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
+  using T = typename Row::Scalar;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH;
+  // Elements of WIDTH rows as one access moves them: two of half precision in one register.
+  template <int S>
+  using Stored = Vector<typename Row::template Element<S>, WIDTH>;
+  template <int S>
+  using Packed = typename Word<sizeof(Stored<S>)>::type;
+
+  Column first, end;
+  Tuple<Packed<K>...> vectors[BATCH];
+
+  template <int S>
+  static __device__ __forceinline__ Packed<S> packed(const Stored<S>& vector) {
+    union {
+      Stored<S> vector;
+      Packed<S> packed;
+    } bits{vector};
+    return bits.packed;
+  }
+  template <int S>
+  static __device__ __forceinline__ Stored<S> unpacked(const Packed<S>& packed) {
+    union {
+      Packed<S> packed;
+      Stored<S> vector;
+    } bits{packed};
+    return bits.vector;
+  }
+
+  __device__ __forceinline__ Column column(int k) const { return first + k * Team::LANES; }
+  __device__ __forceinline__ bool holds(int k) const { return k < SURE || column(k) < end; }
+  // Whether a column is one of these.
+  __device__ __forceinline__ bool has(Column column) const {
+    const Column behind = column - first;
+    return behind >= 0 && behind < BATCH * Team::LANES && behind % Team::LANES == 0;
+  }
+  // Makes the element of a row in a column -inf, in the first operand.
+  __device__ __forceinline__ void hide(int v, Column hidden) {
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      if (column(k) == hidden) {
+        auto vector = unpacked<FIRST>(get<FIRST>(vectors[k]));
+        vector.at[v] = convert<typename Row::template Element<FIRST>>(T(-INFINITY));
+        get<FIRST>(vectors[k]) = packed<FIRST>(vector);
+      }
+    }
+  }
+
+  // Those of place k in row V: get<i>() of it is the number in operand i.
+  template <int V>
+  __device__ __forceinline__ auto numbers(const Row& row, int k) const {
+    return numbers<V>(Range<Loss::OPERANDS + int(Loss::WEIGHTED)>(), row, k);
+  }
+
+  // Those of row V.
+  template <int V>
+  struct Of {
+    static constexpr int WIDTH = 4, COUNT = BATCH / WIDTH;  // places for sums
+    const StridedBatch& batch;
+    const Row& row;
+
+    // The largest number of the first operand, and `so_far`.
+    __device__ __forceinline__ T largest(T so_far) const {
+      if constexpr (HAS_PAIRS) {
+        const auto found = batch.largest_pair();
+        return larger(so_far, convert<T>(V == 0 ? found.x : found.y));
+      } else {
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+          if (batch.holds(k)) so_far = larger(so_far, plain(batch.template number<V, 0>(row, k)));
+        }
+        return so_far;
+      }
+    }
+    // f(place, column, x) for each element.
+    template <class F>
+    __device__ __forceinline__ void each(F f) const {
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) {
+        if (batch.holds(k)) {
+          f(k % WIDTH, batch.column(k), batch.template numbers<V>(row, k));
+        }
+      }
+    }
+  };
+
+ private:
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  static constexpr bool HAS_PAIRS = WIDTH == 2;  // two numbers are compared at once
+#else
+  static constexpr bool HAS_PAIRS = false;
+#endif
+  // The largest numbers of the first operand in both rows.
+  __device__ __forceinline__ auto largest_pair() const {
+    const auto pair_at = [&](int k) {
+      const auto both = unpacked<FIRST>(get<FIRST>(vectors[k]));
+      return pair(both.at[0], both.at[1]);
+    };
+    const auto none = convert<typename Row::template Element<FIRST>>(lowest<T>());
+    auto found = pair(none, none);
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      if (holds(k)) found = __hmax2(found, pair_at(k));
+    }
+    return found;
+  }
+  template <int V, int S>
+  __device__ __forceinline__ Real<T> real(int k) const {
+    return Real<T>(widen<T>(unpacked<S>(get<S>(vectors[k]))).at[V]);
+  }
+  template <int V, int I>
+  __device__ __forceinline__ N number(const Row& row, int k) const {
+    using Loaded = typename Row::template Loaded<I>;
+    if constexpr (I == Loss::OPERANDS && bool(Loss::READS >> I & 1u)) {
+      return N(Real<T>(convert<T>(row.load_weight(column(k)))));
+    } else if constexpr (!bool(Loss::READS >> I & 1u)) {
+      return N(0.0);
+    } else if constexpr (Loaded::HAS_SLOPE) {
+      return N(real<V, Row::FIRST + I>(k), real<V, Loaded::SLOPE>(k));
+    } else {
+      return N(real<V, Row::FIRST + I>(k));
+    }
+  }
+  template <int V, int... I>
+  __device__ __forceinline__ auto numbers(Indices<I...>, const Row& row, int k) const {
+    return Tuple<Repeat<N, I>...>{{number<V, I>(row, k)}...};
+  }
+};
+
+// The work of a block on its tiles.
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, class V = Range<Team::WIDTH>, class K = Range<Layout::ARRAYS>>
+struct StridedWorker;
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, int... V, int... K>
+struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<V...>,
+                     Indices<K...>> {
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using Index = typename Layout::Index;
+  using State = typename Loss::template State<N>;
+  using Finished = typename Loss::template Finished<N>;
+  template <int SURE>
+  using Batch = StridedBatch<Row, Loss, Team, SURE>;
+  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH, LANES = Team::LANES;
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const long long n, columns;
+
+  // The rows of a thread in a tile. After the last ones those, of which nothing is used.
+  struct Rows {
+    typename decltype(Layout::rows)::Location at[WIDTH];
+    long long first;
+  };
+  __device__ __forceinline__ auto locate(long long row) const {
+    return layout.rows.locate(Index(row));
+  }
+  __device__ __forceinline__ Rows rows_of(long long tile) const {
+    const long long first = tile * Team::ROWS + Team::row(), there = min(first, n - WIDTH);
+    return {{locate(there + V)...}, first};
+  }
+  __device__ __forceinline__ Row row_at(const Rows& rows, int v) const {
+    return {layout, pointers, rows.at[v], Column(columns)};
+  }
+  __device__ __forceinline__ Row row_at(long long row) const {
+    return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
+  }
+  // f(batch) for each batch of this thread; of rows that stay for the only one.
+  template <class F>
+  __device__ __forceinline__ void each_batch(const Rows& rows, F f) const {
+    constexpr int STRIDE = Team::COUNT * LANES;
+    Column first = Team::lane();
+    for (; first + (STRIDE - LANES) < columns; first += STRIDE) f(load<Team::COUNT>(rows, first));
+    if (first < columns) f(load<0>(rows, first));
+  }
+  template <int SURE>
+  __device__ __forceinline__ Batch<SURE> load(const Rows& rows, Column first) const {
+    Batch<SURE> batch{first, Column(columns)};
+    (load_array<K>(batch, rows), ...);
+    return batch;
+  }
+
+  // What is known of rows ahead of their elements: of a row that is not there that it is ignored.
+  static __device__ Row a_row();
+  static __device__ const Loss& a_loss();
+  using Context = decltype(a_loss().begin(a_row(), a_loss().ahead(a_row())));
+  __device__ __forceinline__ Context context_of(const Row& row, bool present) const {
+    Context context;
+    context.status = IGNORED;
+    if (present) context = loss.begin(row, loss.ahead(row));
+    return context;
+  }
+  template <bool FIRST, class B>
+  __device__ __forceinline__ void add(State (&states)[WIDTH], B& batch, const Rows& rows,
+                                      const Context (&contexts)[WIDTH]) const {
+    (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
+  }
+  using Settled = decltype(combined_in_warp<LANES>(State()));
+
+  // The value of a row, its term of the denominator, and what its gradients need.
+  struct Outcome {
+    T value, denominator;
+    Finished done;
+  };
+  __device__ __forceinline__ Outcome finish(const Row& row, const Context& context,
+                                            const Settled& state, bool valued, T factor,
+                                            const Reciprocal<T>& scale) const {
+    const bool invalid = context.status == INVALID;
+    Outcome outcome{invalid ? T(__int_as_float(0x7fffffff)) : T(0), T(invalid), Finished()};
+    if (context.status == ACTIVE) {
+      outcome.done = loss.template finish<N>(row, context, state, valued);
+      outcome.value = derivative<(TANGENTS != 0)>(outcome.done.value);
+      outcome.denominator = outcome.done.denominator;
+      if constexpr (WANTED != 0) {
+        if constexpr (VJP) factor = row.grad_output();
+        scale_gradients(loss, outcome.done, factor, scale);
+      }
+    }
+    return outcome;
+  }
+
+  // Writes the gradients of a batch.
+  template <class B>
+  __device__ __forceinline__ void differentiate(const B& batch, const Rows& rows,
+                                                const Context (&contexts)[WIDTH],
+                                                const Finished (&done)[WIDTH]) const {
+    write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
+    if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
+      (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
+    }
+  }
+
+ private:
+  template <int S>
+  using Stored = Vector<typename Row::template Element<S>, WIDTH>;
+  template <int S>
+  static constexpr bool IS_VECTOR = WIDTH == 1 || bool(Team::VECTORS >> S & 1u);
+  // From one element of this thread to the next. An unsigned one takes one instruction.
+  using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
+  template <int S>
+  __device__ __forceinline__ Step step() const {
+    return Step(LANES) * Step(layout.template step<S>());
+  }
+
+  template <int S, class B>
+  __device__ __forceinline__ void load_array(B& batch, const Rows& rows) const {
+    if constexpr (S < Row::INPUTS - int(Loss::WEIGHTED) && Row::template is_read<S>()) {
+#pragma unroll
+      for (int k = 0; k < Team::COUNT; ++k) {
+        if (!batch.holds(k)) continue;
+        auto& vector = get<S>(batch.vectors[k]);
+        if constexpr (IS_VECTOR<S>) {
+          using Packed = typename B::template Packed<S>;
+          vector = *reinterpret_cast<const Packed*>(address<S>(rows, 0, batch.first, k));
+        } else {
+          vector = B::template packed<S>({{*address<S>(rows, V, batch.first, k)...}});
+        }
+      }
+    }
+  }
+  template <int S>
+  __device__ __forceinline__ auto* address(const Rows& rows, int v, Column first, int k) const {
+    return row_at(rows, v).template address<S>(first) + k * (long long)(step<S>());
+  }
+  template <bool FIRST, int R, class B>
+  __device__ __forceinline__ void add_of(State& state, B& batch, const Row& row,
+                                         const Context& context) const {
+    if (context.status != ACTIVE) return;
+    if constexpr (Loss::HIDES) {
+      loss.each_hidden(row, context, [&](Column column) {
+        if (batch.has(column)) batch.hide(R, column);
+      });
+    }
+    typename B::template Of<R> elements{batch, row};
+    loss.template add<FIRST>(state, row, context, elements);
+  }
+
+  template <int R>
+  struct Which {
+    static constexpr int value = R;
+  };
+  template <int... I, class B>
+  __device__ __forceinline__ void write(Indices<I...>, const B& batch, const Rows& rows,
+                                        const Context (&contexts)[WIDTH],
+                                        const Finished (&done)[WIDTH]) const {
+    (write_operand<I>(batch, rows, contexts, done), ...);
+  }
+  // The gradients of a batch by operand I.
+  template <int I, class B>
+  __device__ __forceinline__ void write_operand(const B& batch, const Rows& rows,
+                                                const Context (&contexts)[WIDTH],
+                                                const Finished (&done)[WIDTH]) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      const auto slope = [&](auto which, int k) {
+        constexpr int R = decltype(which)::value;
+        const Row row = row_at(rows, R);
+        const N slope = loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k),
+                                                     batch.template numbers<R>(row, k));
+        return derivative<(TANGENTS != 0)>(slope);
+      };
+      if (((contexts[V].status == ACTIVE) && ...)) {
+        write_slopes<I>(batch, rows, slope);
+      } else {
+        write_slopes<I>(batch, rows, [&](auto which, int k) {
+          const Status status = contexts[decltype(which)::value].status;
+          const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+          return status == ACTIVE ? slope(which, k) : number;
+        });
+      }
+    }
+  }
+  template <int I, class B, class F>
+  __device__ __forceinline__ void write_slopes(const B& batch, const Rows& rows, F slope) const {
+    constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+    using E = typename Row::template Element<G>;
+#pragma unroll
+    for (int k = 0; k < Team::COUNT; ++k) {
+      if (!batch.holds(k)) continue;
+      const Stored<G> slopes{{convert<E>(slope(Which<V>(), k))...}};
+      if constexpr (IS_VECTOR<G>) {
+        store_vector<WIDTH>(address<G>(rows, 0, batch.first, k), slopes);
+      } else {
+        ((*address<G>(rows, V, batch.first, k) = slopes.at[V]), ...);
+      }
+    }
+  }
+  template <class B>
+  __device__ __forceinline__ void write_target(const B& batch, const Row& row,
+                                               const Context& context, const Finished& done) const {
+    if (context.status != ACTIVE || !batch.has(context.column)) return;
+    const N slope = loss.gradient_of_target(context, done);
+    *row.template address<Row::INPUTS>(context.column) =
+        convert<typename Row::template Element<Row::INPUTS>>(derivative<(TANGENTS != 0)>(slope));
+  }
+};
+
+// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
+// rows for elements: any mean may have all rows ignored.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    strided_rows(Loss loss, Layout layout, long long n, long long columns, long long segments,
+                 double divisor, const double* denominator, const Result* grad_output,
+                 double* guess, Result* value, unsigned* counter, double* partials, P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Rows = typename Work::Rows;
+  using Context = typename Work::Context;
+  using State = typename Work::State;
+  using Settled = typename Work::Settled;
+  using Finished = typename Work::Finished;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS;
+
+  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  if (given.is_done) return;
+  [[maybe_unused]] T factor = T(given.value);
+  const Pointers pointers{{pointer}...};
+  const Work work{loss, layout, pointers, n, columns};
+  if (denominator != nullptr) divisor = *denominator;
+  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
+      value, counter, partials, segments, divisor};
+
+  const long long tiles = (n + ROWS - 1) / ROWS;
+  long long segment = blockIdx.x, tile = segment;
+  Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
+  const auto take = [&](long long row, const auto& outcome) {
+    if constexpr (VALUES == EACH_VALUE) value[row] = convert<Result>(outcome.value);
+    if constexpr (REDUCED) sum += outcome.value;
+    if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+  };
+  // Where several threads work on a row, one does what is done once for it.
+  constexpr bool ALONE = Team::LANES == 1;
+  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
+  State* const states_of_threads = states_of_block<State, ALONE ? 1 : Team::THREADS * WIDTH>();
+  Settled* const states_of_rows = states_of_block<Settled, ALONE ? 1 : ROWS>();
+  Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
+  const int mine = threadIdx.x;
+  while (segment < segments) {
+    // The next tile of the segment, or the first one of the next segment.
+    const bool ends = tile + segments >= tiles;
+    const long long next_tile = ends ? segment + gridDim.x : tile + segments;
+    const Rows rows = work.rows_of(tile);
+    auto batch = work.template load<Team::SURE>(rows, Team::lane());
+    Context contexts[WIDTH];
+    if constexpr (ALONE) {
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) {
+        contexts[v] = work.context_of(work.row_at(rows, v), rows.first + v < n);
+      }
+    } else {
+      if (mine < ROWS) {
+        const long long index = tile * ROWS + mine;
+        contexts_of_rows[mine] = work.context_of(work.row_at(index), index < n);
+      }
+      __syncthreads();
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) contexts[v] = contexts_of_rows[Team::row() + v];
+    }
+    State states[WIDTH];
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
+    if constexpr (Team::STAYS) {
+      work.template add<true>(states, batch, rows, contexts);
+    } else {
+      work.each_batch(rows,
+                      [&](auto part) { work.template add<false>(states, part, rows, contexts); });
+    }
+
+    Finished done[WIDTH];
+    if constexpr (ALONE) {
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) {
+        const auto outcome =
+            work.finish(work.row_at(rows, v), contexts[v], combined_in_warp<1>(states[v]),
+                        VALUES != NO_VALUES, factor, scale);
+        if (rows.first + v < n) take(rows.first + v, outcome);
+        done[v] = outcome.done;
+      }
+    } else {
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) {
+        states_of_threads[Team::lane() * ROWS + Team::row() + v] = states[v];
+      }
+      __syncthreads();
+      // Neighbouring threads combine what is of one row.
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) {
+        const int row = v * Team::NEIGHBOURS + mine / Team::LANES;
+        const auto all =
+            combined_in_warp<Team::LANES>(states_of_threads[mine % Team::LANES * ROWS + row]);
+        if (mine % Team::LANES == 0) states_of_rows[row] = all;
+      }
+      __syncthreads();
+      if (mine < ROWS) {
+        const long long index = tile * ROWS + mine;
+        const auto outcome = work.finish(work.row_at(index), contexts_of_rows[mine],
+                                         states_of_rows[mine], VALUES != NO_VALUES, factor, scale);
+        if (index < n) take(index, outcome);
+        if constexpr (GRADIENTS) finished[mine] = outcome.done;
+      }
+      if constexpr (GRADIENTS) {
+        __syncthreads();
+#pragma unroll
+        for (int v = 0; v < WIDTH; ++v) done[v] = finished[Team::row() + v];
+      }
+    }
+
+    if constexpr (GRADIENTS) {
+      if (rows.first < n) {
+        if constexpr (Team::STAYS) {
+          work.differentiate(batch, rows, contexts, done);
+        } else {
+          work.each_batch(
+              rows, [&](const auto& part) { work.differentiate(part, rows, contexts, done); });
+        }
+      }
+    }
+    if (ends) {
+      if constexpr (REDUCED && sizeof(T) == sizeof(float)) {
+        double totals[2] = {sum.total(), counted.total()};
+        block_totals<Team::THREADS>(totals);
+        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
+                                     Sum<double>{totals[1], 0.0});
+      } else if constexpr (REDUCED) {
+        reduction.add(segment, sum, counted);
+      }
+      sum = counted = Sum<T>::zero();
+      segment += gridDim.x;
+    }
+    tile = next_tile;
+  }
+  if constexpr (REDUCED) reduction.finish_every_segment();
+}

@@ -1,0 +1,278 @@
+"""Rows that lie side by side in memory, on the emulator: classes ahead of pixels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
+from cupy_losses._device import compiler, sources
+from cupy_losses._device.row_striding import COUNTS, THREADS, WORDS, strided_rows
+from cupy_losses._libraries.numpy import on_host
+from cupy_losses._libraries.registry import resolve
+
+from .. import emulator
+from ..emulator import EmulatorError, installed
+from ..tables.arrays import DTYPES
+from ..tables.rows import RowCase
+from ..tools import levels
+from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise, names
+
+# Rows of one thread, with a tile and a part of one at least; of 4, of 16 and of 32 threads; and of
+# more than one batch.
+SHAPES = [(150, 9), (140, 21), (40, 70), (20, 300), (9, 1100), (5, 2100)]
+CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
+FAST = CASES[0]
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+def strided_kernels(device: Any) -> list[str]:
+    """Those that have run."""
+    return [name for name in names(device) if name.startswith("strided_rows<")]
+
+
+@pytest.mark.quick
+def test_threads_follow_from_the_length_of_a_row() -> None:
+    for sizes in ((4,), (2,), (8,), (4, 4), (4, 4, 4), (2, 2)):
+        words = sum(max(1, size // 4) for size in sizes)
+        for columns in range(2, 5000):
+            rows = strided_rows(columns, sizes)
+            most = -(-columns // rows.lanes)
+            assert rows.threads == THREADS[rows.lanes]
+            assert rows.threads // rows.lanes * 4 >= 64  # bytes side by side
+            if rows.stays:
+                assert rows.sure <= columns // rows.lanes <= most <= rows.count
+                assert rows.count * words <= WORDS
+            else:
+                assert rows.lanes == max(THREADS)
+                assert rows.sure == 0
+            assert rows.count in COUNTS
+
+
+@pytest.mark.quick
+def test_few_kernels_serve_all_lengths() -> None:
+    assert len({strided_rows(columns, (4,)) for columns in range(9, 100_000)}) <= 12
+
+
+@pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
+def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, "transposed")
+        assert strided_kernels(device)
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [
+        levels.case(
+            case, shape, default=case is FAST and shape[1] in (21, 300), id=f"{case}-{shape}"
+        )
+        for case in CASES
+        for shape in SHAPES
+    ],
+)
+def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        bits = exercise(device, case, operands, "transposed")
+    with installed(
+        multiprocessors=1, blocks_per_multiprocessor=1, seed=2, compute_capability="80"
+    ) as device:
+        assert exercise(device, case, operands, "transposed") == bits
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    levels.covering(
+        2,
+        ["bfloat16", "float16", "float64"],
+        [(2, 21, 70), (3, 21, 35), (2, 90, 30), (1, 530, 10), (2, 1500, 3)],
+    ),
+)
+def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
+    """Pairs of rows, and single ones where the number of pixels is odd."""
+    rng = np.random.default_rng(5)
+    x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
+    target = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+    tolerance = {"bfloat16": 1.2e-2, "float16": 2e-3, "float64": 1e-13}[dtype]
+    wide = torch.tensor(x.astype(np.float64), requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(wide, torch.tensor(target), reduction="none")
+    expected.sum().backward()
+    assert wide.grad is not None
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x), device.asarray(target)
+        close(cross_entropy(*arrays, reduction="none"), expected.detach(), tolerance)
+        _, gradient = value_and_grad(cross_entropy)(*arrays)
+        close(gradient, wide.grad.numpy() / target.size, tolerance)
+        kernels = strided_kernels(device)
+    pairs = DTYPES[dtype] in (DTYPES["bfloat16"], DTYPES["float16"]) and shape[2] % 2 == 0
+    for name in kernels:
+        team = name[name.index("StridedTeam<") :].split(", ")
+        assert team[2] == ("2" if pairs else "1")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_place_in_memory(dtype: str) -> None:
+    """Bits do not depend on alignment, nor on the other rows of a call."""
+    rng = np.random.default_rng(6)
+    for columns in (19, 77):
+        x = (3 * rng.standard_normal((3, columns, 34))).astype(DTYPES[dtype])
+        target = rng.integers(0, columns, (3, 34))
+        stored = np.zeros((3, columns, 37), x.dtype)
+        stored[..., 1:35] = x
+        bits = []
+        with installed(multiprocessors=3, seed=1) as device:
+            whole = device.asarray(stored)[..., 1:35]
+            for logits in (device.asarray(x), whole):
+                arrays = logits, device.asarray(target)
+                each = cross_entropy(*arrays, reduction="none").get()
+                value, gradient = value_and_grad(cross_entropy)(*arrays)
+                bits.append([a.tobytes() for a in (each, value.get(), gradient.get())])
+            alone = cross_entropy(
+                device.asarray(np.ascontiguousarray(x[1:2, :, 5:6])),
+                device.asarray(np.ascontiguousarray(target[1:2, 5:6])),
+                reduction="none",
+            ).get()
+            assert strided_kernels(device)
+        assert bits[0] == bits[1]
+        assert alone.tobytes() == each[1:2, 5:6].tobytes()
+
+
+def test_rows_of_no_use() -> None:
+    """An index out of range gives NaN to its row alone; an ignored row of NaN gives 0."""
+    for columns, dtype in ((9, "float32"), (20, "float16"), (301, "float32"), (302, "bfloat16")):
+        x = np.random.default_rng(7).standard_normal((4, columns, 20)).astype(DTYPES[dtype])
+        target = (np.arange(80) % columns).reshape(4, 20)
+        target[0, 3] = columns
+        target[2, 7] = -1
+        target[1, 2] = target[3, 19] = -100
+        x[1, :, 2] = np.nan
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            each = cross_entropy(*arrays, reduction="none").get()
+            assert np.argwhere(np.isnan(each.astype(np.float32))).tolist() == [[0, 3], [2, 7]]
+            assert not each[1, 2]
+            assert not each[3, 19]
+            value, gradient = value_and_grad(cross_entropy)(*arrays)
+            slopes = gradient.get().astype(np.float32)
+            assert np.isnan(np.float32(value.get()))
+            assert np.isnan(slopes[0, :, 3]).all()
+            assert np.isnan(slopes[2, :, 7]).all()
+            assert np.isnan(slopes).sum() == 2 * columns
+            assert not slopes[1, :, 2].any()
+            assert not slopes[3, :, 19].any()
+            assert strided_kernels(device)
+
+
+@pytest.mark.parametrize("width", [33, 34])
+def test_operands_of_different_layouts(width: int) -> None:
+    """Scores with classes ahead of pixels, probabilities with classes last, and derivatives."""
+    rng = np.random.default_rng(8)
+    shape = (2, 19, width)
+    x = rng.standard_normal(shape).astype(np.float16)
+    y = rng.random(shape).astype(np.float32)
+    call, _ = prepare_of(cross_entropy)(x, y)
+    tangent = rng.standard_normal(shape).astype(np.float16)
+    for request, leading in (
+        (Request(wanted=(0, 1)), ()),
+        (Request(tangents=(0,)), (tangent,)),
+        (Request(value=False, wanted=(0, 1), vjp=True, tangents=(0,)), (np.float32(0.5), tangent)),
+    ):
+        hosts = [np.asarray(host) for host in (*leading, x, y)]
+        expected = on_host(call, request, hosts)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = [device.asarray(host) for host in hosts]
+            last = device.asarray(np.ascontiguousarray(y.transpose(0, 2, 1)))
+            arrays[-1] = last.transpose(0, 2, 1)
+            library, own = resolve(call, arrays[len(leading) :])
+            results = library.run(call, request, [*arrays[: len(leading)], *own])
+            assert strided_kernels(device)
+            for result, wanted in zip(results, expected, strict=True):
+                close(result, wanted, 4e-3)
+
+
+def test_weights_and_smoothing() -> None:
+    rng = np.random.default_rng(9)
+    x = rng.standard_normal((2, 40, 30)).astype(np.float32)
+    target, weight = rng.integers(0, 40, (2, 30)), rng.random(40).astype(np.float32)
+    expected = value_and_grad(cross_entropy)(x, target, weight=weight, label_smoothing=0.1)
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(cross_entropy)(
+            *(device.asarray(a) for a in (x, target)),
+            weight=device.asarray(weight),
+            label_smoothing=0.1,
+        )
+        assert strided_kernels(device)
+        for result, wanted in zip(got, expected, strict=True):
+            np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 500), (3, 5, 90), (2, 8, 70)])
+def test_short_rows_are_held_by_one_thread(shape: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(10)
+    x, target = rng.standard_normal(shape).astype(np.float32), rng.integers(0, 2, shape[::2])
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
+        assert not strided_kernels(device)
+    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
+        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
+def check_offsets_beyond_32_bits() -> None:
+    """The block of more than 2^32 elements that has the last rows."""
+    shape = (5, 1 << 10, 1 << 20)
+    rows = strided_rows(shape[1], (2,))
+    tiles = shape[0] * shape[2] * rows.lanes // (rows.threads * 2)
+
+    def choose(name: str, blocks: int) -> list[int]:
+        return [(tiles - 1) % blocks if name.startswith("strided_rows<") else 0]
+
+    elements = math.prod(shape)
+    last = 3.0 * np.random.default_rng(0).standard_normal((shape[1], 2)).astype(np.float16)
+    target = np.zeros((shape[0], shape[2]), np.uint8)
+    with installed(seed=1, choose=choose, multiprocessors=8192) as device:
+        # Memory that is never touched takes no room.
+        logits = np.zeros(elements, np.float16).reshape(shape)
+        logits[-1, :, -2:] = last
+        each = cross_entropy(device.asarray(logits), device.asarray(target), reduction="none")
+        assert strided_kernels(device)
+        got = each.get()[-1, -2:].astype(np.float64)
+    exact = last.astype(np.float64)
+    expected = np.log(np.exp(exact).sum(0)) - exact[0]
+    np.testing.assert_allclose(got, expected, rtol=2e-3)
+
+
+@pytest.mark.exhaustive
+def test_more_than_2_to_the_32_elements() -> None:
+    check_offsets_beyond_32_bits()
+
+
+@pytest.mark.exhaustive
+def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = sources.source("kernels/strided_rows.cu")
+    right = "return get<K>(pointers) + at.offset[K] +"
+    assert text.count(right) == 1
+    wrong = right.replace("at.offset[K]", "unsigned(at.offset[K])")
+    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    with pytest.raises((AssertionError, EmulatorError)):
+        check_offsets_beyond_32_bits()
+
+
+def test_probabilities_take_more_words() -> None:
+    """Two arrays that are read: half as many classes for one thread."""
+    assert strided_rows(40, (4, 4)).lanes > strided_rows(40, (4,)).lanes
+    operands = PROBABILITIES.draw(np.random.default_rng(11), (70, 40), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, PROBABILITIES, operands, "transposed")
+        assert strided_kernels(device)
