@@ -9,8 +9,8 @@ liger-kernel`, or its unpacked wheel on PYTHONPATH; without it its columns stay 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,13 @@ import torch
 import torch.nn.functional as F
 
 import cupy_losses
+from cupy_losses import value_and_grad
 from tests.tables.rows import ROWS, RowCase
 
+from .measure import error_in_ulps, gradients
+
 Tensor = Any
-Shape = tuple[int, int]
+Shape = tuple[int, ...]  # rows and the elements of each; of cross_entropy also (N, C, d...)
 # Operands of rows of a shape and a dtype, those with elements first.
 Draw = Callable[[Shape, Any, Any], list[Tensor]]
 
@@ -34,8 +37,15 @@ def normal(shape: Shape, dtype: Any, generator: Any) -> Tensor:
 
 def classes(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Scores and the class of each row."""
-    target = torch.randint(0, shape[1], shape[:1], device=generator.device, generator=generator)
+    rows = shape[:1] + shape[2:]
+    target = torch.randint(0, shape[1], rows, device=generator.device, generator=generator)
     return [normal(shape, dtype, generator), target]
+
+
+def channels_last(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Scores whose classes are next to each other, of images, and the class of each pixel."""
+    input, target = classes(shape, dtype, generator)
+    return [input.contiguous(memory_format=torch.channels_last), target]
 
 
 def log_probabilities(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
@@ -111,6 +121,7 @@ class Problem:
     backward: bool = True
     compiled: bool = False
     of_liger: bool = False
+    of_quack: bool = False
     runs: int = 15
 
     def __str__(self) -> str:
@@ -134,9 +145,19 @@ class Problem:
         return function and functools.partial(function, **self.options)
 
     @property
+    def quack(self) -> Callable[..., Tensor] | None:
+        """That of QuACK, where it is installed and has the loss."""
+        return _quack_cross_entropy() if self.of_quack else None
+
+    @property
     def whole_shape(self) -> list[int]:
         """The shape, with the number of vectors where it is more than one."""
         return [*([self.leaves] if self.leaves > 1 else []), *self.shape]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return math.prod(self.shape) // self.shape[1]
 
     def draw(self, seed: int, device: str = "cuda") -> list[Tensor]:
         """The operands."""
@@ -162,12 +183,105 @@ def _liger_cross_entropy() -> Callable[..., Tensor] | None:
     return liger_cross_entropy
 
 
-def liger_version() -> str | None:
-    """The version of Liger-Kernel, if there is one."""
+@functools.cache
+def _quack_cross_entropy() -> Callable[..., Tensor] | None:
     try:
-        return importlib.metadata.version("liger-kernel")
-    except importlib.metadata.PackageNotFoundError:
+        from quack.cross_entropy import cross_entropy
+    except ImportError:
         return None
+    return cross_entropy
+
+
+def _compiled(problem: Problem) -> Callable[..., Tensor]:
+    torch._dynamo.reset()
+    return torch.compile(problem.eager)
+
+
+PEERS: dict[str, Callable[[Problem], Callable[..., Tensor] | None]] = {
+    "eager": lambda problem: problem.eager,
+    "compiled": _compiled,
+    "liger": lambda problem: problem.liger,
+    "quack": lambda problem: problem.quack,
+}
+
+Works = dict[str, Callable[[], Any]]
+
+
+def peers(problem: Problem, names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
+    """Our function and those that are there of the peers, by what their results begin with."""
+    found = {f"{name}_": function for name in names if (function := PEERS[name](problem))}
+    return {"": problem.ours, **found}
+
+
+def forward_works(peers: dict[str, Callable[..., Tensor]], operands: list[Tensor]) -> Works:
+    """Forward passes."""
+    return {f"{peer}forward_ms": functools.partial(loss, *operands) for peer, loss in peers.items()}
+
+
+def value_and_grad_work(problem: Problem, operands: list[Tensor]) -> Callable[[], Any]:
+    """Our function with its gradients, without autograd."""
+    return functools.partial(value_and_grad(problem.ours, tuple(range(problem.leaves))), *operands)
+
+
+def backward_works(
+    problem: Problem, peers: dict[str, Callable[..., Tensor]], operands: list[Tensor]
+) -> Works:
+    """Forward and backward passes."""
+    leaves, others = operands[: problem.leaves], operands[problem.leaves :]
+    works: Works = {}
+    for peer, loss in peers.items():
+        # Liger-Kernel computes the gradient in its forward pass and writes it over the input: it
+        # has an input of its own, never drawn anew, as a copy would count.
+        own = [x.clone() for x in leaves] if peer == "liger_" else leaves
+        own = [x.detach().requires_grad_() for x in own]
+        works[f"{peer}forward_backward_ms"] = functools.partial(gradients, loss, own, others)
+    return works
+
+
+def check(problem: Problem, operands: list[Tensor], sample: int = 8) -> float:
+    """Raise unless loss and gradients are right; return the error of the loss in ulps.
+
+    The reference is torch's function of the operands in float64, some rows at a time. Gradients are
+    compared in so many rows at both ends and in the middle.
+    """
+    length = problem.shape[0]
+
+    def exact(operands: list[Tensor]) -> Tensor:
+        return problem.eager(*operands, reduction="sum")
+
+    step = max(1, (1 << 26) // math.prod(problem.shape[1:]))
+    parts = (_doubles(operands, slice(first, first + step)) for first in range(0, length, step))
+    expected = sum(exact(part).item() for part in parts) / problem.rows
+    error = error_in_ulps(problem.ours(*operands), expected)
+    assert error <= (4 if problem.dtype == torch.float32 else 1), (problem, error)
+    if problem.backward:
+        _check_gradients(problem, operands, exact, sample)
+    return error
+
+
+def _check_gradients(
+    problem: Problem, operands: list[Tensor], exact: Callable[..., Tensor], sample: int
+) -> None:
+    # float16 has no numbers for the gradients of a mean over millions of rows.
+    reduction = "sum" if problem.dtype == torch.float16 else "mean"
+    divisor = 1 if reduction == "sum" else problem.rows
+    both = value_and_grad(problem.ours, tuple(range(problem.leaves)))
+    value, found = both(*operands, reduction=reduction)
+    assert value == problem.ours(*operands, reduction=reduction)
+    middle = problem.shape[0] // 2
+    for few in (slice(0, sample), slice(middle, middle + sample), slice(-sample, None)):
+        part = _doubles(operands, few)
+        leaves = [x.requires_grad_() for x in part[: problem.leaves]]
+        slopes = torch.autograd.grad(exact(part) / divisor, leaves)
+        for gradient, slope in zip(found, slopes, strict=True):
+            rtol = max(1e-5, torch.finfo(problem.dtype).eps)
+            atol = 1e-5 * slope.abs().mean().item()
+            torch.testing.assert_close(gradient[few].double(), slope, rtol=rtol, atol=atol)
+
+
+def _doubles(operands: list[Any], part: slice) -> list[Any]:
+    """Some rows of all operands, numbers in float64."""
+    return [x[part].double() if x.is_floating_point() else x[part] for x in operands]
 
 
 def cross_entropy(rows: int, columns: int, dtype: Any = torch.float32, **fields: Any) -> Problem:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import functools
 import gc
-import importlib.metadata
 import json
 import math
 import os
@@ -38,60 +36,24 @@ from cupy_losses import value_and_grad
 
 from . import losses as table
 from . import rows as over_rows
+from .measure import (
+    RUNS,
+    environment,
+    error_in_ulps,
+    gradients,
+    host_microseconds,
+    in_turn,
+    milliseconds,
+    ratios,
+    time_of_bytes,
+    ulps,
+)
 
-RUNS = 15
-AHEAD = 2_000_000  # cycles of the device: a millisecond
 LOSSES = ("mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
 CUPY_EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
     "mse_loss": lambda a, b: cupy.mean((a - b) ** 2),
     "l1_loss": lambda a, b: cupy.mean(cupy.abs(a - b)),
 }
-
-
-def milliseconds(
-    work: Callable[[], Any], runs: int = RUNS, warm_up: int = 3, ahead: int = AHEAD
-) -> float:
-    """The median device time of a call.
-
-    The device is busy for `ahead` cycles, while the host launches all of it: the host's time is not
-    in what is measured.
-    """
-    for _ in range(warm_up):
-        work()
-    times = []
-    for _ in range(runs):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if ahead:
-            torch.cuda._sleep(ahead)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
-
-
-def in_turn(works: dict[str, Callable[[], Any]], runs: int = RUNS) -> dict[str, float]:
-    """The median device time of each, taken in turn: the speed of memory drifts over seconds."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(runs + 2):
-        for name, work in works.items():
-            times[name].append(milliseconds(work, 1, 1))
-    return {name: statistics.median(taken[2:]) for name, taken in times.items()}
-
-
-def host_microseconds(works: dict[str, Callable[[], Any]], calls: int = 300) -> dict[str, float]:
-    """The median time until a call returns, over batches of calls taken in turn."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(12):
-        for name, work in works.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(calls):
-                work()
-            times[name].append((time.perf_counter() - start) / calls * 1e6)
-    torch.cuda.synchronize()
-    return {name: statistics.median(batches[2:]) for name, batches in times.items()}
 
 
 def draw(size: int, dtype: Any, seed: int) -> tuple[Any, Any]:
@@ -121,24 +83,6 @@ def exact_slope(name: str, input: Any, target: Any) -> Any:
     leaf = input.double().requires_grad_()
     (slope,) = torch.autograd.grad(reference(name)(leaf, target.double()).sum(), leaf)
     return slope
-
-
-def ulps(values: Any, exact: Any) -> float:
-    """The largest distance from the rounded float64 result, in units of the last place."""
-    info = torch.finfo(values.dtype)
-    rounded = exact.to(values.dtype).double()
-    smallest = torch.frexp(torch.tensor(info.smallest_normal, dtype=torch.float64))[1].item()
-    exponent = torch.frexp(rounded)[1].clamp_min(smallest)
-    distance = (values.double() - rounded).abs() / torch.ldexp(
-        torch.full_like(rounded, info.eps), exponent - 1
-    )
-    same = values.double() == rounded  # infinities of a float16 sum
-    return float(distance.masked_fill(same, 0).max())
-
-
-def error_in_ulps(value: Any, exact: float) -> float:
-    """The error of one loss."""
-    return ulps(value, torch.tensor(exact, dtype=torch.float64, device=value.device))
 
 
 def check_gradient(name: str, input: Any, target: Any, gradient: Any) -> None:
@@ -354,9 +298,9 @@ def _order(
     leaf = input.detach().requires_grad_()
     times |= in_turn(
         {
-            "forward_backward_ms": lambda: _gradients(ours, [leaf], [target]),
-            "eager_forward_backward_ms": lambda: _gradients(eager, [leaf], [target]),
-            "compiled_forward_backward_ms": lambda: _gradients(compiled, [leaf], [target]),
+            "forward_backward_ms": lambda: gradients(ours, [leaf], [target]),
+            "eager_forward_backward_ms": lambda: gradients(eager, [leaf], [target]),
+            "compiled_forward_backward_ms": lambda: gradients(compiled, [leaf], [target]),
         }
     )
     return {
@@ -365,26 +309,18 @@ def _order(
         "shape": shape,
         "error_ulp": error,
         "forward_bytes": 2 * input.itemsize * size,
+        "gradient_bytes": 3 * input.itemsize * size,
         **times,
     }
 
 
 def _ratios(result: dict[str, Any]) -> str:
-    """Times and, in brackets, what they are in units of the time of the bytes.
-
-    That is what passes over dense operands take on an H200: 4.62 TB/s and 4 µs without writes, 4.1
-    TB/s and 6 µs with them.
-    """
-    read = result["forward_bytes"]
-    bounds = {
-        "forward": read / 4.62e9 + 0.004,
-        "value_and_grad": 1.5 * read / 4.1e9 + 0.006,
-        "both_gradients": 2 * read / 4.1e9 + 0.006,
-    }
+    """Times and, in brackets, what they are in units of the time of the bytes."""
+    both = time_of_bytes(2 * result["forward_bytes"], writing=True)
+    found = {**ratios(result), "both_gradients_ms": result["both_gradients_ms"] / both}
     parts = [f"{result['orders']} {result['dtype']} {result['shape']}:"]
-    for name, bound in bounds.items():
-        time = result[f"{name}_ms"]
-        parts.append(f"{name} {time:.3f} ms ({time / bound:.2f})")
+    for name in ("forward", "value_and_grad", "both_gradients"):
+        parts.append(f"{name} {result[f'{name}_ms']:.3f} ms ({found[f'{name}_ms']:.2f})")
     for peer in ("eager", "compiled"):
         forward, backward = (result[f"{peer}_forward{more}_ms"] for more in ("", "_backward"))
         parts.append(f"{peer} {forward:.3f} / {backward:.3f} ms")
@@ -408,35 +344,19 @@ def rows() -> dict[str, Any]:
 
 def _problem(problem: over_rows.Problem, seed: int) -> dict[str, Any]:
     operands = problem.draw(seed)
-    leaves, others = operands[: problem.leaves], operands[problem.leaves :]
-    both = value_and_grad(problem.ours, tuple(range(problem.leaves)))
-    error = _check_problem(problem, operands)
-    peers: dict[str, Callable[..., Any]] = {"": problem.ours, "eager_": problem.eager}
-    if problem.compiled:
-        torch._dynamo.reset()
-        peers["compiled_"] = torch.compile(problem.eager)
-    if problem.liger:
-        peers["liger_"] = problem.liger
-
-    works: dict[str, Callable[[], Any]] = {
-        f"{peer}forward_ms": functools.partial(loss, *operands) for peer, loss in peers.items()
-    }
+    error = over_rows.check(problem, operands)
+    names = ("eager", "compiled", "liger") if problem.compiled else ("eager", "liger")
+    peers = over_rows.peers(problem, names)
+    works = over_rows.forward_works(peers, operands)
     if problem.backward:
-        works["value_and_grad_ms"] = lambda: both(*operands)
+        works["value_and_grad_ms"] = over_rows.value_and_grad_work(problem, operands)
     read = problem.bytes_read(operands)
     pair = draw(read // 8, torch.float32, seed)
     works["mse_forward_ms"] = functools.partial(cupy_losses.mse_loss, *pair)
     times = in_turn(works, problem.runs)
     del works, pair
     if problem.backward:
-        works = {}
-        for peer, loss in peers.items():
-            # Liger-Kernel computes the gradient in its forward pass and writes it over the input:
-            # it has an input of its own, never drawn anew, as a copy would count.
-            own = [x.clone() for x in leaves] if peer == "liger_" else leaves
-            own = [x.detach().requires_grad_() for x in own]
-            works[f"{peer}forward_backward_ms"] = functools.partial(_gradients, loss, own, others)
-        times |= in_turn(works, problem.runs)
+        times |= in_turn(over_rows.backward_works(problem, peers, operands), problem.runs)
     return {
         "loss": str(problem),
         "shape": problem.whole_shape,
@@ -448,47 +368,6 @@ def _problem(problem: over_rows.Problem, seed: int) -> dict[str, Any]:
     }
 
 
-def _gradients(loss: Callable[..., Any], leaves: list[Any], others: list[Any]) -> Any:
-    """Autograd's gradients, as a layer below would get them: not copied to the leaves."""
-    return torch.autograd.grad(loss(*leaves, *others), leaves)
-
-
-def _check_problem(problem: over_rows.Problem, operands: list[Any]) -> float:
-    """Raise unless loss and gradients are right; return the error of the loss in ulps.
-
-    The reference is torch's function of the operands in float64, some rows at a time.
-    """
-    rows, columns = problem.shape
-
-    def exact(operands: list[Any]) -> Any:
-        return problem.eager(*operands, reduction="sum") / rows
-
-    step = max(1, (1 << 26) // columns)
-    parts = (_doubles(operands, slice(first, first + step)) for first in range(0, rows, step))
-    expected = sum(exact(part).item() for part in parts)
-    value = problem.ours(*operands)
-    error = error_in_ulps(value, expected)
-    assert error <= (4 if problem.dtype == torch.float32 else 1), (problem, error)
-    if problem.backward:
-        numbers = tuple(range(problem.leaves))
-        again, gradients = value_and_grad(problem.ours, numbers)(*operands)
-        assert again == value
-        for few in (slice(0, 8), slice(-8, None)):
-            part = _doubles(operands, few)
-            leaves = [x.requires_grad_() for x in part[: problem.leaves]]
-            slopes = torch.autograd.grad(exact(part), leaves)
-            for gradient, slope in zip(gradients, slopes, strict=True):
-                rtol = max(1e-5, torch.finfo(problem.dtype).eps)
-                atol = 1e-5 * slope.abs().mean().item()
-                torch.testing.assert_close(gradient[few].double(), slope, rtol=rtol, atol=atol)
-    return error
-
-
-def _doubles(operands: list[Any], part: slice) -> list[Any]:
-    """Some rows of all operands, numbers in float64."""
-    return [x[part].double() if x.is_floating_point() else x[part] for x in operands]
-
-
 def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:
     """Peak memory of forward and backward beyond the inputs, in bytes."""
     input, *others = problem.draw(0)
@@ -496,12 +375,12 @@ def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:
     overwriting = value_and_grad(functools.partial(problem.ours, overwrite_input=True))
     # Those that write over the input come last.
     works: dict[str, Callable[[], Any]] = {
-        "peak": functools.partial(_gradients, problem.ours, [leaf], others),
-        "eager_peak": functools.partial(_gradients, problem.eager, [leaf], others),
+        "peak": functools.partial(gradients, problem.ours, [leaf], others),
+        "eager_peak": functools.partial(gradients, problem.eager, [leaf], others),
         "overwriting_peak": functools.partial(overwriting, input, *others),
     }
     if problem.liger:
-        works["liger_peak"] = functools.partial(_gradients, problem.liger, [leaf], others)
+        works["liger_peak"] = functools.partial(gradients, problem.liger, [leaf], others)
     result: dict[str, Any] = {
         "loss": str(problem),
         "shape": problem.whole_shape,
@@ -744,28 +623,6 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "scaling": scaling,
     "accuracy": accuracy,
 }
-
-
-def environment() -> dict[str, Any]:
-    """GPU, versions and date."""
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "date": datetime.date.today().isoformat(),
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "driver": subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0],
-        "python": sys.version.split()[0],
-        "cupy_losses": cupy_losses.__version__,
-        **{name: importlib.metadata.version(name) for name in ("torch", "triton", "numpy")},
-        "cupy": cupy.__version__,
-        "liger-kernel": over_rows.liger_version(),
-        "cuda": torch.version.cuda,
-    }
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ import torch
 
 import cupy_losses
 
-from .run import draw, host_microseconds, in_turn
+from .measure import host_microseconds, in_turn
+from .run import draw
 
 SIZE = 1 << 28
 ROWS, CLASSES = 32768, 4096

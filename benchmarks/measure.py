@@ -1,0 +1,141 @@
+"""What the benchmarks share: timers, errors, the time of the bytes, the environment."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import cupy_losses
+
+RUNS = 15
+AHEAD = 2_000_000  # cycles of the device: a millisecond
+
+
+def milliseconds(
+    work: Callable[[], Any], runs: int = RUNS, warm_up: int = 3, ahead: int = AHEAD
+) -> float:
+    """The median device time of a call.
+
+    The device is busy for `ahead` cycles, while the host launches all of it: the host's time is not
+    in what is measured.
+    """
+    for _ in range(warm_up):
+        work()
+    times = []
+    for _ in range(runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if ahead:
+            torch.cuda._sleep(ahead)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def in_turn(works: dict[str, Callable[[], Any]], runs: int = RUNS) -> dict[str, float]:
+    """The median device time of each, taken in turn: the speed of memory drifts over seconds."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(runs + 2):
+        for name, work in works.items():
+            times[name].append(milliseconds(work, 1, 1))
+    return {name: statistics.median(taken[2:]) for name, taken in times.items()}
+
+
+def host_microseconds(works: dict[str, Callable[[], Any]], calls: int = 300) -> dict[str, float]:
+    """The median time until a call returns, over batches of calls taken in turn."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(12):
+        for name, work in works.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                work()
+            times[name].append((time.perf_counter() - start) / calls * 1e6)
+    torch.cuda.synchronize()
+    return {name: statistics.median(batches[2:]) for name, batches in times.items()}
+
+
+def gradients(loss: Callable[..., Any], leaves: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Autograd's gradients, as a layer below would get them: not copied to the leaves."""
+    return torch.autograd.grad(loss(*leaves, *others), leaves)
+
+
+def ulps(values: Any, exact: Any) -> float:
+    """The largest distance from the rounded float64 result, in units of the last place."""
+    info = torch.finfo(values.dtype)
+    rounded = exact.to(values.dtype).double()
+    smallest = torch.frexp(torch.tensor(info.smallest_normal, dtype=torch.float64))[1].item()
+    exponent = torch.frexp(rounded)[1].clamp_min(smallest)
+    distance = (values.double() - rounded).abs() / torch.ldexp(
+        torch.full_like(rounded, info.eps), exponent - 1
+    )
+    same = values.double() == rounded  # infinities of a float16 sum
+    return float(distance.masked_fill(same, 0).max())
+
+
+def error_in_ulps(value: Any, exact: float) -> float:
+    """The error of one loss."""
+    return ulps(value, torch.tensor(exact, dtype=torch.float64, device=value.device))
+
+
+def time_of_bytes(moved: float, writing: bool) -> float:
+    """The milliseconds that passes over dense operands take on an H200 to move so many bytes.
+
+    4.62 TB/s and 4 µs without writes, 4.1 TB/s and 6 µs with them.
+    """
+    return moved / 4.1e9 + 0.006 if writing else moved / 4.62e9 + 0.004
+
+
+def ratios(result: dict[str, Any]) -> dict[str, float]:
+    """The times of a result, forward and with one gradient, in units of the time of its bytes."""
+    forward = time_of_bytes(result["forward_bytes"], writing=False)
+    gradient = time_of_bytes(result["gradient_bytes"], writing=True)
+    found = {}
+    for name, value in result.items():
+        if name.endswith("forward_ms"):
+            found[name] = value / forward
+        elif name.endswith(("value_and_grad_ms", "forward_backward_ms")):
+            found[name] = value / gradient
+    return found
+
+
+def version(package: str) -> str | None:
+    """The version of a package, if it is installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """GPU, versions and date."""
+    import cupy
+
+    packages = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels")
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "driver": subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()[0],
+        "python": sys.version.split()[0],
+        "cupy_losses": cupy_losses.__version__,
+        **{name: version(name) for name in packages},
+        "cupy": cupy.__version__,
+        "cuda": torch.version.cuda,
+    }
