@@ -256,6 +256,25 @@ def accuracy(rows: list[dict[str, Any]]) -> str:
     return table(["ulp", "below 4096 elements", "from 4096 up", "gradient"], lines)
 
 
+SWEEPS = """
+`python -m benchmarks.sweep --output benchmarks/results/NAME.json` times `cross_entropy` of 2^27
+logits over class counts from 2 to 262144 (powers of two, counts of data sets and vocabularies, odd
+ones), and with the classes along another axis than the last, forward and with the gradient. Each
+loss, and a sample of its gradients, is checked against float64 first. torch, torch.compile,
+Liger-Kernel and QuACK are timed in the same run; those that are not installed are left out, and
+where one fails the result says why. `--quick` takes a few shapes, `--only classes_last` or `--only
+classes_strided` one part, `--classes 21 1000` these counts, `--dtype float16` another dtype than
+float32 and bfloat16, `--peers eager quack` these peers, `--peers` none. Most of the time goes to
+compilers: those of torch.compile and QuACK work anew for each shape.
+
+`python -m benchmarks.sweep --draw benchmarks/results/NAME.json PICTURE.svg` draws the times in
+units of the time of the bytes: what passes over dense operands take on an H200, which is 4.62 TB/s
+and 4 µs where they only read, 4.1 TB/s and 6 µs where they also write. It needs matplotlib (`pip
+install -e ".[dev]"`) and no GPU. It takes several result files too, such as those of parts of a
+sweep, and that of `benchmarks.run --only orders`.
+"""
+
+
 def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_path: Path) -> str:
     """The page of all results."""
     first = results["first_call"]
@@ -277,6 +296,8 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         "at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had to wait.",
         *orders_section(results),
         *over_rows_section(rows, rows_path),
+        "## Sweeps over shapes",
+        *(" ".join(paragraph.split()) for paragraph in SWEEPS.split("\n\n")),
         "## Small arrays",
         small(results["small"]),
         "## Memory",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import losses, rows
+import cupy_losses
+from benchmarks import losses, measure, picture, rows, sweep
 from benchmarks.formulas import in_torch
 from benchmarks.losses import ROWS, Row
 
@@ -102,3 +109,270 @@ def test_rows_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first.shape == (12, 30)
         assert torch.equal(first[:5], first[5:10])
         assert not torch.equal(first[0], first[1])
+
+
+def test_time_of_the_bytes() -> None:
+    """4.62 TB/s and 4 µs, with writes 4.1 TB/s and 6 µs; a ratio is a time over that."""
+    assert measure.time_of_bytes(4.62e9, writing=False) == pytest.approx(1.004)
+    assert measure.time_of_bytes(4.1e9, writing=True) == pytest.approx(1.006)
+    result = {
+        "forward_bytes": 4.62e9,
+        "gradient_bytes": 8.2e9,
+        "forward_ms": 1.004,
+        "liger_forward_ms": 3.012,
+        "value_and_grad_ms": 2.006,
+        "liger_forward_backward_ms": 4.012,
+        "copy_ms": 1.0,
+    }
+    assert measure.ratios(result) == pytest.approx(
+        {
+            "forward_ms": 1.0,
+            "liger_forward_ms": 3.0,
+            "value_and_grad_ms": 1.0,
+            "liger_forward_backward_ms": 2.0,
+        }
+    )
+
+
+def test_grid_of_a_sweep() -> None:
+    """Every power of two, counts that are none, no wide gaps; 2^27 logits, or what fits in them."""
+    counts = sweep.CLASSES
+    assert {1 << exponent for exponent in range(1, 19)} < set(counts)
+    assert {3, 17, 21, 333, 1001, 50257, 100003, 128256, 151936} < set(counts)
+    assert len(set(counts)) == len(counts)
+    assert counts == sorted(counts)
+    assert all(later <= 2 * count for count, later in itertools.pairwise(counts))
+    assert set(sweep.QUICK_CLASSES) < set(counts)
+    problems = sweep.sections(counts, sweep.STRIDED, sweep.DTYPES)
+    assert [*problems] == [*sweep.SECTIONS]
+    of_classes, strided = problems.values()
+    assert len(of_classes) == len(counts) * len(sweep.DTYPES)
+    for problem in of_classes:
+        size, count = math.prod(problem.shape), problem.shape[1]
+        assert sweep.LOGITS - count < size <= sweep.LOGITS
+    assert len({(p.shape, str(p), p.dtype) for p in strided}) == len(strided)
+    assert all(len(p.shape) > 2 for p in strided)
+    cache = 50 << 20
+    assert all(math.prod(p.shape) * p.dtype.itemsize > 1.5 * cache for p in strided)
+
+
+def test_operands_of_a_sweep() -> None:
+    problem = sweep.classes_strided((2, 3, 4, 5), rows.channels_last, "bfloat16")
+    input, target = problem.draw(0, "cpu")
+    assert input.dtype == torch.bfloat16
+    assert input.shape == problem.shape
+    assert input.stride(1) == 1
+    assert target.shape == (2, 4, 5)
+    assert problem.rows == 40
+    assert problem.bytes_read([input, target]) == 120 * 2 + 40 * 8
+    assert problem.bytes_written([input, target]) == 120 * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(rows.Problem):
+    """A problem whose loss is not that of torch: `wrong` makes it of the right one."""
+
+    wrong: Any = None
+
+    @property
+    def ours(self) -> Any:
+        return functools.partial(self.wrong, super().ours)
+
+
+SWEPT = [((40, 7), rows.classes), ((6, 5, 3, 4), rows.classes), ((6, 5, 3, 4), rows.channels_last)]
+
+
+@pytest.mark.parametrize("dtype", sweep.DTYPES)
+@pytest.mark.parametrize(("shape", "draws"), SWEPT)
+def test_checks_of_a_sweep(shape: rows.Shape, draws: rows.Draw, dtype: str) -> None:
+    """What is right passes; a wrong loss, or a gradient that is wrong in one place, does not."""
+    right = sweep.classes_strided(shape, draws, dtype)
+    operands = right.draw(0, "cpu")
+    assert rows.check(right, operands, 2) <= 1
+
+    def scaled(loss: Any, *operands: Any, **options: Any) -> Any:
+        return 1.05 * loss(*operands, **options)
+
+    fields = {field.name: getattr(right, field.name) for field in dataclasses.fields(right)}
+    with pytest.raises(AssertionError):
+        rows.check(Wrong(**fields, wrong=scaled), operands, 2)
+
+
+@pytest.mark.parametrize("place", [0, 20, 39])
+def test_checks_of_gradients(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """A gradient that is wrong at an end or in the middle."""
+
+    def value_and_grad(*arguments: Any) -> Any:
+        both = cupy_losses.value_and_grad(*arguments)
+
+        def wrong(*operands: Any, **options: Any) -> Any:
+            value, (gradient,) = both(*operands, **options)
+            gradient[place, 3] *= 1.05
+            return value, (gradient,)
+
+        return wrong
+
+    problem = rows.cross_entropy(40, 7)
+    operands = problem.draw(0, "cpu")
+    rows.check(problem, operands, 2)
+    monkeypatch.setattr(rows, "value_and_grad", value_and_grad)
+    with pytest.raises(AssertionError):
+        rows.check(problem, operands, 2)
+
+
+def milliseconds(work: Any, *_: Any) -> float:
+    """What stands for a timer."""
+    work()
+    return 1.0
+
+
+def in_turn(works: dict[str, Any], *_: Any) -> dict[str, float]:
+    return {name: milliseconds(work) for name, work in works.items()}
+
+
+def fails(*operands: Any) -> Any:
+    raise ValueError("no such class count\nand more")
+
+
+def test_a_point_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of all peers; one that fails, is not there or computes something else has none."""
+    monkeypatch.setattr(sweep, "milliseconds", milliseconds)
+    monkeypatch.setattr(sweep, "in_turn", in_turn)
+    monkeypatch.setitem(rows.PEERS, "compiled", lambda problem: fails)
+    monkeypatch.setitem(rows.PEERS, "liger", lambda problem: None)
+    monkeypatch.setitem(
+        rows.PEERS, "quack", lambda problem: lambda *operands: 1.1 * problem.eager(*operands)
+    )
+    problem = rows.cross_entropy(40, 7)
+    result = sweep.measure(problem, problem.draw(0, "cpu"), [*rows.PEERS])
+    assert {name for name in result if name.endswith("_ms")} == {
+        f"{name}_ms"
+        for name in (
+            "forward",
+            "eager_forward",
+            "value_and_grad",
+            "forward_backward",
+            "eager_forward_backward",
+        )
+    }
+    assert result["forward_bytes"] == 40 * 7 * 4 + 40 * 8
+    assert result["gradient_bytes"] == 2 * 40 * 7 * 4 + 40 * 8
+    assert result["ratios"] == measure.ratios(result)
+    assert result["failures"].pop("compiled_forward_ms") == "ValueError: no such class count"
+    assert result["failures"].pop("quack_forward_ms").startswith("AssertionError")
+    assert not result["failures"]
+    assert "cross_entropy 40 × 7 float32, 2.0 s: forward 1.000 ms" in sweep.described(result, 2.0)
+    with pytest.raises(ValueError, match="no such"):
+        sweep.timed({"forward_ms": fails}, {})
+
+
+def test_a_peer_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward time stands; slow ones are timed by themselves."""
+    monkeypatch.setattr(sweep, "milliseconds", lambda *_: milliseconds(*_) * 2 * sweep.SLOW)
+    monkeypatch.setattr(sweep, "in_turn", in_turn)
+    failures: dict[str, str] = {}
+    works: dict[str, Any] = {"forward_ms": dict, "quack_forward_backward_ms": fails}
+    assert sweep.timed(works, failures) == {"forward_ms": 10.0}
+    assert failures == {"quack_forward_backward_ms": "ValueError: no such class count"}
+
+
+ORDERS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200-orders.json"
+ENVIRONMENT = {
+    "gpu": "NVIDIA H200",
+    "driver": "1",
+    "cuda": "13.0",
+    "cupy": "14.2.0",
+    "torch": "2.11.0",
+    "quack-kernels": "0.6",
+    "date": "2026-11-21",
+}
+
+
+@pytest.fixture
+def swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file that a small sweep writes, with times that are none."""
+    monkeypatch.setattr(sweep, "LOGITS", 1 << 10)
+    monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
+    monkeypatch.setattr(sweep, "milliseconds", milliseconds)
+    monkeypatch.setattr(sweep, "in_turn", in_turn)
+    monkeypatch.setattr(sweep, "environment", lambda: ENVIRONMENT)
+    draw = rows.Problem.draw
+    monkeypatch.setattr(rows.Problem, "draw", lambda self, seed: draw(self, seed, "cpu"))
+    file = tmp_path / "folder" / "sweep.json"
+    options = ["--quick", "--peers", "eager", "--dtype", "float32", "--classes", "3", "7", "2"]
+    monkeypatch.setattr("sys.argv", ["sweep", "--output", str(file), *options])
+    sweep.main()
+    return file
+
+
+def test_a_sweep_is_written(swept: Path) -> None:
+    """What was asked for, in this order."""
+    results = json.loads(swept.read_text())
+    assert results["environment"] == ENVIRONMENT
+    assert [row["shape"] for row in results["classes_last"]] == [[341, 3], [146, 7], [512, 2]]
+    assert [row["loss"] for row in results["classes_strided"]] == [
+        "cross_entropy",
+        "cross_entropy, channels_last",
+    ]
+
+
+def test_what_is_drawn(swept: Path) -> None:
+    """Peers that are there, sorted class counts, the orders of another file."""
+    results = json.loads(swept.read_text())
+    counts = [row["shape"][1] for row in picture.classes_last([results], "float32")]
+    assert counts == [2, 3, 7]
+    assert not picture.classes_last([results], "bfloat16")
+    assert picture.points(results["classes_last"], "compiled_forward_ms") == []
+    assert len(picture.points(results["classes_last"], "eager_forward_ms")) == 3
+    assert picture.source([results, results]).endswith("quack-kernels 0.6, 2026-11-21")
+    both = picture.shapes([results, json.loads(ORDERS.read_text())], "float32")
+    assert [row["loss"] for row in both[1:4]] == [
+        "cross_entropy, channels_last",
+        "mse_loss, transposed",
+        "mse_loss, NCHW, NHWC",
+    ]
+    low, high = picture.span(both)
+    assert low <= 0.9
+    assert high > max(ratio for row in both for ratio in measure.ratios(row).values())
+
+
+@pytest.mark.parametrize(("name", "start"), [("x.png", b"\x89PNG"), ("x.svg", b"<?xml")])
+def test_a_sweep_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, swept: Path, name: str, start: bytes
+) -> None:
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    drawing = swept.parent / name
+    monkeypatch.setattr("sys.argv", ["sweep", "--draw", *map(str, (swept, ORDERS, drawing))])
+    sweep.main()
+    assert drawing.read_bytes().startswith(start)
+
+
+def test_no_results_no_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    drawing = tmp_path / "x.png"
+    with pytest.raises(ValueError, match="no results"):
+        picture.draw([{"environment": ENVIRONMENT}], drawing)
+    assert not drawing.exists()
+
+
+def test_drawing_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        picture.draw([], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--draw", "picture.png"],
+        ["--output", "x.json", "--classes", "0"],
+        ["--output", "x.json", "--peers", "numpy"],
+        ["--output", "x.json", "--draw", "y.json", "picture.png"],
+    ],
+)
+def test_options_of_a_sweep(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["sweep", *options])
+    with pytest.raises(SystemExit) as raised:
+        sweep.main()
+    assert raised.value.code == 2

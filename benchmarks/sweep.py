@@ -1,0 +1,199 @@
+"""Sweep cross_entropy over class counts and strided shapes; write the results as JSON, draw them.
+
+    python -m benchmarks.sweep --output benchmarks/results/NAME.json [--quick] [--only SECTION …]
+        [--dtype DTYPE …] [--peers PEER …] [--classes COUNT …]
+    python -m benchmarks.sweep --draw benchmarks/results/NAME.json … PICTURE
+
+Every loss and a sample of its gradients are checked against float64 before they are timed, as
+benchmarks/run.py times. Peers that are not installed are left out; where one of them fails or
+returns another loss, the result says so. The picture shows times in units of the time of the bytes
+(`time_of_bytes`). It is made of one result file or several; with one of `benchmarks.run --only
+orders` it shows the orders too. Measuring needs no matplotlib, drawing no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import picture, rows
+from .measure import environment, in_turn, milliseconds, ratios
+
+LOGITS = 1 << 27
+POWERS_OF_TWO = [1 << exponent for exponent in range(1, 19)]
+# Digits, CIFAR, Cityscapes, Pascal VOC, COCO, Food, ADE20K, Places, ImageNet; vocabularies.
+OF_DATA_SETS = [10, 19, 21, 80, 91, 100, 101, 150, 365, 1000, 21841]
+OF_MODELS = [32000, 50257, 128256, 151936]
+ODD = [3, 5, 17, 33, 257, 333, 1001, 2049, 8191, 10000, 100003]
+CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *ODD})
+QUICK_CLASSES = [2, 21, 333, 1000, 32000, 131072]
+
+# (N, C, d...); some of them also with channels last.
+STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
+    ((8, 21, 1024, 1024), rows.classes),
+    ((64, 1000, 64, 64), rows.classes),
+    ((8, 19, 512, 1024), rows.classes),
+    ((8, 21, 513, 513), rows.classes),
+    ((16, 150, 128, 437), rows.classes),
+    ((32, 3, 1024, 1365), rows.classes),
+    ((1024, 2, 65536), rows.classes),
+    ((65, 32000, 64), rows.classes),
+    ((8, 21, 1024, 1024), rows.channels_last),
+    ((8, 21, 513, 513), rows.channels_last),
+    ((64, 1000, 64, 64), rows.channels_last),
+    ((32, 3, 1024, 1365), rows.channels_last),
+]
+QUICK_STRIDED = STRIDED[:2]
+
+DTYPES = ("float32", "bfloat16", "float16")
+RUNS = 9
+SLOW = 5.0  # milliseconds
+SLOW_RUNS = 3
+OURS = ("forward", "value_and_grad", "forward_backward")
+SECTIONS = ("classes_last", "classes_strided")
+CHECKED = 1 << 20  # logits whose gradients are checked, at both ends and in the middle
+
+
+def classes_last(classes: int, dtype: str) -> rows.Problem:
+    """So many classes next to each other."""
+    dtype_ = getattr(torch, dtype)
+    return rows.cross_entropy(LOGITS // classes, classes, dtype_, of_quack=True)
+
+
+def classes_strided(shape: rows.Shape, draws: rows.Draw, dtype: str) -> rows.Problem:
+    """Classes along the second axis of several."""
+    label = "cross_entropy, channels_last" if draws is rows.channels_last else ""
+    return rows.Problem("cross_entropy", shape, getattr(torch, dtype), draws, label=label)
+
+
+def sections(
+    classes: Sequence[int], strided: Sequence[tuple[rows.Shape, rows.Draw]], dtypes: Sequence[str]
+) -> dict[str, list[rows.Problem]]:
+    """What is measured."""
+    return {
+        "classes_last": [classes_last(count, dtype) for dtype in dtypes for count in classes],
+        "classes_strided": [classes_strided(*case, dtype) for dtype in dtypes for case in strided],
+    }
+
+
+def measure(problem: rows.Problem, operands: list[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Check and time a loss and these peers.
+
+    `failures` of the result are the messages of peers that fail, or return another loss.
+    """
+    error = rows.check(problem, operands, max(1, CHECKED // math.prod(problem.shape[1:])))
+    exact = problem.ours(*operands).float()
+    peers = rows.peers(problem, names)
+    failures: dict[str, str] = {}
+    for prefix in [prefix for prefix in peers if prefix]:
+        try:
+            value = peers[prefix](*operands).float()
+            torch.testing.assert_close(value, exact, rtol=0.01, atol=0.0)
+        except Exception as failure:  # of others' code: of any kind
+            del peers[prefix]
+            failures[f"{prefix}forward_ms"] = message(failure)
+    works = rows.forward_works(peers, operands)
+    works["value_and_grad_ms"] = rows.value_and_grad_work(problem, operands)
+    times = timed(works, failures)
+    times |= timed(rows.backward_works(problem, peers, operands), failures)
+    read = problem.bytes_read(operands)
+    result = {
+        "loss": str(problem),
+        "shape": problem.whole_shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "error_ulp": error,
+        "forward_bytes": read,
+        "gradient_bytes": read + problem.bytes_written(operands),
+        **times,
+    }
+    return {**result, "ratios": ratios(result), "failures": failures}
+
+
+def timed(works: rows.Works, failures: dict[str, str]) -> dict[str, float]:
+    """The device times of those that do not fail; the slow ones with fewer runs."""
+    first: dict[str, float] = {}
+    for name, work in works.items():
+        try:
+            first[name] = milliseconds(work, 1, 1)
+        except Exception as failure:
+            if name.removesuffix("_ms") in OURS:
+                raise
+            failures[name] = message(failure)
+    quick = {name: works[name] for name, time in first.items() if time <= SLOW}
+    slow = [name for name in first if name not in quick]
+    return in_turn(quick, RUNS) | {name: milliseconds(works[name], SLOW_RUNS, 0) for name in slow}
+
+
+def message(failure: Exception) -> str:
+    """The kind of an error and the first line that it says."""
+    return f"{type(failure).__name__}: {failure}".strip().splitlines()[0]
+
+
+def described(result: dict[str, Any], seconds: float) -> str:
+    """Times and, in brackets, what they are in units of the time of the bytes."""
+    shape = " × ".join(map(str, result["shape"]))
+    parts = [f"{result['loss']} {shape} {result['dtype']}, {seconds:.1f} s:"]
+    for name, ratio in result["ratios"].items():
+        parts.append(f"{name.removesuffix('_ms')} {result[name]:.3f} ms ({ratio:.2f})")
+    parts += [f"{name.removesuffix('_ms')} {text}" for name, text in result["failures"].items()]
+    return " ".join(parts)
+
+
+def run(problems: dict[str, list[rows.Problem]], names: Sequence[str], output: Path) -> None:
+    """Measure all; the results are written after each."""
+    results: dict[str, Any] = {"environment": environment()}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for section, of_section in problems.items():
+        results[section] = []
+        for seed, problem in enumerate(of_section):
+            start = time.perf_counter()
+            results[section].append(measure(problem, problem.draw(seed), names))
+            output.write_text(json.dumps(results, indent=2) + "\n")
+            print(described(results[section][-1], time.perf_counter() - start), file=sys.stderr)
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--output", type=Path, help="measure, and write the results here")
+    what.add_argument("--draw", type=Path, nargs="+", help="result files, then the picture")
+    parser.add_argument("--quick", action="store_true", help="few class counts and shapes")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES[:2])
+    parser.add_argument("--peers", nargs="*", choices=[*rows.PEERS], default=[*rows.PEERS])
+    parser.add_argument("--classes", nargs="+", type=int, help="class counts, in place of the grid")
+    return parser
+
+
+def main() -> None:
+    """Measure or draw."""
+    options = parser()
+    chosen = options.parse_args()
+    if chosen.draw:
+        *files, drawing = chosen.draw
+        if not files:
+            options.error("--draw takes result files and the picture to write")
+        picture.draw([json.loads(file.read_text()) for file in files], drawing)
+        return
+    classes = chosen.classes or (QUICK_CLASSES if chosen.quick else CLASSES)
+    if not all(1 <= count <= LOGITS for count in classes):
+        options.error(f"--classes takes counts from 1 to {LOGITS}")
+    strided = QUICK_STRIDED if chosen.quick else STRIDED
+    every = sections(classes, strided, chosen.dtype)
+    run({section: every[section] for section in chosen.only}, chosen.peers, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
