@@ -129,10 +129,13 @@ class Checks:
 
     def before(self, function: Callable[Arguments, Any]) -> Callable[Arguments, Any]:
         """The function, each of whose arguments is checked first."""
+        arrays = self.arrays
 
         @functools.wraps(function)
         def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
-            given: Any = self(args, kwargs)
+            given: Any = args
+            if kwargs or len(args) > arrays:
+                given = self(args, kwargs)
             return function(*given, **kwargs)
 
         return checked

@@ -13,7 +13,7 @@ from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check
-from .entrance import known
+from .entrance import Prepared, known
 from .traced import Sum, Trace, Variable
 
 Array = Any
@@ -65,18 +65,10 @@ def value_and_grad(
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = _numbers(argnums)
     prepare = known(loss)
+    if prepare is not None:
+        return _of_one_loss(prepare, wanted_numbers, several)
 
-    def of_one_loss(*args: Any, **kwargs: Any) -> tuple[Array, list[Array]]:
-        assert prepare is not None
-        call, given = prepare(*args, **kwargs)
-        library, operands = resolve(call, given)
-        wanted = _wanted(call, operands, wanted_numbers)
-        if check.enabled.get():
-            check.verify(call, library.plain(operands))
-        value, *gradients = library.run(call, Request(wanted=wanted), operands)
-        return value, gradients
-
-    def of_function(*args: Any, **kwargs: Any) -> tuple[Array, list[Array]]:
+    def of_function(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
         own = [_in_range(number, len(args)) for number in wanted_numbers]
         _check_distinct(own, wanted_numbers)
         given = list(args)
@@ -94,12 +86,24 @@ def value_and_grad(
             trace.check(total.trace)
         finally:
             trace.is_open = False
-        return total.value(), [total.gradient(number) for number in own]
+        gradients = tuple([total.gradient(number) for number in own])
+        return total.value(), gradients if several else gradients[0]
 
-    compute = of_function if prepare is None else of_one_loss
+    return of_function
+
+
+def _of_one_loss(
+    prepare: Callable[..., Prepared], wanted_numbers: tuple[int, ...], several: bool
+) -> Callable[..., tuple[Array, Any]]:
+    """The transform of a loss of this package: one request."""
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
-        value, gradients = compute(*args, **kwargs)
+        call, given = prepare(*args, **kwargs)
+        library, operands = resolve(call, given)
+        request = _request(call, operands, wanted_numbers)
+        if check.enabled.get():
+            check.verify(call, library.plain(operands))
+        value, *gradients = library.run(call, request, operands)
         return value, tuple(gradients) if several else gradients[0]
 
     return value_and_gradient
@@ -144,6 +148,23 @@ def _differentiable(array: Array, name: str) -> Array:
     if isinstance(array, Variable) or dtype not in FLOATING:
         raise TypeError(f"{name} must be a floating array to differentiate by it, got {dtype}")
     return array
+
+
+_requests: dict[Any, Request] = {}
+_MAX_REQUESTS = 4096
+
+
+def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
+    """The request for a value and its gradients."""
+    loss, reduction, _, weighted, masked = call
+    key = loss.key, reduction, weighted, masked, argnums, *[x.dtype for x in operands]
+    request = _requests.get(key)
+    if request is None:
+        request = Request(wanted=_wanted(call, operands, argnums))
+        if len(_requests) >= _MAX_REQUESTS:
+            _requests.clear()
+        _requests[key] = request
+    return request
 
 
 def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
