@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
-from . import driver
-from .launch import Launch, Parameters
+from .launch import Parameters
 from .library import Array, DeviceLibrary
 
 SLOT_BYTES = 16  # the guess, and what the gradients of a call were multiplied by
@@ -79,21 +78,13 @@ class Slots:
 class Again(NamedTuple):
     """How a plan computes gradients anew where another grad_output came: one launch."""
 
-    launch: Launch
+    start: Callable[[int, Parameters, Sequence[int]], None]
     choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and grad_output's
     slots: Slots
     library: DeviceLibrary
     device: int
-    strided: Sequence[ArraySpec]  # the operands, if any is not contiguous
-
-    def reads(self, operands: Sequence[Array], pointers: list[int]) -> bool:
-        """Whether operands are those at some addresses: a hook may have moved them meanwhile.
-
-        What a hook copies is contiguous, and may lie where the original was.
-        """
-        if self.library.pointers(operands) != pointers:
-            return False
-        return not self.strided or [*map(self.library.spec, operands)] == [*self.strided]
+    strided: list[ArraySpec]  # the operands, if any is not contiguous
+    is_capturing: Callable[[int], bool]  # whether what a stream is given goes to a CUDA graph
 
 
 class Waiting:
@@ -113,7 +104,7 @@ class Waiting:
         self._home: list[int] = []  # nobody's
         self._again, self._parameters, self._stream = again, parameters, stream
         self._addresses, self._keep = addresses, keep
-        self._is_captured = driver.is_capturing(stream)
+        self._is_captured = again.is_capturing(stream)
         if self._is_captured:
             slot, memory = again.slots.take_for_graph(again.library, operands)
             self._keep = keep, memory
@@ -130,14 +121,17 @@ class Waiting:
         again, addresses = self._again, self._addresses
         library = again.library
         stream = library.stream(again.device)
+        pointers = library.pointers([grad_output, *operands])
+        pointers[0], address = 0, pointers[0]
         if (
             stream != self._stream
-            or not again.reads(operands, addresses[1 : 1 + len(operands)])
-            or driver.is_capturing(stream) != self._is_captured
+            or pointers != addresses[: len(pointers)]
+            # What a hook copies is contiguous, and may lie where the original was.
+            or (again.strided and [*map(library.spec, operands)] != again.strided)
+            or again.is_capturing(stream) != self._is_captured
         ):
             return False
-        chosen = again.choose([*addresses, *library.pointers([grad_output])])
-        again.launch(stream, self._parameters, *chosen)
+        again.start(stream, self._parameters, again.choose([*addresses, address]))
         return True
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:

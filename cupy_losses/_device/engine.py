@@ -48,9 +48,9 @@ def run(
         if plan.notice:
             warn(plan.notice)
     if plan.device == library.current_device():
-        return plan(operands, pointers, parameters)
+        return plan.run(operands, pointers, parameters)
     with library.use_device(plan.device):
-        return plan(operands, pointers, parameters)
+        return plan.run(operands, pointers, parameters)
 
 
 def _check_overwritten(

@@ -118,13 +118,23 @@ class Plan:
         self._left_out = [allocate is not None for allocate in outputs] if None in outputs else None
         self._scratch = scratch  # where each part begins, and the end
         self._counters = counters  # bytes of it that start at zero
-        self._steps = steps
+        self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
-        self._again = again and Again(
-            *again, Slots(library), library, problem.device, _unless_contiguous(problem.given)
-        )
+        self._again = None
+        if again is not None:
+            launch, choose = again
+            self._again = Again(
+                launch.start,
+                choose,
+                Slots(library),
+                library,
+                problem.device,
+                _unless_contiguous(problem.given),
+                driver.capture_query(),
+            )
 
-    def __call__(
+    # A method by name: a call of the object itself would take longer.
+    def run(
         self, operands: Sequence[Array], pointers: list[int], parameters: Parameters
     ) -> list[Any]:
         """Allocate the outputs and launch: the value, if asked for, then the gradients.
@@ -144,8 +154,8 @@ class Plan:
                 addresses += [base + start for start in self._scratch]
             if self._again is not None:
                 waiting = Waiting(self._again, parameters, addresses, stream, memory, operands)
-            for launch, choose in self._steps:
-                launch(stream, parameters, *choose(addresses))
+            for start, choose in self._steps:
+                start(stream, parameters, choose(addresses))
         results = outputs if self._left_out is None else self._with_gaps(outputs)
         if self._is_early:
             results.append(waiting)
@@ -156,12 +166,12 @@ class Plan:
         return [next(made) if computed else None for computed in self._left_out or ()]
 
 
-def _unless_contiguous(operands: Sequence[ArraySpec]) -> Sequence[ArraySpec]:
+def _unless_contiguous(operands: Sequence[ArraySpec]) -> list[ArraySpec]:
     """The operands; none where all are contiguous."""
     for operand in operands:
         if operand.strides != dense_strides(range(len(operand.shape)), operand.shape):
-            return operands
-    return ()
+            return [*operands]
+    return []
 
 
 def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:

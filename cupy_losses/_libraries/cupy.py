@@ -88,7 +88,7 @@ class CupyLibrary(ArrayLibrary):
     def allocator(self, output: Output) -> Allocator:
         cupy, dtype = self._cupy, self._dtype(output.dtype)
         if output.shape == ():
-            return lambda operands: cupy.empty((), dtype)
+            return lambda operands: cupy.ndarray((), dtype)
         shape, size = output.shape, item_size(output.dtype)
         strides = tuple(step * size for step in output.strides)
         total = size * output.size

@@ -193,7 +193,8 @@ class TorchCuda(TorchLibrary):
         grad_output = grad_output.resolve_neg()
         device = gradient.get_device()
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
-        launch(_current_stream(device), (), gradient.data_ptr(), grad_output.data_ptr())
+        addresses = gradient.data_ptr(), grad_output.data_ptr()
+        launch.start(_current_stream(device), (), addresses)
 
 
 @functools.lru_cache(maxsize=1024)
