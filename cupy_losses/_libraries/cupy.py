@@ -6,13 +6,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .._core.dtypes import item_size
+import numpy as np
+
+from .._core.dtypes import DTYPES, item_size
 from .._core.loss import FORWARD, Call
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._device import driver, engine
 from .._device.library import Allocator
-from .registry import Array, ArrayLibrary, register
+from .registry import Array, ArrayLibrary, Locatable, register
+
+_NUMPY_DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
 
 
 @register
@@ -24,7 +28,8 @@ class CupyLibrary(ArrayLibrary):
 
     def __init__(self) -> None:
         self._cupy = driver.require_gpu()
-        self._runtime = self._cupy.cuda.runtime
+        self._cuda = self._cupy.cuda
+        self._runtime = self._cuda.runtime
         self._captured: list[Any] = []
         self.current_device = self._runtime.getDevice
 
@@ -41,7 +46,24 @@ class CupyLibrary(ArrayLibrary):
 
     def adopt(self, array: Array) -> Array:
         """A view of another library's array."""
-        return array if self.owns(array) else self._cupy.from_dlpack(array)
+        if isinstance(array, self._cupy.ndarray):
+            return array
+        if isinstance(array, Locatable):
+            view = self._view(array)
+            if view is not None:
+                return view
+        return self._cupy.from_dlpack(array)
+
+    def _view(self, array: Locatable) -> Array | None:
+        """An array where another one lies; None if CuPy has no such dtype without DLPack."""
+        device = self.current_device()
+        found = array.located(device, self.stream(device))
+        if found is None or found.dtype not in _NUMPY_DTYPES:
+            return None
+        memory = self._cuda.UnownedMemory(found.address, found.size, found.owner, found.device)
+        pointer = self._cuda.MemoryPointer(memory, 0)
+        dtype = _NUMPY_DTYPES[found.dtype]
+        return self._cupy.ndarray(found.shape, dtype, pointer, found.strides)
 
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss."""
@@ -77,13 +99,13 @@ class CupyLibrary(ArrayLibrary):
         return array.data.device_id  # type: ignore[no-any-return]
 
     def use_device(self, device: int) -> Any:
-        return self._cupy.cuda.Device(device)
+        return self._cuda.Device(device)
 
     def pointers(self, arrays: Sequence[Array]) -> list[int]:
         return [array.data.ptr for array in arrays]
 
     def stream(self, device: int) -> int:
-        return self._cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
+        return self._cuda.get_current_stream().ptr  # type: ignore[no-any-return]
 
     def allocator(self, output: Output) -> Allocator:
         cupy, dtype = self._cupy, self._dtype(output.dtype)
@@ -99,7 +121,7 @@ class CupyLibrary(ArrayLibrary):
         return lambda operands: cupy.full(output.shape, value, dtype)
 
     def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
-        memory = self._cupy.cuda.alloc(size)
+        memory = self._cuda.alloc(size)
         if self._runtime.streamIsCapturing(stream):
             # A replay of the graph will use it again, and CuPy's pool knows nothing of that.
             self._captured.append(memory)

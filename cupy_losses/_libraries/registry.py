@@ -11,11 +11,31 @@ import importlib
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._core.loss import Call, Request
 
 Array = Any
+
+
+class Located(NamedTuple):
+    """What an array on a device is, for a library that makes a view of it without DLPack."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # in bytes; None of a contiguous array
+    size: int  # of its elements in bytes
+    device: int
+    address: int
+    owner: Array  # keeps the memory alive
+
+
+class Locatable:
+    """An array on a device that tells where it lies, which takes a third of the time of DLPack."""
+
+    def located(self, device: int, stream: int) -> Located | None:
+        """Where it lies, for work on a stream of a device; None if it is on another one."""
+        raise NotImplementedError
 
 
 class ArrayLibrary(ABC):
@@ -62,7 +82,7 @@ class ArrayLibrary(ABC):
         return operands
 
     def exported(self, array: Array) -> Array:
-        """An array as an object that other libraries adopt by DLPack."""
+        """An array as an object that other libraries adopt: by DLPack, or as `Locatable`."""
         return array
 
     @classmethod
@@ -100,7 +120,7 @@ def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequen
                 break
         else:
             return library_of(operands[-1]), operands
-    return _recognised(call, operands)
+    return _of_several(call, operands)
 
 
 # Of any other producer of DLPack arrays, by the type of its device: host and pinned memory, device
@@ -148,44 +168,54 @@ def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
     return _instances[library]
 
 
-def _recognised(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
+def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
     """The same for types that are not met yet, and for several libraries in one call."""
     libraries = []
-    for name, operand in zip(call.names, operands, strict=True):
-        library = find(operand)
-        if library is None:
-            raise TypeError(
-                f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
-                f"on a CUDA device, got {_described(operand)}"
-            )
-        libraries.append(library)
+    for k, operand in enumerate(operands):
+        library_of = _library_of.get(type(operand))
+        libraries.append(
+            _meet(call.names[k], operand) if library_of is None else library_of(operand)
+        )
     for library in libraries:
         if library.takes_over:
-            return instance(library), operands
-    first = libraries[call.extra]
-    if any(library.on_host != first.on_host for library in libraries):
-        given = ", ".join(
-            f"{name} on the {'host' if library.on_host else 'device'}"
-            for name, library in zip(call.names, libraries, strict=True)
-        )
-        raise ValueError(f"all arrays must be on the same device, got {given}")
-    target = instance(first)
-    adopted = [
-        _adopted(target, instance(library), operand, name)
-        for operand, library, name in zip(operands, libraries, call.names, strict=True)
-    ]
-    for operand in adopted:
-        kind = type(operand)
-        if kind not in _library_of and (library_of := first.by_type(kind)) is not None:
-            _library_of[kind] = library_of
+            return library, operands
+    target = libraries[call.masked + call.weighted]
+    adopted = []
+    for k, library in enumerate(libraries):
+        if library is target:
+            adopted.append(target.adopt(operands[k]))
+        elif library.on_host == target.on_host:
+            adopted.append(_shared(target, library, call, operands, k))
+        else:
+            raise ValueError(
+                f"all arrays must be on the same device, got {_places(call, libraries)}"
+            )
     return target, adopted
 
 
-def _adopted(target: ArrayLibrary, own: ArrayLibrary, array: Array, name: str) -> Array:
-    """The same memory as an array of the target library."""
-    if own is target:
-        return target.adopt(array)
+def _meet(name: str, array: Array) -> ArrayLibrary:
+    """The library of an array, by which others of the same type are known from now on."""
+    found = find(array)
+    if found is None:
+        raise TypeError(
+            f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
+            f"on a CUDA device, got {_described(array)}"
+        )
+    library, kind = instance(found), type(array)
+    if isinstance(array, found.types()) and library.adopt(array) is array:
+        library_of = found.by_type(kind)
+        if library_of is not None:
+            _library_of[kind] = library_of
+    return library
+
+
+def _shared(
+    target: ArrayLibrary, own: ArrayLibrary, call: Call, operands: Sequence[Array], k: int
+) -> Array:
+    """The memory of an operand as an array of another library."""
+    array = operands[k]
     if getattr(array, "requires_grad", False):
+        name = call.names[k]
         raise ValueError(
             f"{name} requires grad, but the first argument is no torch tensor and the result would "
             f"carry no gradient: pass {name}.detach()"
@@ -193,7 +223,17 @@ def _adopted(target: ArrayLibrary, own: ArrayLibrary, array: Array, name: str) -
     try:
         return target.adopt(own.exported(array))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(f"{name} cannot be shared as a {target.name} array: {error}") from error
+        raise TypeError(
+            f"{call.names[k]} cannot be shared as a {target.name} array: {error}"
+        ) from error
+
+
+def _places(call: Call, libraries: Sequence[ArrayLibrary]) -> str:
+    """Where the operands of a call are."""
+    return ", ".join(
+        f"{name} on the {'host' if library.on_host else 'device'}"
+        for name, library in zip(call.names, libraries, strict=True)
+    )
 
 
 def _described(array: Array) -> str:

@@ -26,13 +26,13 @@ from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
 from .._torch import autograd
 from .numpy import on_host
-from .registry import ArrayLibrary, instance, register
+from .registry import ArrayLibrary, Locatable, Located, instance, register
 
 Tensor = torch.Tensor
 
 
-class Exporter:
-    """A tensor for `from_dlpack`, without the checks and synchronisation of Tensor.__dlpack__.
+class Exporter(Locatable):
+    """A CUDA tensor for another library, without the checks and copies of Tensor.__dlpack__.
 
     The caller works on the tensor's own stream or in order after it.
     """
@@ -42,15 +42,33 @@ class Exporter:
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         if stream is not None:
-            mine = torch.cuda.current_stream(self._tensor.device)
-            if mine.cuda_stream != (0 if stream == 1 else stream):
-                event = mine.record_event()
-                consumer = torch.cuda.ExternalStream(stream, self._tensor.device)  # type: ignore[no-untyped-call]
-                consumer.wait_event(event)
+            self._order(stream)
         return torch.to_dlpack(self._tensor)  # type: ignore[attr-defined]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self._tensor.get_device())
+
+    def located(self, device: int, stream: int) -> Located | None:
+        """Where the tensor lies."""
+        tensor = self._tensor
+        if tensor.get_device() != device:
+            return None
+        self._order(stream)
+        strides = None
+        if not tensor.is_contiguous():
+            size = tensor.element_size()
+            strides = tuple([step * size for step in tensor.stride()])
+        dtype = dtype_name(tensor.dtype)
+        address = tensor.data_ptr()
+        return Located(dtype, tensor.shape, strides, tensor.nbytes, device, address, tensor)
+
+    def _order(self, stream: int) -> None:
+        """Let a stream wait for what the tensor's own has to do."""
+        device = self._tensor.get_device()
+        if _current_stream(device) != (0 if stream == 1 else stream):
+            event = torch.cuda.current_stream(device).record_event()
+            consumer = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+            consumer.wait_event(event)
 
 
 class TorchLibrary(ArrayLibrary):
