@@ -71,7 +71,7 @@ class Slots:
 
     @staticmethod
     def _addresses(library: DeviceLibrary, memory: Array) -> range:
-        (begin,) = library.pointers([memory])
+        begin = library.address(memory)
         return range(begin, begin + SLOTS * SLOT_BYTES, SLOT_BYTES)
 
 
@@ -121,17 +121,18 @@ class Waiting:
         again, addresses = self._again, self._addresses
         library = again.library
         stream = library.stream(again.device)
-        pointers = library.pointers([grad_output, *operands])
-        pointers[0], address = 0, pointers[0]
+        address = library.address
+        pointers = [*map(address, operands)]
         if (
             stream != self._stream
-            or pointers != addresses[: len(pointers)]
+            or pointers != addresses[1 : 1 + len(pointers)]
             # What a hook copies is contiguous, and may lie where the original was.
             or (again.strided and [*map(library.spec, operands)] != again.strided)
             or again.is_capturing(stream) != self._is_captured
         ):
             return False
-        again.start(stream, self._parameters, again.choose([*addresses, address]))
+        chosen = again.choose([*addresses, address(grad_output)])
+        again.start(stream, self._parameters, chosen)
         return True
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:

@@ -140,6 +140,6 @@ def capture_query() -> Any:
     return cupy().cuda.runtime.streamIsCapturing
 
 
-def zero(address: int, size: int, stream: int) -> None:
-    """Zero `size` bytes in stream order."""
-    cupy().cuda.runtime.memsetAsync(address, 0, size, stream)
+def memset() -> Any:
+    """The function that sets memory in stream order: address, value, size in bytes, stream."""
+    return cupy().cuda.runtime.memsetAsync

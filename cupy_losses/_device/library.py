@@ -37,8 +37,8 @@ class DeviceLibrary(Protocol):
     def stream(self, device: int) -> int:
         """The current stream of the current device."""
 
-    def pointers(self, arrays: Sequence[Array]) -> list[int]:
-        """The address of the first element of each array."""
+    def address(self, array: Array) -> int:
+        """The address of the first element of an array."""
 
     def allocator(self, output: Output) -> Allocator:
         """A function from the operands to a new array on their device."""

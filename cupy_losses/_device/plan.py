@@ -114,10 +114,12 @@ class Plan:
         # Whether a call does more than to launch: a test for all that few calls need.
         self.is_special = bool(self.notice) or loss.overwrites
         self._library = library
+        self._address = library.address
         self._outputs = [allocate for allocate in outputs if allocate is not None]
         self._left_out = [allocate is not None for allocate in outputs] if None in outputs else None
         self._scratch = scratch  # where each part begins, and the end
         self._counters = counters  # bytes of it that start at zero
+        self._memset = driver.memset()
         self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
         self._again = None
@@ -146,11 +148,11 @@ class Plan:
         waiting = memory = None
         if self._steps:
             stream = library.stream(self.device)
-            addresses = [0, *pointers, *library.pointers(outputs)]
+            addresses = [0, *pointers, *map(self._address, outputs)]
             if self._scratch:
                 memory, base = library.scratch(operands, self._scratch[-1], stream)
                 if self._counters:
-                    driver.zero(base, self._counters, stream)
+                    self._memset(base, 0, self._counters, stream)
                 addresses += [base + start for start in self._scratch]
             if self._again is not None:
                 waiting = Waiting(self._again, parameters, addresses, stream, memory, operands)
@@ -245,6 +247,7 @@ class Builder(ABC):
 
     def __init__(self, library: DeviceLibrary, problem: Problem) -> None:
         self._library = library
+        self._address = library.address
         self._problem = problem
         given = tuple(range(1, 1 + len(problem.given)))
         self._operand_addresses = given[problem.request.denominator :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,6 +71,7 @@ class CupyLibrary(ArrayLibrary):
         return engine.run(self, call, FORWARD, operands)[0]
 
     run = engine.run
+    address = staticmethod(operator.attrgetter("data.ptr"))
 
     def inspect(self, operands: Sequence[Array]) -> tuple[Any, list[int]]:
         key: list[Any] = []
@@ -100,9 +102,6 @@ class CupyLibrary(ArrayLibrary):
 
     def use_device(self, device: int) -> Any:
         return self._cuda.Device(device)
-
-    def pointers(self, arrays: Sequence[Array]) -> list[int]:
-        return [array.data.ptr for array in arrays]
 
     def stream(self, device: int) -> int:
         return self._cuda.get_current_stream().ptr  # type: ignore[no-any-return]

@@ -155,6 +155,7 @@ class TorchCuda(TorchLibrary):
     on_host = False
     device_type = "cuda"
     run_resolved = engine.run
+    address = staticmethod(Tensor.data_ptr)
     stream = staticmethod(_current_stream)
     current_device = staticmethod(_current_device)
 
@@ -182,15 +183,13 @@ class TorchCuda(TorchLibrary):
     def use_device(self, device: int) -> Any:
         return torch.cuda.device(device)
 
-    def pointers(self, arrays: Sequence[Tensor]) -> list[int]:
-        return [array.data_ptr() for array in arrays]
-
     def allocator(self, output: Output) -> Allocator:
         like, dtype = output.like, getattr(torch, output.dtype)
         if like >= 0:
             return lambda operands: torch.empty_like(operands[like])
         if output.shape == ():
-            return lambda operands: operands[-1].new_empty((), dtype=dtype)
+            scalar = _scalar(dtype, torch.cuda.current_device())
+            return lambda operands: torch.empty_like(scalar)
         return lambda operands: operands[-1].new_empty_strided(
             output.shape, output.strides, dtype=dtype
         )
@@ -213,6 +212,12 @@ class TorchCuda(TorchLibrary):
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         addresses = gradient.data_ptr(), grad_output.data_ptr()
         launch.start(_current_stream(device), (), addresses)
+
+
+@functools.cache
+def _scalar(dtype: torch.dtype, device: int) -> Tensor:
+    """A tensor of shape () to make others like: half the time of `new_empty` with a dtype."""
+    return torch.empty((), dtype=dtype, device=f"cuda:{device}")
 
 
 @functools.lru_cache(maxsize=1024)

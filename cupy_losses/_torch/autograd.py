@@ -93,12 +93,10 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
-        if call.loss.sums_last_axis(call):
-            grad_output = grad_output.unsqueeze(-1)
         gradients: list[Tensor | None]
         if torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
-                library, call, wanted, grad_output, *operands
+                library, call, wanted, _of_rows(call, grad_output), *operands
             )
         else:
             if grad_output.is_neg():
@@ -109,12 +107,18 @@ class _Loss(torch.autograd.Function):
                 gradients = [None] * len(wanted)
             for gradient in gradients:
                 if gradient is None:
-                    _complete(gradients, library, call, wanted, (grad_output, *operands))
+                    given = _of_rows(call, grad_output), *operands
+                    _complete(gradients, library, call, wanted, given)
                     break
         results: list[Tensor | None] = [None] * (2 + len(operands))
-        for k, gradient in zip(wanted, gradients, strict=True):
-            results[2 + k] = gradient
+        for i, k in enumerate(wanted):
+            results[2 + k] = gradients[i]
         return tuple(results)
+
+
+def _of_rows(call: Call, grad_output: Tensor) -> Tensor:
+    """A grad_output that broadcasts with the elements."""
+    return grad_output.unsqueeze(-1) if call.loss.sums_last_axis(call) else grad_output
 
 
 def _complete(

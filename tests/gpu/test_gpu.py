@@ -316,6 +316,26 @@ def test_mixed_libraries() -> None:
         mse_loss(array, input.requires_grad_())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int32])
+def test_tensors_as_they_lie_beside_cupy_arrays(dtype: torch.dtype) -> None:
+    import cupy
+
+    table = torch.arange(-60, 60, device="cuda").reshape(10, 12).to(dtype)
+    for view in (table, table.T, table[1:, ::3], table[:, :1], table[0], table[3, 3], table[:0]):
+        zeros = cupy.zeros(tuple(view.shape), cupy.float64)
+        each = mse_loss(zeros, view, reduction="none")
+        assert torch.equal(torch.utils.dlpack.from_dlpack(each), view.double() ** 2)
+
+
+def test_a_negated_view_beside_a_cupy_array() -> None:
+    import cupy
+
+    view = torch.complex(torch.zeros(5), torch.arange(5.0)).cuda().conj().imag
+    assert view.is_neg()
+    each = mse_loss(cupy.ones(5, cupy.float32), view, reduction="none")
+    assert each.get().tolist() == [1.0, 4.0, 9.0, 16.0, 25.0]
+
+
 def test_any_dlpack_object() -> None:
     import cupy
 
