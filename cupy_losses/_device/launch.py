@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +49,24 @@ class Fields:
         return self._pack(value, reciprocal, remainder)
 
 
+class _Block:
+    """The arguments of a kernel in memory, for one launch at a time: the driver copies them."""
+
+    def __init__(
+        self, arguments: bytes, offsets: Sequence[int], pointers: int, parameters: Parameters
+    ) -> None:
+        end = len(arguments)
+        self._buffer = np.zeros(end + 8 * pointers, np.uint8)
+        self.bytes: Any = self._buffer.data
+        self.bytes[:end] = arguments
+        starts = [*offsets, *range(end, len(self._buffer), 8)]
+        self._addresses = self._buffer.ctypes.data + np.array(starts, np.uint64)
+        self.address = int(self._addresses.ctypes.data)
+        self.parameters = parameters
+        pack = struct.Struct(f"={pointers}Q").pack_into
+        self.pack_pointers = functools.partial(pack, self.bytes, end)
+
+
 class Launch:
     """A kernel with its grid and all its arguments but the pointers, which come last.
 
@@ -70,47 +87,44 @@ class Launch:
         fields: Callable[[Parameters], bytes] | None = None,
         parameters: Parameters = (),
     ) -> None:
-        self._fields, self._packed = fields, parameters
+        self._fields = fields
         if fields is not None:
             arguments = [fields(parameters), *arguments]
-        offsets, end = [], 0
+        packed, offsets = b"", []
         for argument in arguments:
-            offsets.append(end)
-            end += -(-len(argument) // 8) * 8
-        self._buffer: Any = np.zeros(end + 8 * pointers, np.uint8)
-        self._bytes = self._buffer.data
-        pack = struct.Struct(f"={pointers}Q").pack_into
-        self._pack_pointers = functools.partial(pack, self._bytes, end)
-        for offset, argument in zip(offsets, arguments, strict=True):
-            self._bytes[offset : offset + len(argument)] = argument
-        offsets += [end + 8 * k for k in range(pointers)]
-        self._addresses = self._buffer.ctypes.data + np.array(offsets, np.uint64)
-        self._parameters = int(self._addresses.ctypes.data)
+            offsets.append(len(packed))
+            packed += argument + bytes(-len(argument) % 8)
+        self._new_block = functools.partial(_Block, packed, offsets, pointers, parameters)
+        # Each thread that launches takes one; pop and append are one step each.
+        self._free = [self._new_block()]
         self._kernel = kernel
         self._launch = functools.partial(
             driver.launcher(), kernel.pointer, grid[0], grid[1], 1, threads, 1, 1, shared
         )
-        self._lock = threading.Lock()
 
     # A method by name: a call of the object itself would take a third longer.
     def start(self, stream: int, parameters: Parameters, pointers: Sequence[int]) -> None:
         """Launch on a stream."""
-        with self._lock:  # until the driver has copied the arguments
-            if parameters is not self._packed:
-                self._pack_fields(parameters)
-            self._pack_pointers(*pointers)
-            try:
-                self._launch(stream, self._parameters, 0)
-            except RuntimeError as error:
-                driver.enter_context(error)
-                self._launch(stream, self._parameters, 0)
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = self._new_block()
+        if parameters is not block.parameters:
+            self._pack_fields(block, parameters)
+        block.pack_pointers(*pointers)
+        try:
+            self._launch(stream, block.address, 0)
+        except RuntimeError as error:
+            driver.enter_context(error)
+            self._launch(stream, block.address, 0)
+        self._free.append(block)
 
-    def _pack_fields(self, parameters: Parameters) -> None:
+    def _pack_fields(self, block: _Block, parameters: Parameters) -> None:
         """Take the hyper-parameters of a call, if they are not those of the last one."""
-        if self._fields is not None and parameters != self._packed:
+        if self._fields is not None and parameters != block.parameters:
             fields = self._fields(parameters)
-            self._bytes[: len(fields)] = fields
-        self._packed = parameters
+            block.bytes[: len(fields)] = fields
+        block.parameters = parameters
 
 
 def iteration_space(space: IterationSpace) -> bytes:
