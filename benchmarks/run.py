@@ -446,7 +446,7 @@ def small() -> dict[str, Any]:
         {
             "cupy.from_dlpack(tensor)": lambda: cupy.from_dlpack(input),
             "cupy.from_dlpack(thin exporter)": lambda: cupy.from_dlpack(Exporter(input)),
-            "loss of a CuPy array and a tensor, by DLPack": lambda: ours(arrays[0], target),
+            "loss of a CuPy array and a tensor": lambda: ours(arrays[0], target),
             "tensor.data_ptr(), shape, strides, dtype": lambda: (
                 input.data_ptr(),
                 input.shape,

@@ -81,14 +81,25 @@ def test_losses_and_gradients() -> None:
 
 
 def test_other_libraries_beside_it() -> None:
-    value = cross_entropy(Frozen(X), np.array([0, 2]), weight=np.ones(3))
-    assert isinstance(value, Frozen)
-    np.testing.assert_array_equal(value.values, cross_entropy(X, np.array([0, 2])))
+    for weight in (np.ones(3), Frozen(np.ones(3)), np.ones(3)):
+        value = cross_entropy(Frozen(X), np.array([0, 2]), weight=weight)
+        assert isinstance(value, Frozen)
+        np.testing.assert_array_equal(value.values, cross_entropy(X, np.array([0, 2])))
+
+
+def test_a_scalar_of_numpy_beside_it() -> None:
+    for _ in range(2):
+        value = kl_div(Frozen(X[0, 0]), np.float64(0.5), reduction="sum")
+        assert isinstance(value, Frozen)
+        np.testing.assert_array_equal(
+            value.values, kl_div(X[0, 0], np.float64(0.5), reduction="sum")
+        )
 
 
 def test_an_array_that_no_other_library_can_share_is_named() -> None:
-    with pytest.raises(TypeError, match="target cannot be shared as a numpy array"):
-        mse_loss(X, Frozen(Y))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="target cannot be shared as a numpy array"):
+            mse_loss(X, Frozen(Y))
 
 
 def test_values_are_checked() -> None:
