@@ -217,7 +217,12 @@ class TorchCuda(TorchLibrary):
 @functools.cache
 def _scalar(dtype: torch.dtype, device: int) -> Tensor:
     """A tensor of shape () to make others like: half the time of `new_empty` with a dtype."""
-    return torch.empty((), dtype=dtype, device=f"cuda:{device}")
+    scalar = torch.empty((), dtype=dtype, device=f"cuda:{device}")
+    if type(scalar) is not Tensor:  # FakeTensorMode: it must not stay when the mode ends
+        raise TypeError(
+            f"losses need tensors with memory, and a mode makes {type(scalar).__name__}"
+        )
+    return scalar
 
 
 @functools.lru_cache(maxsize=1024)
