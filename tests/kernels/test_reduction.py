@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from cupy_losses._core.dtypes import c_type
+from cupy_losses._core.shapes import IterationSpace
 from cupy_losses._device import sources
-from cupy_losses._device.launch import int64
+from cupy_losses._device.launch import int64, iteration_space
 from cupy_losses._device.plan import template
 
 from .. import emulator
@@ -33,6 +34,11 @@ WEIGHTED = f"Weighted<{MSE}, true>"
 @pytest.fixture(autouse=True)
 def _emulator() -> None:
     emulator.require()
+
+
+def space(elements: int, *steps: tuple[int, ...]) -> bytes:
+    """The fields of an iteration space of one dimension."""
+    return iteration_space(IterationSpace((elements,), steps))
 
 
 def pointwise(
@@ -64,7 +70,7 @@ def pointwise(
         (min(segments, 2),),
         (THREADS,),
         (
-            *(b"\0", int64(n, *count * [1]), n, segments, divisor),
+            *(b"\0", space(n, *count * [(1,)]), n, segments, divisor),
             None if denominator is None else np.array([denominator]),
             *(None, None),  # no grad_output, no guess
             *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
@@ -209,7 +215,7 @@ def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: flo
             f"{kind}, {pointers}>"
         )
         kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
-        layout = int64(40, 7, 1, 40, 1, 0)
+        layout = iteration_space(IterationSpace((40, 7), ((1, 40), (1, 0))))
         given = None if denominator is None else np.array([denominator])
         kernel((2,), (256,), (b"\0", layout, 40, 7, 7, 3.0, given, result, input, target))
         if kind == "float":
@@ -249,13 +255,14 @@ def rows(
     segments = -(-n // 256)
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     steps = [1 if x.shape != (n,) else 0 for x in arrays]
-    strides = [0 if x.shape == (COLUMNS,) else x.size // n for x in arrays]
+    strides = [(0 if x.shape == (COLUMNS,) else x.size // n,) for x in arrays]
     kernel = Module(sources.source("kernels/rows.cu"), [name]).get_function(name)
     kernel(
         (segments,),
         (256,),
         (
-            *(int64(-100), int64(n, *strides, *steps), n, COLUMNS, 0, COLUMNS, segments, segments),
+            *(int64(-100), space(n, *strides) + int64(*steps)),
+            *(n, COLUMNS, 0, COLUMNS, segments, segments),
             divisor,
             None if denominator is None else np.array([denominator]),
             *(None, None),  # no grad_output, no guess
