@@ -26,6 +26,7 @@ from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, INDEX, LABELS
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
+from ._kinds.multilabel import MultilabelLoss
 from ._kinds.rows import RowLoss
 
 __all__ = [
@@ -352,7 +353,7 @@ def _multilabel_margin(rows: Rows) -> Evaluated:
     return scale * value, {"input": lambda: scale * slope}
 
 
-_MULTILABEL_MARGIN = RowLoss(
+_MULTILABEL_MARGIN = MultilabelLoss(
     name="multilabel_margin_loss",
     struct="MultilabelMargin",
     formula=_multilabel_margin,

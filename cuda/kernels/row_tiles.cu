@@ -254,13 +254,11 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return row;
   }
 
-  // What is known of a row ahead of its elements. Hides some of them from what follows.
+  // What is known of a row ahead of its elements. Hides one of them from what follows.
   __device__ __forceinline__ auto begin(const Row& row) const {
     const auto context = loss.begin(row, loss.ahead(row));
     if constexpr (Loss::HIDES) {
-      if (context.status == ACTIVE) {
-        loss.each_hidden(row, context, [&](int column) { set<FIRST>(row, column, T(-INFINITY)); });
-      }
+      if (context.status == ACTIVE) set<FIRST>(row, context.column, T(-INFINITY));
     }
     return context;
   }

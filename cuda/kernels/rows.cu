@@ -496,11 +496,6 @@ struct RowWorker {
     }
   }
 
-  template <class Context, class F>
-  __device__ __forceinline__ void each_hidden(const Row& row, const Context& context, F f) const {
-    if constexpr (Loss::HIDES) loss.each_hidden(row, context, f);
-  }
-
   // What a share accumulates, from device memory.
   template <class Context>
   __device__ __forceinline__ State accumulate(const Share& share, long long slots,
@@ -511,9 +506,9 @@ struct RowWorker {
         batch(share, slot, [&](auto elements, long long) {
           elements.load(share.row);
           if (context.status != ACTIVE) return;
-          each_hidden(share.row, context, [&](Column column) {
-            if (elements.has(column)) elements.hide(column);
-          });
+          if constexpr (Loss::HIDES) {
+            if (elements.has(context.column)) elements.hide(context.column);
+          }
           loss.template add<false>(state, share.row, context, elements);
         });
       }
@@ -534,7 +529,7 @@ struct RowWorker {
       Elements elements = own;
       if constexpr (Team::LANES == 1) loss.find(context, elements);
       // Of any row: to find out takes longer than to leave it unused.
-      each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
+      if constexpr (Loss::HIDES) elements.hide(context.column);
       loss.template add<true>(state, share.row, context, elements);
     } else if constexpr (Loss::READS != 0) {
       if constexpr (!REPLACE) wait_for_copies<0>();
@@ -545,18 +540,15 @@ struct RowWorker {
         batch(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = Team::BATCH * WIDTH <= 8;
-          if constexpr (!FEW) {
-            each_hidden(share.row, context,
-                        [&](Column column) { elements.template hide<Team>(column, shared, slot); });
+          if constexpr (Loss::HIDES && !FEW) {
+            elements.template hide<Team>(context.column, shared, slot);
           }
           elements.template fetch<Team>(shared, slot);
           if constexpr (REPLACE && Team::EXACT) {
             prefetch(next, group);
             replaced = true;
           }
-          if constexpr (FEW) {
-            each_hidden(share.row, context, [&](Column column) { elements.hide(column); });
-          }
+          if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
         if (REPLACE && !replaced) prefetch(next, group);
@@ -591,7 +583,7 @@ struct RowWorker {
       if (context.status != ACTIVE) {
         const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
         write(Range<Loss::OPERANDS>(), share.row, elements,
-              [&](int) { return [&](auto, Column, const auto&) { return number; }; });
+              [&](auto, Column, const auto&) { return number; });
         return;
       }
       if constexpr (Loss::READS != 0) {
@@ -603,13 +595,11 @@ struct RowWorker {
           elements.load(share.row);
         }
       }
-      write(Range<Loss::OPERANDS>(), share.row, elements, [&](int p) {
-        const auto of_vector = finished_of_vector(share.row, context, done, elements, p);
-        return [&, of_vector](auto which, Column column, const auto& x) {
-          return derivative<(TANGENTS != 0)>(loss.template gradient<decltype(which)::value, N>(
-              share.row, context, of_vector, column, x));
-        };
-      });
+      write(Range<Loss::OPERANDS>(), share.row, elements,
+            [&](auto which, Column column, const auto& x) {
+              return derivative<(TANGENTS != 0)>(loss.template gradient<decltype(which)::value, N>(
+                  share.row, context, done, column, x));
+            });
       if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
         if (elements.has(context.column)) {
           auto* const element = share.row.template address<Row::INPUTS>(context.column);
@@ -620,70 +610,17 @@ struct RowWorker {
     });
   }
 
-  // Writes the gradients of the elements that a row lists, which follow from all others: the
-  // threads of the row count these together, after they have written something else there.
-  template <class Context>
-  __device__ __forceinline__ void differentiate_listed(const Share& share, const Context& context,
-                                                       const Finished& done) const {
-    static_assert(WANTED == 1u, "what is listed are elements of the first operand");
-    const Row& row = share.row;
-    const Column count = context.status == ACTIVE ? context.count : 0;
-    using Counts = typename Loss::template Counts<Column>;
-    const bool repeats = any(loss.repeats(row, count, Team::lane(), Team::LANES));
-    constexpr int TOGETHER = Loss::LISTED_TOGETHER;
-    for (Column k = 0; any(k < count); k += TOGETHER) {
-      Counts counts = Counts::empty();
-      Column listed[TOGETHER];
-      bool present = false;
-#pragma unroll
-      for (int t = 0; t < TOGETHER; ++t) {
-        listed[t] = k + t < count ? Column(row.template index<1>(k + t)) : -1;
-        if (listed[t] < share.begin || listed[t] >= share.end) listed[t] = -1;
-        present = present || listed[t] >= 0;
-      }
-      if (present) counts = loss.count(row, count, repeats, listed, Team::lane(), Team::LANES);
-      counts = combined<Team>(counts);
-      if (Team::lane() != 0) continue;
-#pragma unroll
-      for (int t = 0; t < TOGETHER; ++t) {
-        if (listed[t] < 0) continue;
-        *row.template address<Row::INPUTS>(listed[t]) =
-            convert<typename Row::template Element<Row::INPUTS>>(
-                derivative<(TANGENTS != 0)>(loss.template gradient_of_listed<N>(counts, t, done)));
-      }
-    }
-  }
-
  private:
-  // Whether it is so for one of the threads that are in step, those of a row among them.
-  static __device__ __forceinline__ bool any(bool mine) {
-    if constexpr (Team::ACROSS || Team::LANES > 32) return __syncthreads_or(mine);
-    return Team::LANES > 1 ? __any_sync(0xffffffffu, mine) : mine;
-  }
-
   template <int I>
   struct Which {
     static constexpr int value = I;
   };
-  template <class Context, class E>
-  __device__ __forceinline__ auto finished_of_vector(const Row& row, const Context& context,
-                                                     const Finished& done, const E& elements,
-                                                     int p) const {
-    if constexpr (Loss::LISTS) {
-      return loss.of_vector(row, context, done, elements, p);
-    } else {
-      return done;
-    }
-  }
-  // Gradients f(operand, column, x), with an f = of_vector(p) for each vector.
+  // Gradients f(operand, column, x).
   template <int... I, class E, class F>
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
-                                        F of_vector) const {
+                                        F f) const {
 #pragma unroll
-    for (int p = 0; p < E::COUNT; ++p) {
-      const auto f = of_vector(p);
-      (write_operand<I>(row, elements, p, f), ...);
-    }
+    for (int p = 0; p < E::COUNT; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
   template <int I, class E, class F>
   __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,
@@ -920,18 +857,15 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         }
         work.prefetch(next, part);
       }
-      if constexpr (GRADIENTS && Loss::LISTS) work.differentiate_listed(share, context, done);
     } else if constexpr (GRADIENTS && Team::HELD) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
       work.template differentiate<true>(share, 0, context, done);
-      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
     } else if constexpr (GRADIENTS) {
       static_assert(PHASE == FINISH, "gradients of a share that does not stay");
       const Share share = work.share_of(row, present, rank, slots);
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
         work.template differentiate<false>(share, slot, context, done);
       }
-      if constexpr (Loss::LISTS) work.differentiate_listed(share, context, done);
     }
     context = next_context;
     next_ahead = ahead_after;

@@ -18,9 +18,7 @@
 //                    the first operand, or y
 //                    Where elements are held in registers, it and finish() get those of any row
 //                    and must not read what a context only has of an active one.
-//   HIDES            whether some elements of the first operand are -inf for `add`,
-//   each_hidden(row, context, f)
-//                    calls f(column) for these
+//   HIDES            whether the element of context.column is -inf for `add`
 //   combine(a, b)    a and b together; with the same bits as combine(b, a)
 //   settle, join     of many states: see below
 //   finish(row, context, state, valued)
@@ -32,14 +30,6 @@
 //                    the derivative of the value by this element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
 //   gradient_of_target(context, finished)
-//   LISTS            whether the first context.count indices of a row are elements that have one,
-//   repeats(row, count, lane, lanes), count(row, count, repeats, listed, lane, lanes)
-//                    whether an index comes again, and what follows from all elements for some of
-//                    these, as far as one thread of several looks
-//   gradient_of_listed(counts, t, finished)
-//                    of the t-th of them; then
-//   of_vector(row, context, finished, elements, p)
-//                    takes the place of `finished` for the gradients of a vector
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a direction, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
@@ -381,10 +371,6 @@ struct OfClass {
   __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
   }
-  template <class Row, class Own, class F>
-  __device__ __forceinline__ void each_hidden(const Row&, const Own& own, F f) const {
-    f(own.column);
-  }
   template <class Own, class Elements>
   __device__ __forceinline__ void find(Own& own, const Elements& elements) const {
     own.element = elements.template element<0>(own.column);
@@ -502,7 +488,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u | (SMOOTHED && WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = true, LISTS = false, HIDES = !SMOOTHED;
+  static constexpr bool SINGLE = true, HIDES = !SMOOTHED;
   Parameter<T> label_smoothing, z_loss;
 
   // Whether there is one other class, the sum of whose terms is 1 then.
@@ -643,7 +629,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
@@ -732,7 +718,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = true, LISTS = false, HIDES = false;
+  static constexpr bool SINGLE = true, HIDES = false;
 
   template <class N>
   using State = Nothing;
@@ -769,7 +755,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = true, LISTS = false, HIDES = true;
+  static constexpr bool SINGLE = true, HIDES = true;
   Parameter<T> margin;
 
   template <class N>
@@ -835,199 +821,13 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   }
 };
 
-// 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). The targets of a row
-// are its first indices, up to a negative one. An element takes time in proportion to their number;
-// a target, which has -1 for each element that violates its margin, in proportion to the row.
-template <class T>
-struct MultilabelMargin : OfRow {
-  static constexpr int OPERANDS = 2;
-  static constexpr bool WEIGHTED = false;
-  static constexpr unsigned READS = 1u;
-  static constexpr bool SINGLE = false, LISTS = true, HIDES = true;
-
-  template <class N>
-  struct State {
-    RunningSum<N> sum;
-    static __device__ __forceinline__ State empty() { return {RunningSum<N>::zero()}; }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
-      return {a.sum + b.sum};
-    }
-  };
-
-  template <class Column>
-  struct Targets {
-    Status status = ACTIVE;
-    Column count = 0;
-  };
-
-  // Several indices are read before the first is looked at.
-  template <class Row>
-  __device__ __forceinline__ auto begin(const Row& row, Nothing) const {
-    using Column = typename Row::Column;
-    constexpr int AHEAD = 8;
-    Targets<Column> targets;
-    bool valid = true, ended = false;
-    for (Column from = 0; !ended && from < row.columns; from += AHEAD) {
-      long long index[AHEAD];
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {
-        index[k] = from + k < row.columns ? row.template index<1>(from + k) : -1;
-      }
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {
-        ended = ended || index[k] < 0;
-        targets.count += !ended;
-        valid = valid && (ended || index[k] < row.columns);
-      }
-    }
-    if (!valid) targets = {INVALID, 0};
-    return targets;
-  }
-  template <class Row, class Column, class F>
-  __device__ __forceinline__ void each_hidden(const Row& row, const Targets<Column>& targets,
-                                              F f) const {
-    for (Column k = 0; k < targets.count; ++k) f(target(row, k));
-  }
-
-  template <bool FIRST, class N, class Row, class Context, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& targets,
-                                      Elements& elements) const {
-    for (decltype(targets.count) k = 0; k < targets.count; ++k) {
-      const N threshold = 1.0 - row.template number<0>(target(row, k));
-      N sum = N(0.0);
-      elements.each([&](int, auto, const auto& x) {
-        const N violation = threshold + get<0>(x);
-        if (violation > 0.0) sum = sum + violation;
-      });
-      state.sum += sum;
-    }
-  }
-
-  template <class N>
-  struct Finished {
-    N value;
-    T denominator, scale;
-  };
-  template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context&,
-                                                const State<N>& state, bool) const {
-    const T columns = T(row.columns);
-    return {state.sum.total() / Real<T>(columns), T(1), T(1) / columns};
-  }
-  template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
-    done.scale = by(done.scale);
-  }
-
-  // Of the elements of a vector: whose margins each violates.
-  template <class Column, int WIDTH>
-  struct Violations {
-    T scale;
-    Column first;
-    Column violated[WIDTH];
-  };
-  template <class N, class Row, class Context, class Elements>
-  __device__ __forceinline__ auto of_vector(const Row& row, const Context& targets,
-                                            const Finished<N>& done, const Elements& elements,
-                                            int p) const {
-    using Column = typename Row::Column;
-    Violations<Column, Elements::WIDTH> all{done.scale, elements.column(p), {}};
-    for (Column k = 0; k < targets.count; ++k) {
-      const T threshold = T(1) - score(row, target(row, k));
-      elements.each_of(p, [&](int j, Column, const auto& x) {
-        all.violated[j] += threshold + plain(get<0>(x)) > T(0);
-      });
-    }
-    return all;
-  }
-  template <int K, class N, class Row, class Context, class All, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Context&, const All& all, Column column,
-                                        const X&) const {
-    return N(Real<T>(T(all.violated[column - all.first]) * all.scale));
-  }
-
-  // Of some targets together: how many elements violate their margins, and how often each is
-  // listed.
-  static constexpr int LISTED_TOGETHER = 4;
-  template <class Column>
-  struct Counts {
-    Column violated[LISTED_TOGETHER], times[LISTED_TOGETHER];
-    static __device__ __forceinline__ Counts empty() { return {}; }
-    friend __device__ __forceinline__ Counts combine(Counts a, const Counts& b) {
-#pragma unroll
-      for (int t = 0; t < LISTED_TOGETHER; ++t) {
-        a.violated[t] += b.violated[t];
-        a.times[t] += b.times[t];
-      }
-      return a;
-    }
-  };
-  template <class Row, class Column>
-  __device__ __forceinline__ bool repeats(const Row& row, Column count, int lane, int lanes) const {
-    bool repeats = false;
-    for (Column k = lane; k < count; k += lanes) repeats = repeats || is_repeated(row, k);
-    return repeats;
-  }
-  template <class Row, class Column>
-  __device__ __forceinline__ auto count(const Row& row, Column count, bool repeats,
-                                        const Column (&listed)[LISTED_TOGETHER], int lane,
-                                        int lanes) const {
-    Counts<Column> counts{};
-    T threshold[LISTED_TOGETHER];
-#pragma unroll
-    for (int t = 0; t < LISTED_TOGETHER; ++t) {
-      if (listed[t] >= 0) threshold[t] = T(1) - score(row, listed[t]);
-    }
-    const auto add = [&](Column column, int times) {
-      const T own = score(row, column);
-#pragma unroll
-      for (int t = 0; t < LISTED_TOGETHER; ++t) {
-        if (listed[t] >= 0 && threshold[t] + own > T(0)) counts.violated[t] += times;
-      }
-    };
-#pragma unroll 8
-    for (Column j = lane; j < row.columns; j += lanes) add(j, 1);
-    // Not by one another.
-    for (Column k = lane; k < count; k += lanes) {
-      const Column other = target(row, k);
-#pragma unroll
-      for (int t = 0; t < LISTED_TOGETHER; ++t) counts.times[t] += other == listed[t];
-      if (!repeats || !is_repeated(row, k)) add(other, -1);
-    }
-    return counts;
-  }
-  template <class N, class Column>
-  __device__ __forceinline__ N gradient_of_listed(const Counts<Column>& counts, int t,
-                                                  const Finished<N>& done) const {
-    return N(Real<T>(-T(counts.times[t]) * T(counts.violated[t]) * done.scale));
-  }
-
- private:
-  template <class Row, class Column>
-  static __device__ __forceinline__ Column target(const Row& row, Column k) {
-    return Column(row.template index<1>(k));
-  }
-  template <class Row, class Column>
-  static __device__ __forceinline__ T score(const Row& row, Column column) {
-    return plain(row.template number<0>(column));
-  }
-  template <class Row, class Column>
-  static __device__ __forceinline__ bool is_repeated(const Row& row, Column k) {
-    const Column own = target(row, k);
-    for (Column before = 0; before < k; ++before) {
-      if (target(row, before) == own) return true;
-    }
-    return false;
-  }
-};
-
 // 1 - cos(x1, x2) for target 1, max(0, cos(x1, x2) - margin) for target -1.
 template <class T>
 struct CosineEmbedding : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 3u;
-  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin;
 
   template <class N>
@@ -1228,7 +1028,7 @@ struct TripletMargin : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 7u;
-  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin, p, eps;
   using Metric = Norm<T, NORM>;
 
@@ -1344,7 +1144,7 @@ struct Denominator {
   static constexpr int OPERANDS = Loss::OPERANDS;
   static constexpr bool WEIGHTED = Loss::WEIGHTED;
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = false, LISTS = false, HIDES = false;
+  static constexpr bool SINGLE = false, HIDES = false;
   Loss loss;
 
   template <class N>

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .._core.dtypes import c_type, item_size
-from .._core.rows import ELEMENTS, LABELS, RowFormula, RowSpace, row_space
+from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides, memory_order
 from . import compiler, driver
 from .launch import Fields, Launch, float64, int32, int64, iteration_space
@@ -79,11 +79,11 @@ def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Pla
     """Decide how to evaluate a request of a loss of rows."""
     if math.prod(loss.rows_of(problem.shape)) == 0:
         return empty_plan(library, problem)
-    return _Planner(library, problem, loss).plan()
+    return RowLaunches(library, problem, loss).plan()
 
 
 @dataclass(frozen=True)
-class _Array:
+class RowArray:
     """An array that the kernels read or write, as it lies over the elements."""
 
     dtype: str
@@ -129,7 +129,7 @@ class _Team:
         )
 
 
-class _Planner(Launches):
+class RowLaunches(Launches):
     """The launches of one problem."""
 
     def __init__(self, library: DeviceLibrary, problem: Problem, loss: RowFormula) -> None:
@@ -148,7 +148,7 @@ class _Planner(Launches):
             order.append(order.pop(extra))
         names = ("",) * extra + problem.call.names
         self._inputs = [
-            _Array(
+            RowArray(
                 problem.operands[k].dtype,
                 space.strides[k],
                 problem.misaligned[k],
@@ -171,9 +171,9 @@ class _Planner(Launches):
 
     def plan(self) -> Plan:
         value, values = self._value(), self._values_mode()
-        outputs: list[_Array] = []
+        outputs: list[RowArray] = []
         wanted: list[int] = []
-        summed: list[tuple[int, _Array, Address]] = []
+        summed: list[tuple[int, RowArray, Address]] = []
         for k, address in self._gradients():
             array = self._gradient(k, address)
             outputs.append(array)
@@ -199,22 +199,22 @@ class _Planner(Launches):
             self._sum_gradient(k, array, address)
         return self._finish()
 
-    def _gradient(self, k: int, address: Address) -> _Array:
+    def _gradient(self, k: int, address: Address) -> RowArray:
         """The array that the kernels write for operand k, whose gradient is at an address."""
         problem = self._problem
         index = problem.leading + k
         operand = problem.operands[index]
         if self._loss.overwrites and k == problem.call.weighted:
             strides, misaligned = self._space.strides[index], problem.misaligned[index]
-            return _Array(operand.dtype, strides, misaligned, address, True)
+            return RowArray(operand.dtype, strides, misaligned, address, True)
         if operand.shape == self._space.shape:
             strides = dense_strides([a for a in self._axes if operand.shape[a] > 1], operand.shape)
-            return _Array(operand.dtype, strides, 0, address, True)
+            return RowArray(operand.dtype, strides, 0, address, True)
         full = self._add_scratch(item_size(problem.real) * problem.size)
         strides = dense_strides(self._axes, self._space.shape)
-        return _Array(problem.real, strides, 0, full, True)
+        return RowArray(problem.real, strides, 0, full, True)
 
-    def _sum_gradient(self, k: int, array: _Array, address: Address) -> None:
+    def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""
         operand, shape = self._problem.operands[self._problem.leading + k], self._space.shape
         repeated = [a for a in self._axes if operand.shape[a] == 1]
@@ -222,7 +222,7 @@ class _Planner(Launches):
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
         self._add_sums(function, shape, self._axes, repeated, -1, quotient)
 
-    def _tile(self, outputs: Sequence[_Array]) -> RowTile | None:
+    def _tile(self, outputs: Sequence[RowArray]) -> RowTile | None:
         """The tiles of rows that are one stretch of memory; None for other rows."""
         dense = dense_strides([*self._row_axes, self._space.axis], self._space.shape)
         one_each = tuple(
@@ -239,8 +239,7 @@ class _Planner(Launches):
                 elements[k] = item_size(array.dtype)
             elif self._lies(array, one_each):
                 numbers[k] = item_size(array.dtype)
-        lists = LABELS in self._loss.roles.values()
-        if lists or not all(self._lies(array, dense) for array in outputs):
+        if not all(self._lies(array, dense) for array in outputs):
             return None
         main = self._inputs[self._problem.leading]
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
@@ -278,7 +277,7 @@ class _Planner(Launches):
         """Whether an input is the weights of the classes."""
         return self._problem.call.weighted and k == len(self._inputs) - 1
 
-    def _lies(self, array: _Array, strides: Shape) -> bool:
+    def _lies(self, array: RowArray, strides: Shape) -> bool:
         """Whether an array lies so over the rows, and its elements one after the other."""
         pairs = zip(self._space.shape, array.strides, strides, strict=True)
         return all(n == 1 or step == wanted for n, step, wanted in pairs)
@@ -326,7 +325,7 @@ class _Planner(Launches):
         team = _Team(threads, lanes, width, ranks=ranks, shift=shift)
         return self._filled(team, packs, streams)
 
-    def _filled(self, team: _Team, packs: int, streams: Sequence[_Array]) -> _Team:
+    def _filled(self, team: _Team, packs: int, streams: Sequence[RowArray]) -> _Team:
         slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
         elements = (team.parts or team.ranks) * team.lanes * slots * team.width
         # Batches of a size that leaves few packs: those go one by one.
@@ -343,7 +342,7 @@ class _Planner(Launches):
             held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
         return replace(team, slots=slots, batch=batch, exact=exact, held=held)
 
-    def _width(self, main: _Array) -> tuple[int, int]:
+    def _width(self, main: RowArray) -> tuple[int, int]:
         """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
         size = item_size(main.dtype)
         sizes = [item_size(a.dtype) for a in self._inputs if a.streamed]
@@ -367,7 +366,7 @@ class _Planner(Launches):
             aligned //= 2
         return aligned, 0
 
-    def _is_vector(self, team: _Team, array: _Array, main: _Array) -> bool:
+    def _is_vector(self, team: _Team, array: RowArray, main: RowArray) -> bool:
         """Whether the packs of an array are aligned where those of `main` are."""
         if not array.streamed or team.width == 1 or array.strides[self._space.axis] != 1:
             return False
@@ -386,7 +385,7 @@ class _Planner(Launches):
         value: Address,
         denominator: Address,
         wanted: Sequence[int],
-        outputs: Sequence[_Array],
+        outputs: Sequence[RowArray],
     ) -> None:
         memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
         self._launch(team, "PARTIAL", "NO_VALUES", NO_ADDRESS, NO_ADDRESS, (), (), memory)
@@ -409,7 +408,7 @@ class _Planner(Launches):
         value: Address,
         denominator: Address,
         wanted: Sequence[int],
-        outputs: Sequence[_Array],
+        outputs: Sequence[RowArray],
         memory: Address = NO_ADDRESS,
         denominator_only: bool = False,
     ) -> None:
@@ -515,7 +514,7 @@ class _Planner(Launches):
         value: Address,
         denominator: Address,
         wanted: Sequence[int],
-        outputs: Sequence[_Array],
+        outputs: Sequence[RowArray],
     ) -> None:
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, tile.elements)
@@ -665,7 +664,7 @@ class _Planner(Launches):
         read = self._rows * self._columns * self._element_bytes
         return max(0, workers - -(-workers * cache // max(read, 1)))
 
-    def _layout(self, arrays: Sequence[_Array], vectors: Sequence[int]) -> tuple[str, bytes]:
+    def _layout(self, arrays: Sequence[RowArray], vectors: Sequence[int]) -> tuple[str, bytes]:
         """The C++ type of the layout, and its fields."""
         space = coalesce(self._row_axes, self._space.shape, [a.strides for a in arrays])
         if not space.shape:

@@ -1,0 +1,644 @@
+// The multilabel margin loss of rows: the loss of each row, its sum or mean, the gradient of the
+// elements, or loss and gradient together.
+//
+// The targets of a row are its first labels, up to a negative one. Their number is known to the
+// device alone. The threads of a row read the labels together, mark the targets in a bitmap in
+// shared memory, and keep there what PIECE targets and more need. Then they read the row once. An
+// element is compared with the targets while it is in a register. How many targets it violates is
+// its gradient, which is written at once. How many elements violate a target is counted in
+// registers, and is the gradient of the target, which takes the place of a 0 at the end.
+//
+// Bytes of device memory, with elements of s bytes: s an element and the labels of a row up to the
+// end of a READERS-th of them for the loss, 2s with the gradient. A row with more than PIECE
+// targets is read a second time for the gradients of these, once for each PIECE of them; it takes
+// time in proportion to its targets times its elements.
+//
+// Who works on a row: LANES threads of a block, up to all of them. That follows from the length of a
+// row and the dtypes alone.
+//
+// Order of summation: a thread adds its elements in order, those of four neighbours and PIECE
+// targets first, then threads are added in pairs. Counts are integers, which are exact in any order.
+// Rows form segments, which are added as those of kernels/rows.cu are.
+#include "kernels/row.cuh"
+
+// 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed
+// twice counts twice.
+template <class T>
+struct MultilabelMargin {
+  static constexpr int OPERANDS = 2;
+  static constexpr bool WEIGHTED = false;
+
+  // An element violates a target if the sum of both is positive.
+  template <class N>
+  __device__ __forceinline__ N threshold(N score) const {
+    return 1.0 - score;
+  }
+};
+
+// LANES threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements at a time,
+// and compare these with PIECE targets. A row of one thread has no more than PIECE elements. ACROSS:
+// neighbouring threads are at neighbouring rows, for rows whose elements are far apart. A
+// multiprocessor is to hold RESIDENT blocks.
+template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int PIECE_, int RESIDENT_, bool ACROSS_>
+struct MarginTeam {
+  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
+  static constexpr int PIECE = PIECE_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
+  static constexpr bool ACROSS = ACROSS_, ALONE = LANES == 1;
+  // So many threads read labels together, each AHEAD of them at a time; the other threads of the
+  // row do the same for themselves. Of as many as LISTED targets shared memory has what is needed.
+  static constexpr int READERS = ACROSS ? 1 : LANES < 16 ? LANES : 16;
+  static constexpr int AHEAD = ALONE ? PIECE : READERS == 1 ? 8 : 16 / READERS;
+  static constexpr int LISTED = ALONE ? PIECE : LANES == 2 ? 16 : 32;
+
+  static __device__ __forceinline__ int lane() {
+    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
+  }
+  static __device__ __forceinline__ int row() {
+    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
+  }
+  // The threads that are in step: a warp, a block, or one thread alone. Those of a row are.
+  static __device__ __forceinline__ void sync() {
+    if constexpr (ACROSS || LANES > 32) {
+      __syncthreads();
+    } else if constexpr (!ALONE) {
+      __syncwarp();
+    }
+  }
+  // Whether it is so for one of them.
+  static __device__ __forceinline__ bool any(bool mine) {
+    if constexpr (ACROSS || LANES > 32) return __syncthreads_or(mine);
+    return ALONE ? mine : __any_sync(0xffffffffu, mine);
+  }
+  // For which of the readers it is so: a bit each.
+  static __device__ __forceinline__ unsigned readers(bool mine) {
+    if constexpr (READERS == 1) {
+      return mine;
+    } else {
+      const unsigned all = __ballot_sync(0xffffffffu, mine);
+      return all >> (threadIdx.x % 32 / READERS * READERS) & ((1u << READERS) - 1u);
+    }
+  }
+  static __device__ __forceinline__ int reader() { return lane() % READERS; }
+};
+
+// What shared memory has of the rows of a block, next to the marks: the targets, and how many
+// elements violate, and how many labels are, each of a piece of them.
+template <class Team, class N, class Column, class Count>
+struct MarginLists {
+  N threshold[Team::LISTED][Team::ROWS];
+  Column column[Team::LISTED][Team::ROWS];
+  Count violated[Team::PIECE][Team::ROWS], times[Team::PIECE][Team::ROWS];
+};
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers>
+struct MarginWorker {
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  using Count = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
+  using Lists = MarginLists<Team, N, Column, Count>;
+  static constexpr int PIECE = Team::PIECE, WIDTH = Team::WIDTH, BATCH = Team::BATCH;
+  static constexpr int ELEMENTS = BATCH * WIDTH;  // of a thread at a time
+  static constexpr int TOGETHER = ELEMENTS < 4 ? ELEMENTS : 4;
+  static constexpr Column STRIDE = Team::LANES * ELEMENTS;
+  static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
+  static constexpr bool GRADIENT = WANTED != 0;
+  // A gradient is constant but for jumps: along a direction it is 0.
+  static constexpr bool COUNTS = GRADIENT && TANGENTS == 0;
+  static_assert(WANTED <= 1u, "only the elements have a gradient");
+  static_assert(ELEMENTS % TOGETHER == 0, "batches are of 1, 2, 4 or more elements");
+
+  const Loss& loss;
+  const Layout& layout;
+  const Pointers& pointers;
+  const long long n;
+  const Column columns, window;  // a window is what the marks are of
+  unsigned* const marks;
+  Lists& lists;
+
+  // The targets of a row, none of an invalid one. REPEATS: one is listed again, as far as this
+  // thread has seen. What a thread has in registers where it works on a row ALONE.
+  struct Targets {
+    bool valid, repeats;
+    Column count;
+    Select<Team::ALONE, Column, Nothing> own[PIECE];
+    unsigned own_marks;
+  };
+
+  __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
+    const auto there = min(index, typename Layout::Index(n) - 1);
+    return {layout, pointers, layout.rows.locate(there), columns};
+  }
+
+  // The value of a row, in the first of its threads, and its gradients. A row that is not PRESENT
+  // is one of the others, of which nothing is written.
+  template <bool VALUED>
+  __device__ __forceinline__ T evaluate(typename Layout::Index index, bool present, T factor,
+                                        const Reciprocal<T>& divisor) const {
+    const Row row = row_at(index);
+    auto ahead = load(row, 0);  // on its way while the labels are read
+    Targets targets = read_labels(row);
+    const T nothing = targets.valid ? T(0) : T(__int_as_float(0x7fffffff));
+    if constexpr (VJP) factor = row.grad_output();
+    const T scale = quotient(T(1) / T(columns), factor, divisor) + nothing;
+    const Writer writer{row, present, scale, nothing};
+
+    RunningSum<N> sum = RunningSum<N>::zero();
+    const bool few = Team::ALONE || !Team::any(targets.count > PIECE);
+    read_thresholds(row, targets, 0);
+    if (few) {
+      float violated[PIECE];
+      scan<true>(writer, targets, ahead, sum, violated);
+      if constexpr (COUNTS) write_targets(writer, targets, 0, violated);
+    } else if constexpr (!Team::ALONE) {
+      float unused[PIECE];
+      scan<false>(writer, targets, ahead, sum, unused);
+      if constexpr (COUNTS) count_and_write_targets(writer, targets);
+    }
+    T value = nothing;
+    if constexpr (VALUED) {
+      const N total = combined<Team>(Total{sum}).sum.total();
+      value += derivative<(TANGENTS != 0)>(total / Real<T>(T(columns)));
+    }
+    return value;
+  }
+
+ private:
+  struct Total {
+    RunningSum<N> sum;
+    friend __device__ __forceinline__ Total combine(const Total& a, const Total& b) {
+      return {a.sum + b.sum};
+    }
+  };
+
+  // Writes the gradients of a row: multiples of SCALE, and NOTHING for 0, or NaN both.
+  struct Writer {
+    using Stored = typename Row::template Element<(GRADIENT ? Row::INPUTS : 0)>;
+    const Row& row;
+    const bool present;
+    const T scale, nothing;
+
+    __device__ __forceinline__ auto of(T count) const {
+      return convert<Stored>(TANGENTS != 0 ? nothing : count * scale);
+    }
+    __device__ __forceinline__ void write(Column column, const float* violated) const {
+      if (!present || column >= row.columns) return;
+      auto* const to = row.template address<Row::INPUTS>(column);
+      if constexpr (bool(Layout::VECTORISED >> Row::INPUTS & 1u)) {
+        Vector<Stored, WIDTH> vector;
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) vector.at[j] = of(T(violated[j]));
+        store_vector<WIDTH>(to, vector);
+      } else {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          to[j * row.layout.template step<Row::INPUTS>()] = of(T(violated[j]));
+        }
+      }
+    }
+    __device__ __forceinline__ void write_target(Column column, T times, T violated) const {
+      if (present) *row.template address<Row::INPUTS>(column) = of(-times * violated);
+    }
+  };
+
+  // The vectors of a thread, as they are in memory.
+  static constexpr int VALUE = Row::FIRST, SLOPE = Row::template Loaded<0>::SLOPE;
+  template <int S>
+  using Vectors = Vector<typename Row::template Element<S>, WIDTH>;
+  struct Batch {
+    Vectors<VALUE> values[BATCH];
+    Select<(TANGENTS != 0), Vectors<SLOPE>, Nothing> slopes[BATCH];
+  };
+  static __device__ __forceinline__ Column column_of(Column first, int p) {
+    return first + Column(p * Team::LANES + Team::lane()) * WIDTH;
+  }
+  // A vector is all in the row or not at all.
+  __device__ __forceinline__ Batch load(const Row& row, Column first) const {
+    Batch batch{};
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+      const Column column = column_of(first, p);
+      if (column >= columns) continue;
+      load_vector_of<VALUE>(row, column, batch.values[p]);
+      if constexpr (TANGENTS != 0) load_vector_of<SLOPE>(row, column, batch.slopes[p]);
+    }
+    return batch;
+  }
+  template <int S>
+  __device__ __forceinline__ void load_vector_of(const Row& row, Column column,
+                                                 Vectors<S>& vector) const {
+    const auto* const from = row.template address<S>(column);
+    if constexpr (bool(Layout::VECTORISED >> S & 1u)) {
+      vector = load_vector<WIDTH>(from);
+    } else {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) vector.at[j] = from[j * layout.template step<S>()];
+    }
+  }
+  // The elements of a batch in a window from `begin`; -inf for targets and beyond the row, which
+  // violate nothing.
+  __device__ __forceinline__ void numbers(N (&x)[ELEMENTS], const Batch& batch,
+                                          const Targets& targets, Column begin,
+                                          Column first) const {
+#pragma unroll
+    for (int p = 0; p < BATCH; ++p) {
+      const Column column = column_of(first, p);
+      const unsigned hidden = column < columns ? marks_from(targets, column - begin) : ~0u;
+      const auto values = widen<T>(batch.values[p]);
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        const Real<T> value(hidden >> j & 1u ? T(-INFINITY) : values.at[j]);
+        if constexpr (TANGENTS != 0) {
+          x[p * WIDTH + j] = N(value, Real<T>(convert<T>(batch.slopes[p].at[j])));
+        } else {
+          x[p * WIDTH + j] = value;
+        }
+      }
+    }
+  }
+
+  // The marks of the columns of a window, from one of them on to the end of a word.
+  __device__ __forceinline__ unsigned marks_from(const Targets& targets, Column column) const {
+    if constexpr (Team::ALONE) {
+      return targets.own_marks >> column;
+    } else {
+      return marks[column / 32 * Team::ROWS + Team::row()] >> (column % 32);
+    }
+  }
+  __device__ __forceinline__ void mark(Targets& targets, Column column) const {
+    const unsigned bit = 1u << (column % 32);
+    if constexpr (Team::ALONE) {
+      targets.repeats = targets.repeats || (targets.own_marks & bit) != 0;
+      targets.own_marks |= bit;
+    } else {
+      const unsigned before = atomicOr(&marks[column / 32 * Team::ROWS + Team::row()], bit);
+      targets.repeats = targets.repeats || (before & bit) != 0;
+    }
+  }
+  __device__ __forceinline__ void clear_marks() const {
+    const int words = int((min(columns, window) + 31) / 32);
+    for (int word = Team::lane(); word < words; word += Team::LANES) {
+      marks[word * Team::ROWS + Team::row()] = 0;
+    }
+  }
+  // The marks of another window.
+  __device__ __forceinline__ void mark_window(const Row& row, Targets& targets,
+                                              Column begin) const {
+    Team::sync();
+    clear_marks();
+    Team::sync();
+    for (Column k = Team::lane(); k < targets.count; k += Team::LANES) {
+      const Column column = target(row, k) - begin;
+      if (column >= 0 && column < window) mark(targets, column);
+    }
+    Team::sync();
+  }
+  static __device__ __forceinline__ Column target(const Row& row, Column k) {
+    return Column(row.template index<1>(k));
+  }
+
+  // Reads the labels up to the first negative one, marks the first window, and lists what there is
+  // room for.
+  __device__ __forceinline__ Targets read_labels(const Row& row) const {
+    Targets targets{};
+    if constexpr (!Team::ALONE) {
+      Team::sync();  // the previous row may still be read
+      clear_marks();
+      clear_counts();
+      Team::sync();
+    }
+    Column count = 0;
+    bool valid = true, ended = false;
+    Column from = 0;
+    do {
+      long long index[Team::AHEAD];
+#pragma unroll
+      for (int a = 0; a < Team::AHEAD; ++a) {
+        const Column place = from + a * Team::READERS + Team::reader();
+        index[a] = !ended && place < columns ? row.template index<1>(place) : -1;
+      }
+#pragma unroll
+      for (int a = 0; a < Team::AHEAD; ++a) {
+        const unsigned negative = Team::readers(index[a] < 0);
+        const bool is_target = !ended && (negative & ((2u << Team::reader()) - 1u)) == 0;
+        if (!ended) count += negative != 0 ? __ffs(int(negative)) - 1 : Team::READERS;
+        ended = ended || negative != 0;
+        valid = valid && !(is_target && index[a] >= columns);
+        if (!valid || !is_target) continue;
+        const Column column = Column(index[a]);
+        if constexpr (Team::ALONE) {
+          targets.own[a] = column;
+          mark(targets, column);
+        } else if (Team::lane() < Team::READERS) {
+          const Column place = from + a * Team::READERS + Team::reader();
+          if (place < Team::LISTED) lists.column[place][Team::row()] = column;
+          if (column < window) mark(targets, column);
+        }
+      }
+      from += Team::READERS * Team::AHEAD;
+    } while (!Team::ALONE && any_reader(!ended && from < columns));
+    targets.valid = Team::readers(!valid) == 0;
+    targets.count = targets.valid ? count : 0;
+    Team::sync();
+    return targets;
+  }
+  static __device__ __forceinline__ bool any_reader(bool mine) {
+    return Team::READERS == 1 ? mine : bool(__any_sync(0xffffffffu, mine));
+  }
+
+  // Lists LISTED targets, those from `from` on.
+  __device__ __forceinline__ void read_list(const Row& row, const Targets& targets,
+                                            Column from) const {
+    Team::sync();
+    for (int k = Team::lane(); k < Team::LISTED && from + k < targets.count; k += Team::LANES) {
+      lists.column[k][Team::row()] = target(row, from + k);
+    }
+    Team::sync();
+    read_thresholds(row, targets, from);
+  }
+  // Their thresholds, in whole pieces; -inf for none.
+  __device__ __forceinline__ void read_thresholds(const Row& row, const Targets& targets,
+                                                  Column from) const {
+    if constexpr (!Team::ALONE) {
+      for (int k = Team::lane(); k < Team::LISTED; k += Team::LANES) {
+        if (k >= PIECE && from + (k - k % PIECE) >= targets.count) break;
+        N threshold = N(Real<T>(T(-INFINITY)));
+        if (from + k < targets.count) {
+          threshold = loss.threshold(row.template number<0>(lists.column[k][Team::row()]));
+        }
+        lists.threshold[k][Team::row()] = threshold;
+      }
+      Team::sync();
+    }
+  }
+  // The thresholds of a piece of the list.
+  __device__ __forceinline__ void load_thresholds(N (&threshold)[PIECE], const Row& row,
+                                                  const Targets& targets, int first) const {
+#pragma unroll
+    for (int t = 0; t < PIECE; ++t) {
+      if constexpr (Team::ALONE) {
+        threshold[t] = N(Real<T>(T(-INFINITY)));
+        if (t < targets.count) {
+          threshold[t] = loss.threshold(row.template number<0>(targets.own[t]));
+        }
+      } else {
+        threshold[t] = lists.threshold[first + t][Team::row()];
+      }
+    }
+  }
+
+  // Compares elements with a piece of the targets: adds to the sum of violations, to those of each
+  // element and to those of each target.
+  template <bool SUMMED, bool OF_TARGETS>
+  static __device__ __forceinline__ void compare(const N (&threshold)[PIECE],
+                                                 const N (&x)[ELEMENTS], RunningSum<N>& sum,
+                                                 float (&of_element)[ELEMENTS],
+                                                 float (&of_target)[PIECE]) {
+#pragma unroll
+    for (int first = 0; first < ELEMENTS; first += TOGETHER) {
+      N part[TOGETHER];
+#pragma unroll
+      for (int e = 0; e < TOGETHER; ++e) part[e] = N(0.0);
+#pragma unroll
+      for (int t = 0; t < PIECE; ++t) {
+#pragma unroll
+        for (int e = 0; e < TOGETHER; ++e) {
+          const N violation = threshold[t] + x[first + e];
+          if (violation > 0.0) {
+            if constexpr (SUMMED) part[e] = part[e] + violation;
+            if constexpr (SUMMED && COUNTS) of_element[first + e] += 1.0f;
+            if constexpr (OF_TARGETS) of_target[t] += 1.0f;
+          }
+        }
+      }
+      if constexpr (SUMMED) {
+#pragma unroll
+        for (int step = 1; step < TOGETHER; step *= 2) {
+#pragma unroll
+          for (int e = 0; e + step < TOGETHER; e += 2 * step) part[e] = part[e] + part[e + step];
+        }
+        sum += part[0];
+      }
+    }
+  }
+
+  // Reads a row: adds up the violations, writes the gradients of its elements and, with FEW
+  // targets, counts the violations of each.
+  template <bool FEW, class Ahead>
+  __device__ __forceinline__ void scan(const Writer& writer, Targets& targets, Ahead& ahead,
+                                       RunningSum<N>& sum, float (&of_target)[PIECE]) const {
+    const Row& row = writer.row;
+    N threshold[PIECE];
+    if constexpr (FEW) load_thresholds(threshold, row, targets, 0);
+    const bool several = !FEW && Team::any(targets.count > Team::LISTED);
+#pragma unroll 1
+    for (Column begin = 0; begin < columns; begin += window) {
+      if (begin > 0) mark_window(row, targets, begin);
+#pragma unroll
+      for (int t = 0; t < PIECE; ++t) of_target[t] = 0.0f;
+      const Column end = min(columns, begin + window);
+#pragma unroll 1
+      for (Column first = begin; first < end; first += STRIDE) {
+        const auto batch = ahead;
+        ahead = load(row, first + STRIDE);
+        N x[ELEMENTS];
+        numbers(x, batch, targets, begin, first);
+        float of_element[ELEMENTS] = {};
+        if constexpr (FEW) {
+          compare<true, COUNTS>(threshold, x, sum, of_element, of_target);
+        } else {
+          for (Column from = 0; Team::any(from < targets.count); from += Team::LISTED) {
+            if (several) read_list(row, targets, from);
+#pragma unroll 1
+            for (int k = 0; k < Team::LISTED && from + k < targets.count; k += PIECE) {
+              load_thresholds(threshold, row, targets, k);
+              compare<true, false>(threshold, x, sum, of_element, of_target);
+            }
+          }
+        }
+        if constexpr (GRADIENT) {
+#pragma unroll
+          for (int p = 0; p < BATCH; ++p) {
+            writer.write(column_of(first, p), of_element + p * WIDTH);
+          }
+        }
+      }
+      if constexpr (FEW && COUNTS && !Team::ALONE) add_counts(of_target, lists.violated);
+    }
+  }
+
+  __device__ __forceinline__ void clear_counts() const {
+    for (int t = Team::lane(); t < PIECE; t += Team::LANES) {
+      lists.violated[t][Team::row()] = lists.times[t][Team::row()] = 0;
+    }
+  }
+  // Adds what each thread of a row has counted: up to MOST_COUNTED together.
+  static __device__ __forceinline__ void add_counts(const float (&counted)[PIECE],
+                                                    Count (&to)[PIECE][Team::ROWS]) {
+    if constexpr (Team::ACROSS) {
+#pragma unroll
+      for (int t = 0; t < PIECE; ++t) atomicAdd(&to[t][Team::row()], Count(counted[t]));
+    } else {
+#pragma unroll
+      for (int t = 0; t < PIECE; t += 2) {
+        unsigned both = unsigned(counted[t]) | unsigned(counted[t + 1]) << 16;
+#pragma unroll
+        for (int distance = 1; distance < 32 && distance < Team::LANES; distance *= 2) {
+          both += __shfl_xor_sync(0xffffffffu, both, distance);
+        }
+        if (Team::lane() % 32 == 0) {
+          atomicAdd(&to[t][Team::row()], Count(both & 0xffffu));
+          atomicAdd(&to[t + 1][Team::row()], Count(both >> 16));
+        }
+      }
+    }
+  }
+
+  // Many targets: counts the violations of each piece of them, and writes their gradients.
+  __device__ __forceinline__ void count_and_write_targets(const Writer& writer,
+                                                          Targets& targets) const {
+    const Row& row = writer.row;
+    const bool several = Team::any(targets.count > Team::LISTED);
+#pragma unroll 1
+    for (Column from = 0; Team::any(from < targets.count); from += PIECE) {
+      const int first = int(from % Team::LISTED);
+      if (several && first == 0) read_list(row, targets, from);
+      Team::sync();
+      clear_counts();
+      Team::sync();
+      N threshold[PIECE];
+      // A row that has no such piece counts for nothing.
+      load_thresholds(threshold, row, targets, from < targets.count ? first : 0);
+#pragma unroll 1
+      for (Column begin = 0; begin < columns; begin += window) {
+        if (columns > window) mark_window(row, targets, begin);
+        float of_target[PIECE] = {}, unused[ELEMENTS];
+        RunningSum<N> no_sum;
+        const Column end = min(columns, begin + window);
+#pragma unroll 1
+        for (Column at = begin; at < end; at += STRIDE) {
+          N x[ELEMENTS];
+          numbers(x, load(row, at), targets, begin, at);
+          compare<false, true>(threshold, x, no_sum, unused, of_target);
+        }
+        add_counts(of_target, lists.violated);
+      }
+      const float unused[PIECE] = {};
+      write_targets(writer, targets, from, unused);
+    }
+  }
+
+  // Writes the gradients of a piece of the targets, in the place of what its threads have written
+  // before. ALONE a thread has the violations.
+  __device__ __forceinline__ void write_targets(const Writer& writer, const Targets& targets,
+                                                Column from, const float (&violated)[PIECE]) const {
+    if constexpr (Team::ALONE) {
+#pragma unroll
+      for (int t = 0; t < PIECE; ++t) {
+        if (t >= targets.count) break;
+        float times = 0.0f;
+#pragma unroll
+        for (int s = 0; s < PIECE; ++s) {
+          if (s < targets.count && targets.own[s] == targets.own[t]) times += 1.0f;
+        }
+        writer.write_target(targets.own[t], T(times), T(violated[t]));
+      }
+    } else {
+      // Where labels come again, one thread writes, so that no two write the same element.
+      const bool repeats = Team::any(targets.repeats);
+      if (repeats) count_labels(writer.row, targets, from);
+      Team::sync();
+      const int first = int(from % Team::LISTED), step = repeats ? 1 : Team::LANES;
+      if (repeats && Team::lane() != 0) return;
+      for (int t = Team::lane(); t < PIECE && from + t < targets.count; t += step) {
+        const T times = repeats ? T(lists.times[t][Team::row()]) : T(1);
+        writer.write_target(lists.column[first + t][Team::row()], times,
+                            T(lists.violated[t][Team::row()]));
+      }
+    }
+  }
+  // How often the targets of a piece are listed.
+  __device__ __forceinline__ void count_labels(const Row& row, const Targets& targets,
+                                               Column from) const {
+    const int first = int(from % Team::LISTED);
+    Column column[PIECE];
+#pragma unroll
+    for (int t = 0; t < PIECE; ++t) {
+      const bool there = from + t < targets.count;
+      column[t] = there ? lists.column[first + t][Team::row()] : Column(-1);
+    }
+    for (Column begin = 0; Team::any(begin < targets.count); begin += MOST_COUNTED) {
+      float times[PIECE] = {};
+      const Column end = min(targets.count, begin + MOST_COUNTED);
+      for (Column k = begin + Team::lane(); k < end; k += Team::LANES) {
+        const Column other = target(row, k);
+#pragma unroll
+        for (int t = 0; t < PIECE; ++t) times[t] += other == column[t] ? 1.0f : 0.0f;
+      }
+      add_counts(times, lists.times);
+    }
+  }
+};
+
+// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
+// rows for elements. A VJP has its grad_output among the operands. Blocks stride over segments, and
+// a segment over groups of rows. The dynamic shared memory holds the marks of `window` columns of
+// each row of a block.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    multilabel_margin(Loss loss, Layout layout, long long n, long long columns, long long window,
+                      long long segments, double divisor, const double* denominator,
+                      const Result* grad_output, double* guess, Result* value, unsigned* counter,
+                      double* partials, P... pointer) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  using Pointers = Tuple<P...>;
+  using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Index = typename Layout::Index;
+  using Column = typename Layout::Column;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
+
+  const auto given = Factor::of<(WANTED != 0)>(grad_output, guess);
+  if (given.is_done) return;
+  const T factor = T(given.value);
+  const Pointers pointers{{pointer}...};
+  const Work work{loss,
+                  layout,
+                  pointers,
+                  n,
+                  Column(columns),
+                  Column(window),
+                  reinterpret_cast<unsigned*>(shared),
+                  *states_of_block<typename Work::Lists, 1>()};
+  if (denominator != nullptr) divisor = *denominator;
+  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
+      value, counter, partials, segments, divisor};
+
+  const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
+  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+    Sum<T> sum = Sum<T>::zero();
+#pragma unroll 1
+    for (Index group = Index(segment); group < groups; group += Index(segments)) {
+      const Index index = group * Team::ROWS + Team::row();
+      const bool present = index < Index(n);
+      const T own =
+          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, scale);
+      if (!present || Team::lane() != 0) continue;
+      if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
+      if constexpr (REDUCED) sum += own;
+    }
+    if constexpr (REDUCED) {
+      if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
+        double totals[1] = {sum.total()};
+        block_totals<Team::THREADS>(totals);
+        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>::zero());
+      } else {
+        reduction.template add<Team::ROWS == 1>(segment, sum, Sum<T>::zero());
+      }
+      reduction.finish_in_teams(segment, reduction.arrive_in_team(segment));
+      __syncthreads();  // the totals may still be read
+    }
+  }
+}

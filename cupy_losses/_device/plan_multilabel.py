@@ -1,0 +1,201 @@
+"""Plans of multilabel_margin_loss; cuda/kernels/multilabel_margin.cu says what the kernel does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .._core.dtypes import c_type, item_size
+from .._core.rows import RowFormula
+from . import compiler
+from .launch import Fields, Launch, float64, int64
+from .library import DeviceLibrary
+from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
+from .plan_pointwise import VECTOR_BYTES
+from .plan_rows import TEAM, RowArray, RowLaunches
+
+# The threads of a row, by the most elements that it may have: a few elements each, so that
+# neighbouring threads share lines of memory, and more of long rows, as what is done once for a row
+# takes as long as some ten elements. A row of one thread has no more than PIECE targets. A block
+# has at least BLOCK threads. Where neighbouring elements are far apart and rows are not, a block has
+# ROWS_ACROSS rows.
+ALONE = 4
+LANES = ((ALONE, 1), (10, 2), (32, 4), (128, 8), (256, 16), (2048, 32), (8192, 128))
+MOST_LANES = 256
+BLOCK = 128
+BLOCK_ACROSS = 256
+ROWS_ACROSS = 32
+
+# A thread has up to ELEMENTS elements at a time, and compares them with up to PIECE targets.
+ELEMENTS = 8
+PIECE = 8
+
+# What the marks are of: so many columns at a time, in the order of summation a multiple of what a
+# block has at a time.
+WINDOW = 1 << 15
+WINDOW_ACROSS = 1 << 12
+
+# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
+# runs at once, so that all end together. Of the threads that a multiprocessor holds at once, each
+# has 64 registers, or 80 beside gradients.
+WORKING_THREADS = 1 << 20
+THREADS_OF_MULTIPROCESSOR = 1024
+THREADS_WITH_GRADIENTS = 768
+
+
+def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
+    """Decide how to evaluate a request of the loss."""
+    if math.prod(loss.rows_of(problem.shape)) == 0:
+        return empty_plan(library, problem)
+    return _MarginLaunches(library, problem, loss).plan()
+
+
+@dataclass(frozen=True)
+class MarginTeam:
+    """Who works on a row, see cuda/kernels/multilabel_margin.cu.
+
+    Attributes:
+        threads: Those of a block.
+        lanes: Those of a row.
+        width: The elements of a vector.
+        batch: The vectors of a thread at a time.
+        piece: The targets that it compares them with at a time.
+        across: Whether neighbouring threads are at neighbouring rows.
+        window: The columns that marks are of.
+
+    """
+
+    threads: int
+    lanes: int
+    width: int
+    batch: int
+    piece: int
+    across: bool
+    window: int
+
+    @property
+    def rows(self) -> int:
+        """The rows of a block."""
+        return self.threads // self.lanes
+
+    @property
+    def shared(self) -> int:
+        """The bytes of the marks of its rows."""
+        return 0 if self.lanes == 1 else 4 * self.rows * (self.window // 32)
+
+    def c_type(self, resident: int) -> str:
+        """The C++ type."""
+        numbers = self.threads, self.lanes, self.width, self.batch, self.piece, resident
+        return template("MarginTeam", *map(str, numbers), self.across)
+
+
+def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
+    """Who works on a row so long, of elements of `size` bytes."""
+    width = VECTOR_BYTES // size
+    while columns % width:
+        width //= 2
+    lanes = next((lanes for most, lanes in LANES if columns <= most), MOST_LANES)
+    across = across and lanes > 1
+    threads = max(BLOCK, lanes)
+    if across:
+        threads, lanes = BLOCK_ACROSS, BLOCK_ACROSS // ROWS_ACROSS
+    batch = 1
+    while 2 * batch * width <= ELEMENTS and batch * width * lanes < columns:
+        batch *= 2
+    piece = 1
+    while piece < PIECE and piece < columns:
+        piece *= 2
+    window = min(WINDOW_ACROSS if across else WINDOW, -(-max(columns, 1) // 32) * 32)
+    return MarginTeam(threads, lanes, width, batch, piece, across, window)
+
+
+class _MarginLaunches(RowLaunches):
+    """The launch of one problem."""
+
+    def plan(self) -> Plan:
+        problem, request = self._problem, self._problem.request
+        value, values = self._value(), self._values_mode()
+        gradients = self._gradients()
+        outputs = [self._gradient(k, address) for k, address in gradients]
+        arrays = [*self._inputs, *outputs]
+        main = self._inputs[problem.leading]
+        team = margin_team(self._columns, item_size(main.dtype), self._lies_across(main))
+        vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
+        layout, layout_bytes = self._layout(arrays, vectors)
+        wide = 2 if request.tangents or problem.real == "float64" else 1
+        resident = THREADS_WITH_GRADIENTS if gradients else THREADS_OF_MULTIPROCESSOR
+        pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
+        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        name = template(
+            "multilabel_margin",
+            c_type(problem.real),
+            self._expression(0),
+            layout,
+            team.c_type(max(1, resident // wide // team.threads)),
+            values,
+            bits([k for k, _ in gradients]),
+            bits(request.tangents),
+            request.vjp,
+            self._result_type(),
+            *pointers,
+        )
+        kernel = compiler.kernel(
+            "kernels/multilabel_margin.cu", name, team.threads, problem.device, shared=team.shared
+        )
+        segments = min(-(-self._rows // team.rows), WORKING_THREADS // team.threads)
+        counter = partials = NO_ADDRESS
+        if segments > 1 and values == "SUM_OF_VALUES":
+            teams = -(-segments // TEAM)
+            counter = self._add_counter(1 + teams)
+            partials = self._add_scratch(16 * (segments + teams))
+        arguments = [
+            layout_bytes,
+            int64(self._rows),
+            int64(self._columns),
+            int64(team.window),
+            int64(segments),
+            float64(problem.denominator.size),
+        ]
+
+        def launch(blocks: int) -> Launch:
+            return Launch(
+                kernel,
+                (blocks, 1),
+                team.threads,
+                arguments,
+                pointers=6 + len(pointers),
+                shared=team.shared,
+                fields=Fields(self._loss, problem.real),
+                parameters=problem.call.parameters,
+            )
+
+        factor = self._factor(bool(gradients))
+        workspace = counter, partials
+        denominator = self._denominator(bool(gradients))
+        chosen: tuple[Address, ...] = (
+            denominator,
+            *factor,
+            value,
+            *workspace,
+            *(array.address for array in arrays),
+        )
+        self._steps.append((launch(segments), chosen))
+        if SLOT in factor:
+            # No more blocks than run at once: most often all end at once.
+            self._again = launch(min(segments, kernel.resident_blocks)), chosen
+        return self._finish()
+
+    def _lies_across(self, main: RowArray) -> bool:
+        """Whether neighbouring rows are closer than neighbouring elements."""
+        step = abs(main.strides[self._space.axis])
+        return bool(self._row_axes) and abs(main.strides[self._row_axes[-1]]) < step
+
+    def _has_vectors(self, team: MarginTeam, array: RowArray) -> bool:
+        """Whether the vectors of an array are one access each, or its elements neighbours."""
+        if array.strides[self._space.axis] != 1 or not array.streamed:
+            return array.strides[self._space.axis] == 1
+        size = item_size(array.dtype)
+        unit = min(team.width, VECTOR_BYTES // size)
+        starts: Sequence[int] = [array.misaligned // size]
+        return not any(n % unit for n in (*starts, *(array.strides[a] for a in self._row_axes)))
