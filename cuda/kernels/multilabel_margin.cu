@@ -90,6 +90,17 @@ struct MarginLists {
   Count violated[Team::PIECE][Team::ROWS], times[Team::PIECE][Team::ROWS];
 };
 
+// a b + c from 0 to 1, and 0 for NaN, in one instruction.
+__device__ __forceinline__ float saturated_fma(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  float result;
+  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
+  return result;
+#else
+  return __saturatef(fmaf(a, b, c));
+#endif
+}
+
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
 struct MarginWorker {
@@ -182,19 +193,25 @@ struct MarginWorker {
     __device__ __forceinline__ auto of(T count) const {
       return convert<Stored>(TANGENTS != 0 ? nothing : count * scale);
     }
-    __device__ __forceinline__ void write(Column column, const float* violated) const {
-      if (!present || column >= row.columns) return;
-      auto* const to = row.template address<Row::INPUTS>(column);
-      if constexpr (bool(Layout::VECTORISED >> Row::INPUTS & 1u)) {
-        Vector<Stored, WIDTH> vector;
+    // Those of a batch of elements, given how many targets each violates.
+    __device__ __forceinline__ void write(Column first, const float (&violated)[ELEMENTS]) const {
+      auto* to = row.template address<Row::INPUTS>(column_of(first, 0));
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) vector.at[j] = of(T(violated[j]));
-        store_vector<WIDTH>(to, vector);
-      } else {
+      for (int p = 0; p < BATCH; ++p) {
+        if (present && column_of(first, p) < row.columns) {
+          Vector<Stored, WIDTH> vector;
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) {
-          to[j * row.layout.template step<Row::INPUTS>()] = of(T(violated[j]));
+          for (int j = 0; j < WIDTH; ++j) vector.at[j] = of(T(violated[p * WIDTH + j]));
+          if constexpr (bool(Layout::VECTORISED >> Row::INPUTS & 1u)) {
+            store_vector<WIDTH>(to, vector);
+          } else {
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+              to[j * row.layout.template step<Row::INPUTS>()] = vector.at[j];
+            }
+          }
         }
+        to += Team::LANES * WIDTH * row.layout.template step<Row::INPUTS>();
       }
     }
     __device__ __forceinline__ void write_target(Column column, T times, T violated) const {
@@ -211,29 +228,30 @@ struct MarginWorker {
     Select<(TANGENTS != 0), Vectors<SLOPE>, Nothing> slopes[BATCH];
   };
   static __device__ __forceinline__ Column column_of(Column first, int p) {
-    return first + Column(p * Team::LANES + Team::lane()) * WIDTH;
+    return first + Team::lane() * WIDTH + p * (Team::LANES * WIDTH);
   }
   // A vector is all in the row or not at all.
   __device__ __forceinline__ Batch load(const Row& row, Column first) const {
     Batch batch{};
-#pragma unroll
-    for (int p = 0; p < BATCH; ++p) {
-      const Column column = column_of(first, p);
-      if (column >= columns) continue;
-      load_vector_of<VALUE>(row, column, batch.values[p]);
-      if constexpr (TANGENTS != 0) load_vector_of<SLOPE>(row, column, batch.slopes[p]);
-    }
+    load_array<VALUE>(row, first, batch.values);
+    if constexpr (TANGENTS != 0) load_array<SLOPE>(row, first, batch.slopes);
     return batch;
   }
   template <int S>
-  __device__ __forceinline__ void load_vector_of(const Row& row, Column column,
-                                                 Vectors<S>& vector) const {
-    const auto* const from = row.template address<S>(column);
-    if constexpr (bool(Layout::VECTORISED >> S & 1u)) {
-      vector = load_vector<WIDTH>(from);
-    } else {
+  __device__ __forceinline__ void load_array(const Row& row, Column first,
+                                             Vectors<S> (&vectors)[BATCH]) const {
+    const auto* from = row.template address<S>(column_of(first, 0));
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) vector.at[j] = from[j * layout.template step<S>()];
+    for (int p = 0; p < BATCH; ++p) {
+      if (column_of(first, p) < columns) {
+        if constexpr (bool(Layout::VECTORISED >> S & 1u)) {
+          vectors[p] = load_vector<WIDTH>(from);
+        } else {
+#pragma unroll
+          for (int j = 0; j < WIDTH; ++j) vectors[p].at[j] = from[j * layout.template step<S>()];
+        }
+      }
+      from += Team::LANES * WIDTH * layout.template step<S>();
     }
   }
   // The elements of a batch in a window from `begin`; -inf for targets and beyond the row, which
@@ -244,7 +262,8 @@ struct MarginWorker {
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) {
       const Column column = column_of(first, p);
-      const unsigned hidden = column < columns ? marks_from(targets, column - begin) : ~0u;
+      const unsigned hidden =
+          column < columns ? marks_from(targets, column_of(first, 0) - begin, p) : ~0u;
       const auto values = widen<T>(batch.values[p]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
@@ -258,11 +277,17 @@ struct MarginWorker {
     }
   }
 
-  // The marks of the columns of a window, from one of them on to the end of a word.
-  __device__ __forceinline__ unsigned marks_from(const Targets& targets, Column column) const {
+  // The marks of vector p behind the one in a column of the window; others may follow them.
+  __device__ __forceinline__ unsigned marks_from(const Targets& targets, Column column,
+                                                 int p) const {
+    constexpr int APART = Team::LANES * WIDTH;
     if constexpr (Team::ALONE) {
-      return targets.own_marks >> column;
+      return targets.own_marks >> (column + p * APART);
+    } else if constexpr (APART % 32 == 0) {
+      const unsigned* const word = marks + (column / 32 * Team::ROWS + Team::row());
+      return word[p * (APART / 32) * Team::ROWS] >> (column % 32);
     } else {
+      column += p * APART;
       return marks[column / 32 * Team::ROWS + Team::row()] >> (column % 32);
     }
   }
@@ -278,6 +303,7 @@ struct MarginWorker {
   }
   __device__ __forceinline__ void clear_marks() const {
     const int words = int((min(columns, window) + 31) / 32);
+#pragma unroll 1
     for (int word = Team::lane(); word < words; word += Team::LANES) {
       marks[word * Team::ROWS + Team::row()] = 0;
     }
@@ -288,6 +314,7 @@ struct MarginWorker {
     Team::sync();
     clear_marks();
     Team::sync();
+#pragma unroll 1
     for (Column k = Team::lane(); k < targets.count; k += Team::LANES) {
       const Column column = target(row, k) - begin;
       if (column >= 0 && column < window) mark(targets, column);
@@ -308,38 +335,46 @@ struct MarginWorker {
       clear_counts();
       Team::sync();
     }
-    Column count = 0;
-    bool valid = true, ended = false;
-    Column from = 0;
+    constexpr int CHUNK = Team::READERS * Team::AHEAD;
+    Column from = 0, end = columns;
+    bool valid = true;
     do {
       long long index[Team::AHEAD];
 #pragma unroll
       for (int a = 0; a < Team::AHEAD; ++a) {
         const Column place = from + a * Team::READERS + Team::reader();
-        index[a] = !ended && place < columns ? row.template index<1>(place) : -1;
+        index[a] = place < end ? row.template index<1>(place) : -1;
+      }
+#pragma unroll
+      for (int a = Team::AHEAD - 1; a >= 0; --a) {
+        const Column place = from + a * Team::READERS + Team::reader();
+        if (index[a] < 0) end = min(end, place);
+      }
+#pragma unroll
+      for (int distance = 1; distance < Team::READERS; distance *= 2) {
+        end = min(end, __shfl_xor_sync(0xffffffffu, end, distance));
       }
 #pragma unroll
       for (int a = 0; a < Team::AHEAD; ++a) {
-        const unsigned negative = Team::readers(index[a] < 0);
-        const bool is_target = !ended && (negative & ((2u << Team::reader()) - 1u)) == 0;
-        if (!ended) count += negative != 0 ? __ffs(int(negative)) - 1 : Team::READERS;
-        ended = ended || negative != 0;
-        valid = valid && !(is_target && index[a] >= columns);
-        if (!valid || !is_target) continue;
+        const Column place = from + a * Team::READERS + Team::reader();
+        if (place >= end) continue;
+        if (index[a] >= columns) {
+          valid = false;
+          continue;
+        }
         const Column column = Column(index[a]);
         if constexpr (Team::ALONE) {
           targets.own[a] = column;
           mark(targets, column);
         } else if (Team::lane() < Team::READERS) {
-          const Column place = from + a * Team::READERS + Team::reader();
           if (place < Team::LISTED) lists.column[place][Team::row()] = column;
           if (column < window) mark(targets, column);
         }
       }
-      from += Team::READERS * Team::AHEAD;
-    } while (!Team::ALONE && any_reader(!ended && from < columns));
+      from += CHUNK;
+    } while (!Team::ALONE && any_reader(from < end));
     targets.valid = Team::readers(!valid) == 0;
-    targets.count = targets.valid ? count : 0;
+    targets.count = targets.valid ? end : 0;
     Team::sync();
     return targets;
   }
@@ -361,11 +396,13 @@ struct MarginWorker {
   __device__ __forceinline__ void read_thresholds(const Row& row, const Targets& targets,
                                                   Column from) const {
     if constexpr (!Team::ALONE) {
+#pragma unroll 1
       for (int k = Team::lane(); k < Team::LISTED; k += Team::LANES) {
         if (k >= PIECE && from + (k - k % PIECE) >= targets.count) break;
         N threshold = N(Real<T>(T(-INFINITY)));
         if (from + k < targets.count) {
-          threshold = loss.threshold(row.template number<0>(lists.column[k][Team::row()]));
+          const Column column = lists.column[k][Team::row()];
+          threshold = scaled_threshold(loss.threshold(row.template number<0>(column)));
         }
         lists.threshold[k][Team::row()] = threshold;
       }
@@ -380,7 +417,7 @@ struct MarginWorker {
       if constexpr (Team::ALONE) {
         threshold[t] = N(Real<T>(T(-INFINITY)));
         if (t < targets.count) {
-          threshold[t] = loss.threshold(row.template number<0>(targets.own[t]));
+          threshold[t] = scaled_threshold(loss.threshold(row.template number<0>(targets.own[t])));
         }
       } else {
         threshold[t] = lists.threshold[first + t][Team::row()];
@@ -388,37 +425,77 @@ struct MarginWorker {
     }
   }
 
-  // Compares elements with a piece of the targets: adds to the sum of violations, to those of each
-  // element and to those of each target.
+  // Compares elements with a piece of the targets: counts the violations of each element and of each
+  // target. Returns their sum, SCALED.
   template <bool SUMMED, bool OF_TARGETS>
-  static __device__ __forceinline__ void compare(const N (&threshold)[PIECE],
-                                                 const N (&x)[ELEMENTS], RunningSum<N>& sum,
-                                                 float (&of_element)[ELEMENTS],
-                                                 float (&of_target)[PIECE]) {
+  static __device__ __forceinline__ N compare(const N (&threshold)[PIECE], const N (&x)[ELEMENTS],
+                                              float (&of_element)[ELEMENTS],
+                                              float (&of_target)[PIECE]) {
+    N parts[TOGETHER];
 #pragma unroll
-    for (int first = 0; first < ELEMENTS; first += TOGETHER) {
-      N part[TOGETHER];
+    for (int e = 0; e < TOGETHER; ++e) parts[e] = N(0.0);
 #pragma unroll
-      for (int e = 0; e < TOGETHER; ++e) part[e] = N(0.0);
+    for (int e = 0; e < ELEMENTS; ++e) {
 #pragma unroll
       for (int t = 0; t < PIECE; ++t) {
-#pragma unroll
-        for (int e = 0; e < TOGETHER; ++e) {
-          const N violation = threshold[t] + x[first + e];
-          if (violation > 0.0) {
-            if constexpr (SUMMED) part[e] = part[e] + violation;
-            if constexpr (SUMMED && COUNTS) of_element[first + e] += 1.0f;
-            if constexpr (OF_TARGETS) of_target[t] += 1.0f;
-          }
+        const N violation = scaled_violation(threshold[t], x[e]);
+        if (SUMMED && SCALED) parts[e % TOGETHER] = parts[e % TOGETHER] + violation;
+        if (violation > 0.0) {
+          if (SUMMED && !SCALED) parts[e % TOGETHER] = parts[e % TOGETHER] + violation;
+          if (SUMMED && COUNTS) of_element[e] += 1.0f;
+          if (OF_TARGETS) of_target[t] += 1.0f;
         }
       }
-      if constexpr (SUMMED) {
+    }
 #pragma unroll
-        for (int step = 1; step < TOGETHER; step *= 2) {
+    for (int step = 1; step < TOGETHER; step *= 2) {
 #pragma unroll
-          for (int e = 0; e + step < TOGETHER; e += 2 * step) part[e] = part[e] + part[e + step];
-        }
-        sum += part[0];
+      for (int e = 0; e + step < TOGETHER; e += 2 * step) parts[e] = parts[e] + parts[e + step];
+    }
+    return parts[0];
+  }
+  // Violations are computed with the thresholds and the elements scaled, and saturated: from 0 to 1
+  // by the instruction that computes them. Their sum is below 1 where none is cut off. Scaling by a
+  // power of two rounds nothing.
+  static constexpr bool SCALED = sizeof(N) == sizeof(float) && !Team::ALONE;
+  static constexpr float SCALE = 1.0f / (1 << 24);
+  static __device__ __forceinline__ N scaled_violation(N threshold, N x) {
+    if constexpr (SCALED) {
+      return N(saturated_fma(x.value, SCALE, threshold.value));
+    } else {
+      return threshold + x;
+    }
+  }
+  static __device__ __forceinline__ N scaled_threshold(N threshold) {
+    if constexpr (SCALED) return threshold * Real<T>(T(SCALE));
+    return threshold;
+  }
+  // Adds a sum of violations, by the elements at `first` of a piece of the list.
+  __device__ __forceinline__ void add(RunningSum<N>& sum, N all, const Row& row,
+                                      const Targets& targets, Column begin, Column first,
+                                      int piece) const {
+    if constexpr (!SCALED) {
+      sum += all;
+    } else if (all < 1.0) {
+      sum += all * Real<T>(T(1) / SCALE);
+    } else {
+      add_large(sum, row, targets, begin, first, piece);
+    }
+  }
+  // Violations that are too large to be scaled, one by one.
+  __device__ __forceinline__ void add_large(RunningSum<N>& sum, const Row& row,
+                                            const Targets& targets, Column begin, Column first,
+                                            int piece) const {
+#pragma unroll 1
+    for (int e = 0; e < ELEMENTS; ++e) {
+      const Column column = column_of(first, e / WIDTH) + e % WIDTH;
+      if (column >= columns || (marks_from(targets, column - begin, 0) & 1u) != 0) continue;
+      const N x = row.template number<0>(column);
+#pragma unroll 1
+      for (int t = 0; t < PIECE; ++t) {
+        const N threshold = lists.threshold[piece + t][Team::row()];
+        const N violation = threshold * Real<T>(T(1) / SCALE) + x;
+        if (violation > 0.0) sum += violation;
       }
     }
   }
@@ -446,23 +523,20 @@ struct MarginWorker {
         numbers(x, batch, targets, begin, first);
         float of_element[ELEMENTS] = {};
         if constexpr (FEW) {
-          compare<true, COUNTS>(threshold, x, sum, of_element, of_target);
+          const N all = compare<true, COUNTS>(threshold, x, of_element, of_target);
+          add(sum, all, row, targets, begin, first, 0);
         } else {
           for (Column from = 0; Team::any(from < targets.count); from += Team::LISTED) {
             if (several) read_list(row, targets, from);
 #pragma unroll 1
             for (int k = 0; k < Team::LISTED && from + k < targets.count; k += PIECE) {
               load_thresholds(threshold, row, targets, k);
-              compare<true, false>(threshold, x, sum, of_element, of_target);
+              const N all = compare<true, false>(threshold, x, of_element, of_target);
+              add(sum, all, row, targets, begin, first, k);
             }
           }
         }
-        if constexpr (GRADIENT) {
-#pragma unroll
-          for (int p = 0; p < BATCH; ++p) {
-            writer.write(column_of(first, p), of_element + p * WIDTH);
-          }
-        }
+        if constexpr (GRADIENT) writer.write(first, of_element);
       }
       if constexpr (FEW && COUNTS && !Team::ALONE) add_counts(of_target, lists.violated);
     }
@@ -514,13 +588,12 @@ struct MarginWorker {
       for (Column begin = 0; begin < columns; begin += window) {
         if (columns > window) mark_window(row, targets, begin);
         float of_target[PIECE] = {}, unused[ELEMENTS];
-        RunningSum<N> no_sum;
         const Column end = min(columns, begin + window);
 #pragma unroll 1
         for (Column at = begin; at < end; at += STRIDE) {
           N x[ELEMENTS];
           numbers(x, load(row, at), targets, begin, at);
-          compare<false, true>(threshold, x, no_sum, unused, of_target);
+          compare<false, true>(threshold, x, unused, of_target);
         }
         add_counts(of_target, lists.violated);
       }
@@ -571,6 +644,7 @@ struct MarginWorker {
     for (Column begin = 0; Team::any(begin < targets.count); begin += MOST_COUNTED) {
       float times[PIECE] = {};
       const Column end = min(targets.count, begin + MOST_COUNTED);
+#pragma unroll 1
       for (Column k = begin + Team::lane(); k < end; k += Team::LANES) {
         const Column other = target(row, k);
 #pragma unroll

@@ -15,13 +15,13 @@ from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, te
 from .plan_pointwise import VECTOR_BYTES
 from .plan_rows import TEAM, RowArray, RowLaunches
 
-# The threads of a row, by the most elements that it may have: a few elements each, so that
-# neighbouring threads share lines of memory, and more of long rows, as what is done once for a row
-# takes as long as some ten elements. A row of one thread has no more than PIECE targets. A block
-# has at least BLOCK threads. Where neighbouring elements are far apart and rows are not, a block has
-# ROWS_ACROSS rows.
-ALONE = 4
-LANES = ((ALONE, 1), (10, 2), (32, 4), (128, 8), (256, 16), (2048, 32), (8192, 128))
+# The threads of a row, by the most elements that it may have. What is done once for a row takes as
+# long as 20 elements, and neighbouring threads share lines of memory: a row of vectors of four
+# elements and more has fewer threads than one of single elements, and a long row as many as that
+# blocks are many. A row of one thread has no more than PIECE targets. A block has at least BLOCK
+# threads. Where neighbouring elements are far apart and rows are not, it has ROWS_ACROSS rows.
+LANES_OF_VECTORS = ((4, 1), (64, 2), (256, 4), (512, 8), (1024, 16), (4096, 32), (16384, 128))
+LANES_OF_ELEMENTS = ((4, 1), (16, 2), (64, 4), (256, 8), (1024, 16), (4096, 32), (16384, 128))
 MOST_LANES = 256
 BLOCK = 128
 BLOCK_ACROSS = 256
@@ -38,10 +38,11 @@ WINDOW_ACROSS = 1 << 12
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together. Of the threads that a multiprocessor holds at once, each
-# has 64 registers, or 80 beside gradients.
+# has 64 registers, 80 for gradients, or 96 for those of rows of more than a warp.
 WORKING_THREADS = 1 << 20
 THREADS_OF_MULTIPROCESSOR = 1024
 THREADS_WITH_GRADIENTS = 768
+LONG_WITH_GRADIENTS = 640
 
 
 def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
@@ -95,7 +96,8 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     width = VECTOR_BYTES // size
     while columns % width:
         width //= 2
-    lanes = next((lanes for most, lanes in LANES if columns <= most), MOST_LANES)
+    table = LANES_OF_VECTORS if width >= 4 else LANES_OF_ELEMENTS
+    lanes = next((lanes for most, lanes in table if columns <= most), MOST_LANES)
     across = across and lanes > 1
     threads = max(BLOCK, lanes)
     if across:
@@ -124,7 +126,9 @@ class _MarginLaunches(RowLaunches):
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
         layout, layout_bytes = self._layout(arrays, vectors)
         wide = 2 if request.tangents or problem.real == "float64" else 1
-        resident = THREADS_WITH_GRADIENTS if gradients else THREADS_OF_MULTIPROCESSOR
+        resident = THREADS_OF_MULTIPROCESSOR
+        if gradients:
+            resident = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
         pointers += [f"{c_type(a.dtype)}*" for a in outputs]
         name = template(
