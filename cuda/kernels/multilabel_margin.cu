@@ -13,12 +13,12 @@
 // targets is read a second time for the gradients of these, once for each PIECE of them; it takes
 // time in proportion to its targets times its elements.
 //
-// Who works on a row: LANES threads of a block, up to all of them. That follows from the length of a
-// row and the dtypes alone.
+// Who works on a row: LANES threads of a block, up to all of them. That follows from the length of
+// a row and the dtypes alone.
 //
 // Order of summation: a thread adds its elements in order, those of four neighbours and PIECE
-// targets first, then threads are added in pairs. Counts are integers, which are exact in any order.
-// Rows form segments, which are added as those of kernels/rows.cu are.
+// targets first, then threads are added in pairs. Counts are integers, which are exact in any
+// order. Rows form segments, which are added as those of kernels/rows.cu are.
 #include "kernels/row.cuh"
 
 // 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed
@@ -35,9 +35,9 @@ struct MultilabelMargin {
   }
 };
 
-// LANES threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements at a time,
-// and compare these with PIECE targets. A row of one thread has no more than PIECE elements. ACROSS:
-// neighbouring threads are at neighbouring rows, for rows whose elements are far apart. A
+// LANES threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements at a
+// time, and compare these with PIECE targets. A row of one thread has no more than PIECE elements.
+// ACROSS: neighbouring threads are at neighbouring rows, for rows whose elements are far apart. A
 // multiprocessor is to hold RESIDENT blocks.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int PIECE_, int RESIDENT_, bool ACROSS_>
 struct MarginTeam {
@@ -425,8 +425,8 @@ struct MarginWorker {
     }
   }
 
-  // Compares elements with a piece of the targets: counts the violations of each element and of each
-  // target. Returns their sum, SCALED.
+  // Compares elements with a piece of the targets: counts the violations of each element and of
+  // each target. Returns their sum, SCALED.
   template <bool SUMMED, bool OF_TARGETS>
   static __device__ __forceinline__ N compare(const N (&threshold)[PIECE], const N (&x)[ELEMENTS],
                                               float (&of_element)[ELEMENTS],
@@ -697,8 +697,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     for (Index group = Index(segment); group < groups; group += Index(segments)) {
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
-      const T own =
-          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, scale);
+      const T own = work.template evaluate<VALUES != NO_VALUES>(index, present, factor, scale);
       if (!present || Team::lane() != 0) continue;
       if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
       if constexpr (REDUCED) sum += own;

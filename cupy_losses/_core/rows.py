@@ -36,7 +36,7 @@ class RowFormula(Loss):
     target counts for a row and, where `weighs_elements` is set, that of each element.
 
     Attributes:
-        struct: The class template of cuda/losses/rows.cuh, of the arithmetic type, `options`, where
+        struct: The class template of the formula in C++, of the arithmetic type, `options`, where
             the loss takes weights, whether there are any, and, where it is `precise`, whether the
             elements have half precision and how many of a row a thread holds. Its fields are
             `parameters`, the integers first.

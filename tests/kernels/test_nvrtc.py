@@ -140,7 +140,7 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     def function(
         file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
     ) -> compiler.Kernel:
-        if file in ("kernels/rows.cu", "kernels/row_tiles.cu"):
+        if file in ("kernels/rows.cu", "kernels/row_tiles.cu", "kernels/multilabel_margin.cu"):
             names[name] = shared
         return compiler.Kernel(None, 0, 1)
 
@@ -218,6 +218,27 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
     }
     assert max(stack for stack, _ in spilled.values()) <= 8 * bool(asked.wanted), spilled
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
+def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
+    """No spills, no double arithmetic in loops, from one thread of a row to a whole block."""
+    loss = multiclass._MULTILABEL_MARGIN
+    call = Call(loss, "mean", (), False, False)
+    with planned() as names:
+        for columns in (3, 10, 101, 1000, 10_000):
+            shape = (1 << 17, columns)
+            operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", *shape)
+            for request in (FORWARD, Request(wanted=(0,), early=True)):
+                problem = Problem(call, request, operands, (0, 0), shape, False, device=0)
+                loss.plan(static_checks.NO_LIBRARY, problem)
+    source = sources.source("kernels/multilabel_margin.cu")
+    program = static_checks.compile_program(source, list(names), architecture)
+    assert len(program.kernels) == len(names) == 10
+    for kernel in program.kernels:
+        assert not kernel.spills, kernel.name
+        assert not list(static_checks.double_findings(kernel)), kernel.name
 
 
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))

@@ -233,7 +233,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(2, [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ["dense", "sliced"]),
+    levels.covering(2, [CROSS_ENTROPY, SMOOTHED, TRIPLET], ["dense", "sliced"]),
 )
 def test_rows_divided_among_blocks(
     case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -250,7 +250,7 @@ def test_rows_divided_among_blocks(
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(2, [*FEW, MULTILABEL], ["dense", "transposed"]),
+    levels.covering(2, FEW, ["dense", "transposed"]),
 )
 def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
@@ -278,7 +278,7 @@ def test_several_groups_of_a_block(
             assert "Denominator" in launch.name or launch.grid[0] * (threads // lanes) < rows
 
 
-@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, MULTILABEL, TRIPLET], ids=str)
+@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, TRIPLET], ids=str)
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "LONG_ROW", 64)

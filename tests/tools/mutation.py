@@ -33,7 +33,7 @@ import pytest
 from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
-from .mutation_batteries import pointwise, rows, tiles
+from .mutation_batteries import multilabel, pointwise, rows, tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
@@ -53,6 +53,7 @@ FILES = (
     "losses/pointwise.cuh",
     "kernels/rows.cu",
     "kernels/row_tiles.cu",
+    "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
@@ -63,11 +64,13 @@ KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files tha
 ROW_FILES = (
     "kernels/rows.cu",
     "kernels/row_tiles.cu",
+    "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
+MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
@@ -210,19 +213,12 @@ EQUIVALENT: dict[str, str] = {
         "static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) != sizeof(float);"
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
-    "if (listed[t] < share.begin || listed[t] > share.end) listed[t] = -1;": (
-        "written by two blocks, the same"
-    ),
     "if (SHARED || releases) elements.release(share.row);": "what leaves the cache first",
     "constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 31 ? Team::LANES : 32;": (
         "the same number for every size of team"
     ),
     "if (REPLACE || !replaced) prefetch(next, group);": "copies the same again: slower",
-    "for (Column k = 0; any(k <= count); k += TOGETHER) {": "a turn with nothing listed",
     "unsigned before = 1;": "not used unless it is set",
-    "for (Column from = 0; !ended || from < row.columns; from += AHEAD) {": (
-        "labels that are read after the end do not count"
-    ),
     "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (
         "only the first operand has an element of its own"
     ),
@@ -462,6 +458,8 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(pointwise)
     if mutant.file in TILE_FILES:
         batteries.append(tiles)
+    elif mutant.file == MULTILABEL_FILE:
+        batteries.append(multilabel)
     elif mutant.file in ROW_FILES + SHARED_FILES:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from cupy_losses import (
 )
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import plan_pointwise, plan_rows
+from cupy_losses._device import plan_multilabel, plan_pointwise, plan_rows
 from cupy_losses._libraries.registry import resolve
 
 from ..emulator import Device
@@ -258,6 +259,53 @@ def tiles(device: Device) -> None:
     _row_tiles(device, np.random.default_rng(9))
 
 
+def multilabel(device: Device) -> None:
+    """Calls that reach every branch of kernels/multilabel_margin.cu."""
+    rng = np.random.default_rng(10)
+
+    def draw(rows: int, columns: int, most: int) -> tuple[Any, Any]:
+        """Up to so many labels, some twice; in a short first row nothing ends the list."""
+        x, labels = _scores(rng, rows, columns), rng.integers(0, columns, (rows, columns))
+        x[::2] = np.round(x[::2])  # at the margin
+        ends = rng.integers(0, 1 + min(most, columns - 1), rows)
+        ends[-2:] = min(most, columns - 1)
+        first = int(columns < 200)
+        labels[first:][np.arange(columns) == ends[first:, None]] = -1
+        labels[-1, : ends[-1]] = rng.permutation(columns)[: ends[-1]]
+        return x, labels
+
+    check = functools.partial(
+        compare, device, multilabel_margin_loss, wanted=(0,), roundings=16, shifted=True
+    )
+    for rows, columns, most in (150, 3, 3), (70, 7, 7), (20, 50, 9), (5, 150, 70), (3, 1050, 12):
+        hosts = draw(rows, columns, most)
+        check(hosts)
+        check(hosts, reduction="none")
+        hosts[1][1, -1] = columns  # beyond the end of the list, or in it
+        hosts[1][3 % rows, 0] = columns
+        check(hosts, reduction="none")
+        check(hosts)
+    _row_passes(device, multilabel_margin_loss, draw(9, 50, 20), 1, 256)
+    _row_passes(device, multilabel_margin_loss, draw(9, 3, 3), 1, 256)
+    _anticipation(device, multilabel_margin_loss, draw(100, 12, 6))
+    for factor in 1e9, 1e30:  # larger than what is scaled
+        check((np.float32(factor) * _scores(rng, 9, 50), draw(9, 50, 20)[1]))
+    x, labels = draw(9, 50, 20)
+    check((x.astype(np.float64), labels))
+    across = [np.asfortranarray(host) for host in draw(40, 50, 20)]
+    check(across)
+    check(across, [device.asarray(host) for host in across], reduction="none")
+    for columns in 4, 8, 64:  # vectors
+        hosts = draw(70, columns, 9)
+        check(hosts, [device.asarray(host) for host in hosts])
+    windows = {"WINDOW": 1 << 10, "WINDOW_ACROSS": 1 << 6, "WORKING_THREADS": 512}
+    with _planned(module=plan_multilabel, **windows):
+        check(draw(2, 5000, 20))
+        check(draw(3, 5000, 5))
+        check([np.asfortranarray(host) for host in draw(40, 150, 20)])
+        check(draw(300, 12, 12))  # several segments of a block
+
+
 def rows(device: Device, first: str = "") -> None:
     """Calls that reach every kernel of losses of rows and every branch of it.
 
@@ -270,13 +318,15 @@ def rows(device: Device, first: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _planned(tiled: bool = True, **constants: int) -> Iterator[None]:
+def _planned(
+    tiled: bool = True, module: ModuleType = plan_rows, **constants: int
+) -> Iterator[None]:
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         if not tiled:
             patch.setattr(plan_rows, "row_tile", lambda *arguments: None)
         for name, value in constants.items():
-            patch.setattr(plan_rows, name, value)
+            patch.setattr(module, name, value)
         forget()
         yield
     forget()
@@ -427,28 +477,6 @@ def _multi_margin(device: Device, rng: Any) -> None:
     tangent[:, target] = 0
     along = Request(tangents=(0,))
     compare_pass(device, multi_margin_loss, (x, target), along, [tangent], reduction="none")
-
-
-def _multilabel_margin(device: Device, rng: Any) -> None:
-    x, target = _scores(rng, 40, 12), rng.integers(0, 12, (40, 12))
-    target[np.arange(12) == rng.integers(0, 6, 40)[:, None]] = -1
-    target[[5, -1]] = rng.integers(0, 12, (2, 12))  # nothing ends the list
-    x[:10] = np.round(x[:10])  # at the margin
-    check = functools.partial(compare, device, multilabel_margin_loss, roundings=16, shifted=True)
-    check((x, target), wanted=(0,))
-    _row_passes(device, multilabel_margin_loss, (x, target), 1, 256)
-    target[3, 0] = 12
-    check((x, target), reduction="none")
-    check((x, target), wanted=(0,))
-    # As many labels as classes, and not so many at a time.
-    check((_scores(rng, 3, 13), rng.integers(0, 13, (3, 13))), wanted=(0,))
-    # Labels where shares of a row begin.
-    x = _scores(rng, 3, 2000)
-    labels = np.full((3, 2000), -1)
-    labels[:, :9] = np.arange(9) * 250
-    labels[:, 9:17] = np.arange(8) * 256
-    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256):
-        check((x, labels), wanted=(0,))
 
 
 def _cosine_embedding(device: Device, rng: Any) -> None:
@@ -652,7 +680,6 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("MultiMargin", _multi_margin),
     ("CosineEmbedding", _cosine_embedding),
     ("CrossEntropyOfProbabilities", _cross_entropy_of_probabilities),
-    ("MultilabelMargin", _multilabel_margin),
     ("TripletMargin Norm", _triplet_margin),
     ("LargestInWarp", _row_tiles),
 ]
