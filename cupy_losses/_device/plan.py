@@ -1,8 +1,8 @@
 """What to launch for a request on operands of given dtypes, shapes and strides: decided once.
 
 A plan holds everything but the addresses and the hyper-parameters: the specialised kernels with
-their grids and arguments, how to allocate the outputs, how much scratch memory. `plan_pointwise`
-and `plan_rows` make plans.
+their grids and arguments, how to allocate the outputs, how much scratch memory. `plan_pointwise`,
+`plan_rows` and `plan_multilabel` make plans.
 """
 
 from __future__ import annotations

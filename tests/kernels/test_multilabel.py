@@ -303,10 +303,8 @@ def test_more_than_2_to_the_32_elements() -> None:
 
 @pytest.mark.exhaustive
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, right = (
-        sources.source("kernels/multilabel_margin.cu"),
-        "get<K>(pointers) + at.offset[K] +",
-    )
+    text = sources.source("kernels/multilabel_margin.cu")
+    right = "get<K>(pointers) + at.offset[K] +"
     assert text.count(right) == 1
     wrong = right.replace("at.offset[K]", "int(at.offset[K])")
     monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))

@@ -298,8 +298,9 @@ def multilabel(device: Device) -> None:
     for columns in 4, 8, 64:  # vectors
         hosts = draw(70, columns, 9)
         check(hosts, [device.asarray(host) for host in hosts])
-    windows = {"WINDOW": 1 << 10, "WINDOW_ACROSS": 1 << 6, "WORKING_THREADS": 512}
-    with _planned(module=plan_multilabel, **windows):
+    with _planned(
+        module=plan_multilabel, WINDOW=1 << 10, WINDOW_ACROSS=1 << 6, WORKING_THREADS=512
+    ):
         check(draw(2, 5000, 20))
         check(draw(3, 5000, 5))
         check([np.asfortranarray(host) for host in draw(40, 150, 20)])
