@@ -655,13 +655,22 @@ struct MarginWorker {
   }
 };
 
+// The compiler holds more in registers for these architectures, and would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+template <class Team>
+constexpr int resident_blocks = (Team::RESIDENT * 2 + 2) / 3;
+#else
+template <class Team>
+constexpr int resident_blocks = Team::RESIDENT;
+#endif
+
 // VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
 // rows for elements. A VJP has its grad_output among the operands. Blocks stride over segments, and
 // a segment over groups of rows. The dynamic shared memory holds the marks of `window` columns of
 // each row of a block.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+__global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
     multilabel_margin(Loss loss, Layout layout, long long n, long long columns, long long window,
                       long long segments, double divisor, const double* denominator,
                       const Result* grad_output, double* guess, Result* value, unsigned* counter,

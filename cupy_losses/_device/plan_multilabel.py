@@ -20,9 +20,27 @@ from .plan_rows import TEAM, RowArray, RowLaunches
 # elements and more has fewer threads than one of single elements, and a long row as many as that
 # blocks are many. A row of one thread has no more than PIECE targets. A block has at least BLOCK
 # threads. Where neighbouring elements are far apart and rows are not, it has ROWS_ACROSS rows.
-LANES_OF_VECTORS = ((4, 1), (64, 2), (256, 4), (512, 8), (1024, 16), (4096, 32), (16384, 128))
-LANES_OF_ELEMENTS = ((4, 1), (16, 2), (64, 4), (256, 8), (1024, 16), (4096, 32), (16384, 128))
-MOST_LANES = 256
+LANES_OF_VECTORS = (
+    (4, 1),
+    (64, 2),
+    (256, 4),
+    (512, 8),
+    (1024, 16),
+    (4096, 32),
+    (1 << 14, 128),
+    (1 << 16, 256),
+)
+LANES_OF_ELEMENTS = (
+    (4, 1),
+    (16, 2),
+    (64, 4),
+    (256, 8),
+    (1024, 16),
+    (4096, 32),
+    (1 << 14, 128),
+    (1 << 16, 256),
+)
+MOST_LANES = 512
 BLOCK = 128
 BLOCK_ACROSS = 256
 ROWS_ACROSS = 32

@@ -218,6 +218,8 @@ EQUIVALENT: dict[str, str] = {
         "the same number for every size of team"
     ),
     "if (REPLACE || !replaced) prefetch(next, group);": "copies the same again: slower",
+    "static constexpr int TOGETHER = ELEMENTS < 4 ? 4 : ELEMENTS;": "sums in another order",
+    "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (
         "only the first operand has an element of its own"
