@@ -8,17 +8,18 @@
 // its gradient, which is written at once. How many elements violate a target is counted in
 // registers, and is the gradient of the target, which takes the place of a 0 at the end.
 //
-// Bytes of device memory, with elements of s bytes: s an element and the labels of a row up to the
-// end of a READERS-th of them for the loss, 2s with the gradient. A row with more than PIECE
-// targets is read a second time for the gradients of these, once for each PIECE of them; it takes
-// time in proportion to its targets times its elements.
+// Bytes of device memory an element, with elements of s bytes: the loss s, with its gradient 2s.
+// Of the labels of a row 16 are read at a time, up to the 16 that have the negative one. With more
+// than PIECE targets a row takes time in proportion to its targets times its elements: for the
+// gradients of the targets it is read again, once for each PIECE of them.
 //
 // Who works on a row: LANES threads of a block, up to all of them. That follows from the length of
-// a row and the dtypes alone.
+// a row, its dtype and whether neighbouring rows lie side by side, not from addresses.
 //
-// Order of summation: a thread adds its elements in order, those of four neighbours and PIECE
-// targets first, then threads are added in pairs. Counts are integers, which are exact in any
-// order. Rows form segments, which are added as those of kernels/rows.cu are.
+// Order of summation: a thread adds the violations of a batch of its elements by a piece of the
+// targets, and adds these sums with their errors; then threads are added in pairs. Counts are
+// integers, which are exact in any order. Rows form segments, which are added as those of
+// kernels/rows.cu are.
 #include "kernels/row.cuh"
 
 // 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed

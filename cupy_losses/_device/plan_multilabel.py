@@ -15,11 +15,11 @@ from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, te
 from .plan_pointwise import VECTOR_BYTES
 from .plan_rows import TEAM, RowArray, RowLaunches
 
-# The threads of a row, by the most elements that it may have. What is done once for a row takes as
-# long as 20 elements, and neighbouring threads share lines of memory: a row of vectors of four
-# elements and more has fewer threads than one of single elements, and a long row as many as that
-# blocks are many. A row of one thread has no more than PIECE targets. A block has at least BLOCK
-# threads. Where neighbouring elements are far apart and rows are not, it has ROWS_ACROSS rows.
+# The threads of a row, by the most elements that it may have. Few threads have many elements each
+# beside what is done once for a row; many threads read whole lines of memory together. Rows of
+# vectors of four elements and more need fewer for that. A row of one thread has no more than PIECE
+# targets. A block has at least BLOCK threads, or ROWS_ACROSS rows where neighbouring elements are far
+# apart and rows are not.
 LANES_OF_VECTORS = (
     (4, 1),
     (64, 2),
@@ -49,8 +49,7 @@ ROWS_ACROSS = 32
 ELEMENTS = 8
 PIECE = 8
 
-# What the marks are of: so many columns at a time, in the order of summation a multiple of what a
-# block has at a time.
+# Marks are of so many columns at a time: a multiple of what the threads of a row have at a time.
 WINDOW = 1 << 15
 WINDOW_ACROSS = 1 << 12
 
