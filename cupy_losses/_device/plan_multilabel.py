@@ -18,8 +18,8 @@ from .plan_rows import TEAM, RowArray, RowLaunches
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside what is done once for a row; many threads read whole lines of memory together. Rows of
 # vectors of four elements and more need fewer for that. A row of one thread has no more than PIECE
-# targets. A block has at least BLOCK threads, or ROWS_ACROSS rows where neighbouring elements are far
-# apart and rows are not.
+# targets. A block has at least BLOCK threads, or ROWS_ACROSS rows where neighbouring elements are
+# far apart and rows are not.
 LANES_OF_VECTORS = (
     (4, 1),
     (64, 2),
