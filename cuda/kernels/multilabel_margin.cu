@@ -170,7 +170,7 @@ struct MarginWorker {
     }
     T value = nothing;
     if constexpr (VALUED) {
-      const N total = combined<Team>(Total{sum}).sum.total();
+      const N total = total_of_row(sum);
       value += derivative<(TANGENTS != 0)>(total / Real<T>(T(columns)));
     }
     return value;
@@ -183,6 +183,22 @@ struct MarginWorker {
       return {a.sum + b.sum};
     }
   };
+  // Of what the threads of a row have added, in each of them.
+  __device__ __forceinline__ N total_of_row(const RunningSum<N>& own) const {
+    if constexpr (Team::ACROSS && !Team::ALONE) {
+      auto* const parts = states_of_block<RunningSum<N>, Team::THREADS>();
+      __syncthreads();  // the previous row may still be read
+      parts[threadIdx.x] = own;
+      __syncthreads();
+      RunningSum<N> sum = parts[Team::row()];
+      for (int lane = 1; lane < Team::LANES; ++lane) {
+        sum = sum + parts[lane * Team::ROWS + Team::row()];
+      }
+      return sum.total();
+    } else {
+      return combined<Team>(Total{own}).sum.total();
+    }
+  }
 
   // Writes the gradients of a row: multiples of SCALE, and NOTHING for 0, or NaN both.
   struct Writer {

@@ -37,6 +37,7 @@ struct RowOf {
   using Column = typename Layout::Column;
   using N = Select<(TANGENTS != 0), Dual<Real<T>>, Real<T>>;
 
+  static constexpr bool HAS_GRAD_OUTPUT = VJP;
   static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 32);
   static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
   template <int I>
@@ -168,19 +169,10 @@ __device__ __forceinline__ State* states_of_block() {
 // The states of all threads of a row together, in each of them.
 template <class Team, class State>
 __device__ __forceinline__ auto combined(const State& state) {
-  constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 32 ? Team::LANES : 32;
+  constexpr int NEIGHBOURS = Team::LANES < 32 ? Team::LANES : 32;
   auto settled = combined_in_warp<NEIGHBOURS>(state);
   using Settled = decltype(settled);
-  if constexpr (Team::ACROSS && Team::LANES > 1) {
-    Settled* const parts = states_of_block<Settled, Team::THREADS>();
-    __syncthreads();  // the previous row may still be read
-    parts[threadIdx.x] = settled;
-    __syncthreads();
-    settled = parts[Team::row()];
-    for (int lane = 1; lane < Team::LANES; ++lane) {
-      settled = combine(settled, parts[lane * Team::ROWS + Team::row()]);
-    }
-  } else if constexpr (Team::LANES > 1) {
+  if constexpr (Team::LANES > 1) {
     // A gradient may take the memory of the elements that other threads have looked at.
     __syncwarp();
     if constexpr (Team::LANES > 32) {
@@ -223,4 +215,30 @@ __device__ __forceinline__ auto derivative(N number) {
   } else {
     return plain(number);
   }
+}
+
+// The value of a row, its term of the denominator, and what its gradients need.
+template <class T, class Finished>
+struct Outcome {
+  T value, denominator;
+  Finished done;
+};
+template <bool GRADIENTS, class Loss, class Row, class Context, class State, class T>
+__device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, const Context& context,
+                                           const State& state, bool valued, T factor,
+                                           const Reciprocal<T>& scale) {
+  using N = typename Row::N;
+  const bool invalid = context.status == INVALID;
+  Outcome<T, typename Loss::template Finished<N>> outcome{
+      invalid ? T(__int_as_float(0x7fffffff)) : T(0), T(invalid), {}};
+  if (context.status == ACTIVE) {
+    outcome.done = loss.template finish<N>(row, context, state, valued);
+    outcome.value = derivative<(order<N> != 0)>(outcome.done.value);
+    outcome.denominator = outcome.done.denominator;
+    if constexpr (GRADIENTS) {
+      if constexpr (Row::HAS_GRAD_OUTPUT) factor = row.grad_output();
+      scale_gradients(loss, outcome.done, factor, scale);
+    }
+  }
+  return outcome;
 }

@@ -81,10 +81,6 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   static constexpr bool HAS_PAIRS = false;
 #endif
 
-  template <int V>
-  struct Constant {
-    static constexpr int value = V;
-  };
   // f(size, aligned, place, column) for each unit; the last element of a row may be alone. ALIGNED:
   // a unit of the first operand is one access, in all rows.
   template <class F>
@@ -280,27 +276,11 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return joined_in_warp<Team::LANES>(settle(state, SameTop()));
   }
 
-  // The value of a row, its term of the denominator, and what its gradients need.
-  struct Outcome {
-    T value, denominator;
-    Finished done;
-  };
   template <class Context, class Settled>
-  __device__ __forceinline__ Outcome finish(const Row& row, const Context& context,
-                                            const Settled& state, bool valued, T factor,
-                                            const Reciprocal<T>& scale) const {
-    const bool invalid = context.status == INVALID;
-    Outcome outcome{invalid ? T(__int_as_float(0x7fffffff)) : T(0), T(invalid), Finished()};
-    if (context.status == ACTIVE) {
-      outcome.done = loss.template finish<N>(row, context, state, valued);
-      outcome.value = derivative<(TANGENTS != 0)>(outcome.done.value);
-      outcome.denominator = outcome.done.denominator;
-      if constexpr (WANTED != 0) {
-        if constexpr (VJP) factor = row.grad_output();
-        scale_gradients(loss, outcome.done, factor, scale);
-      }
-    }
-    return outcome;
+  __device__ __forceinline__ auto finish(const Row& row, const Context& context,
+                                         const Settled& state, bool valued, T factor,
+                                         const Reciprocal<T>& scale) const {
+    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, scale);
   }
 
   // Puts the gradients of a row in the place of its elements.
@@ -366,10 +346,6 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     using E = typename Row::template Element<S>;
     *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
   }
-  template <int I>
-  struct Which {
-    static constexpr int value = I;
-  };
   template <class F>
   static __device__ __forceinline__ void each_wanted(F f) {
     each_wanted(f, Range<Loss::OPERANDS>());
@@ -380,7 +356,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   }
   template <int I, class F>
   static __device__ __forceinline__ void if_wanted(F f) {
-    if constexpr (bool(WANTED >> I & 1u)) f(Which<I>());
+    if constexpr (bool(WANTED >> I & 1u)) f(Constant<I>());
   }
 };
 
@@ -485,14 +461,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();  // what is copied element by element has been read
     }
     if (ends) {
-      if constexpr (REDUCED && sizeof(T) == sizeof(float)) {
-        double totals[2] = {sum.total(), counted.total()};
-        block_totals<Team::THREADS>(totals);
-        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
-                                     Sum<double>{totals[1], 0.0});
-      } else if constexpr (REDUCED) {
-        reduction.add(segment, sum, counted);
-      }
+      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
       sum = counted = Sum<T>::zero();
       segment += gridDim.x;
     }

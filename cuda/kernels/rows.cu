@@ -31,32 +31,26 @@ enum Phase { WHOLE, PARTIAL, FINISH };
 constexpr int LINE = 128;  // bytes of a line of the cache
 
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. ACROSS:
-// neighbouring threads are at neighbouring rows, for rows whose elements are far apart while those
-// of neighbouring rows are not. SHIFT: rows may begin anywhere inside so many aligned elements, a
-// vector or a line of device memory, if not 0. RANKS: the shares of a row in phase WHOLE, one for
-// each block of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to
-// hold. EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in
-// registers, from so many rows ahead, if not 0.
+// share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. SHIFT: rows
+// may begin anywhere inside so many aligned elements, a vector or a line of device memory, if not
+// 0. RANKS: the shares of a row in phase WHOLE, one for each block of a CLUSTER, else all of one
+// block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all batches are full. HELD:
+// the one batch that a thread has of a row waits in registers, from so many rows ahead, if not 0.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, bool ACROSS_, int SHIFT_, bool EXACT_, int HELD_>
+          bool CLUSTER_, int SHIFT_, bool EXACT_, int HELD_>
 struct Team {
   static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
   static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
   static constexpr int SHIFT = SHIFT_;
-  static constexpr bool CLUSTER = CLUSTER_, ACROSS = ACROSS_, EXACT = EXACT_;
+  static constexpr bool CLUSTER = CLUSTER_, EXACT = EXACT_;
   static constexpr bool HELD = HELD_ != 0;
   static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
 
-  static __device__ __forceinline__ int lane() {
-    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
-  }
-  static __device__ __forceinline__ int row() {
-    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
-  }
+  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
 };
 
 // Vectors of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
@@ -611,10 +605,6 @@ struct RowWorker {
   }
 
  private:
-  template <int I>
-  struct Which {
-    static constexpr int value = I;
-  };
   // Gradients f(operand, column, x).
   template <int... I, class E, class F>
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
@@ -633,12 +623,12 @@ struct RowWorker {
       if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(column)) {
         Vector<Stored, WIDTH> vector;
         elements.each_of(p, [&](int j, Column at, const auto& x) {
-          vector.at[j] = convert<Stored>(f(Which<I>(), at, x));
+          vector.at[j] = convert<Stored>(f(Constant<I>(), at, x));
         });
         store_vector<WIDTH>(address, vector);
       } else {
         elements.each_of(p, [&](int j, Column at, const auto& x) {
-          address[j * layout.template step<G>()] = convert<Stored>(f(Which<I>(), at, x));
+          address[j * layout.template step<G>()] = convert<Stored>(f(Constant<I>(), at, x));
         });
       }
     }
@@ -734,13 +724,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   unsigned before = 0;
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
-    if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
-      double totals[2] = {sum.total(), counted.total()};
-      block_totals<Team::THREADS>(totals);
-      reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
-                                   Sum<double>{totals[1], 0.0});
+    if constexpr (Team::ROWS > 1) {
+      reduction.add_totals(segment, sum, counted);
     } else {
-      reduction.template add<Team::ROWS == 1>(segment, sum, counted);
+      reduction.template add<true>(segment, sum, counted);
     }
     before = reduction.arrive_in_team(segment);
     sum = counted = Sum<T>::zero();

@@ -245,26 +245,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   using Settled = decltype(combined_in_warp<LANES>(State()));
 
-  // The value of a row, its term of the denominator, and what its gradients need.
-  struct Outcome {
-    T value, denominator;
-    Finished done;
-  };
-  __device__ __forceinline__ Outcome finish(const Row& row, const Context& context,
-                                            const Settled& state, bool valued, T factor,
-                                            const Reciprocal<T>& scale) const {
-    const bool invalid = context.status == INVALID;
-    Outcome outcome{invalid ? T(__int_as_float(0x7fffffff)) : T(0), T(invalid), Finished()};
-    if (context.status == ACTIVE) {
-      outcome.done = loss.template finish<N>(row, context, state, valued);
-      outcome.value = derivative<(TANGENTS != 0)>(outcome.done.value);
-      outcome.denominator = outcome.done.denominator;
-      if constexpr (WANTED != 0) {
-        if constexpr (VJP) factor = row.grad_output();
-        scale_gradients(loss, outcome.done, factor, scale);
-      }
-    }
-    return outcome;
+  __device__ __forceinline__ auto finish(const Row& row, const Context& context,
+                                         const Settled& state, bool valued, T factor,
+                                         const Reciprocal<T>& scale) const {
+    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, scale);
   }
 
   // Writes the gradients of a batch.
@@ -315,18 +299,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                                          const Context& context) const {
     if (context.status != ACTIVE) return;
     if constexpr (Loss::HIDES) {
-      loss.each_hidden(row, context, [&](Column column) {
-        if (batch.has(column)) batch.hide(R, column);
-      });
+      if (batch.has(context.column)) batch.hide(R, context.column);
     }
     typename B::template Of<R> elements{batch, row};
     loss.template add<FIRST>(state, row, context, elements);
   }
 
-  template <int R>
-  struct Which {
-    static constexpr int value = R;
-  };
   template <int... I, class B>
   __device__ __forceinline__ void write(Indices<I...>, const B& batch, const Rows& rows,
                                         const Context (&contexts)[WIDTH],
@@ -364,7 +342,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 #pragma unroll
     for (int k = 0; k < Team::COUNT; ++k) {
       if (!batch.holds(k)) continue;
-      const Stored<G> slopes{{convert<E>(slope(Which<V>(), k))...}};
+      const Stored<G> slopes{{convert<E>(slope(Constant<V>(), k))...}};
       if constexpr (IS_VECTOR<G>) {
         store_vector<WIDTH>(address<G>(rows, 0, batch.first, k), slopes);
       } else {
@@ -506,14 +484,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
     if (ends) {
-      if constexpr (REDUCED && sizeof(T) == sizeof(float)) {
-        double totals[2] = {sum.total(), counted.total()};
-        block_totals<Team::THREADS>(totals);
-        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
-                                     Sum<double>{totals[1], 0.0});
-      } else if constexpr (REDUCED) {
-        reduction.add(segment, sum, counted);
-      }
+      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
       sum = counted = Sum<T>::zero();
       segment += gridDim.x;
     }

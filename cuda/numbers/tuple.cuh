@@ -16,6 +16,12 @@ struct MakeIndices<0, I...> {
 template <int N>
 using Range = typename MakeIndices<N>::type;
 
+// A number as an argument that is known when the kernel is compiled.
+template <int V>
+struct Constant {
+  static constexpr int value = V;
+};
+
 template <int I, class T>
 struct Slot {
   T value;

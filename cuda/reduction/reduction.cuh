@@ -147,6 +147,19 @@ struct Reduction {
     }
   }
 
+  // The same for sums of few numbers, of all threads.
+  template <class T>
+  __device__ __forceinline__ void add_totals(long long segment, const Sum<T>& sum,
+                                             const Sum<T>& own_denominator) const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      double totals[2] = {sum.total(), own_denominator.total()};
+      block_totals<THREADS>(totals);
+      add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>{totals[1], 0.0});
+    } else {
+      add(segment, sum, own_denominator);
+    }
+  }
+
   // All segments of this block are complete.
   __device__ __forceinline__ void finish() const {
     if (value == nullptr || segments == 1) return;

@@ -139,7 +139,7 @@ class _MarginLaunches(RowLaunches):
         outputs = [self._gradient(k, address) for k, address in gradients]
         arrays = [*self._inputs, *outputs]
         main = self._inputs[problem.leading]
-        team = margin_team(self._columns, item_size(main.dtype), self._lies_across(main))
+        team = margin_team(self._columns, item_size(main.dtype), self._lies_apart())
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
         layout, layout_bytes = self._layout(arrays, vectors)
         wide = 2 if request.tangents or problem.real == "float64" else 1
@@ -206,11 +206,6 @@ class _MarginLaunches(RowLaunches):
             # No more blocks than run at once: most often all end at once.
             self._again = launch(min(segments, kernel.resident_blocks)), chosen
         return self._finish()
-
-    def _lies_across(self, main: RowArray) -> bool:
-        """Whether neighbouring rows are closer than neighbouring elements."""
-        step = abs(main.strides[self._space.axis])
-        return bool(self._row_axes) and abs(main.strides[self._row_axes[-1]]) < step
 
     def _has_vectors(self, team: MarginTeam, array: RowArray) -> bool:
         """Whether the vectors of an array are one access each, or its elements neighbours."""

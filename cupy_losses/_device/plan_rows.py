@@ -44,7 +44,6 @@ CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
 CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
-STATIC_ACROSS = 28 << 10  # with a state of each thread
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, and on
@@ -105,7 +104,6 @@ class _Team:
     parts: int = 0  # ranks in two launches
     slots: int = 0  # packs of a thread in a rank
     cluster: bool = False
-    across: bool = False
     shift: int = 0  # elements in which rows may begin anywhere
     exact: bool = False  # all batches are full
     held: int = 0  # in registers, not in shared memory: from how many rows ahead
@@ -122,7 +120,6 @@ class _Team:
             *map(str, (self.threads, self.lanes, self.width, self.batch)),
             *map(str, (self.slots if phase == "WHOLE" else 1, self.ranks, resident)),
             self.cluster,
-            self.across,
             str(self.shift),
             self.exact,
             str(self.held if phase == "WHOLE" else 0),
@@ -248,7 +245,7 @@ class RowLaunches(Launches):
     def _strided(self) -> StridedRows | None:
         """Who works on rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
-        if LABELS in self._loss.roles.values() or not self._lies_apart():
+        if not self._lies_apart():
             return None
         if not read or self._columns * self._element_bytes <= HELD_BYTES:
             return None
@@ -258,11 +255,11 @@ class RowLaunches(Launches):
         """Whether neighbouring rows are nearer to one another than the elements of a row."""
         strides = self._inputs[self._problem.leading].strides
         apart = abs(strides[self._space.axis])
-        if self._columns == 1 or not self._row_axes:
+        if self._columns <= 1 or not self._row_axes:
             return False
         return abs(strides[self._row_axes[-1]]) < apart
 
-    def _is_pair(self, array: _Array) -> bool:
+    def _is_pair(self, array: RowArray) -> bool:
         """Whether elements of two neighbouring rows are one aligned word."""
         arrays = [a.strides for a in self._inputs]
         space = coalesce(self._row_axes, self._space.shape, [array.strides, *arrays])
@@ -545,7 +542,7 @@ class RowLaunches(Launches):
         value: Address,
         denominator: Address,
         wanted: Sequence[int],
-        outputs: Sequence[_Array],
+        outputs: Sequence[RowArray],
     ) -> None:
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, ())
@@ -597,7 +594,7 @@ class RowLaunches(Launches):
         values: str,
         results: tuple[Address, Address],
         wanted: Sequence[int],
-        outputs: Sequence[_Array],
+        outputs: Sequence[RowArray],
     ) -> None:
         """A kernel whose blocks take tiles of so many rows, which form segments of a sum."""
         problem, request, call = self._problem, self._problem.request, self._problem.call

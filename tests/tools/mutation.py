@@ -214,7 +214,7 @@ EQUIVALENT: dict[str, str] = {
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
     "if (SHARED || releases) elements.release(share.row);": "what leaves the cache first",
-    "constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES < 31 ? Team::LANES : 32;": (
+    "constexpr int NEIGHBOURS = Team::LANES < 31 ? Team::LANES : 32;": (
         "the same number for every size of team"
     ),
     "if (REPLACE || !replaced) prefetch(next, group);": "copies the same again: slower",
@@ -240,7 +240,7 @@ EQUIVALENT: dict[str, str] = {
     "if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH / 2 == 0) {": (
         "compared one by one: slower"
     ),
-    "constexpr int NEIGHBOURS = Team::ACROSS ? 1 : Team::LANES <= 32 ? Team::LANES : 32;": (
+    "constexpr int NEIGHBOURS = Team::LANES <= 32 ? Team::LANES : 32;": (
         "the same number both ways"
     ),
     "if (first > 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {": (
