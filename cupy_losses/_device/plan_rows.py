@@ -221,6 +221,8 @@ class RowLaunches(Launches):
 
     def _tile(self, outputs: Sequence[RowArray]) -> RowTile | None:
         """The tiles of rows that are one stretch of memory; None for other rows."""
+        if self._columns == 0:
+            return None
         dense = dense_strides([*self._row_axes, self._space.axis], self._space.shape)
         one_each = tuple(
             0 if axis == self._space.axis else step // self._columns

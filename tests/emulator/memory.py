@@ -93,7 +93,8 @@ class MemoryPointer:
 
     def __init__(self, memory: Allocation, offset: int = 0) -> None:
         self.mem = memory
-        self.ptr = memory.address + offset
+        self.offset = offset
+        self.ptr = memory.address + offset if len(memory.bytes) else 0  # as CuPy has it
 
     @property
     def device_id(self) -> int:
@@ -101,7 +102,7 @@ class MemoryPointer:
         return self.mem.device
 
     def __add__(self, offset: int) -> MemoryPointer:
-        return MemoryPointer(self.mem, self.ptr - self.mem.address + offset)
+        return MemoryPointer(self.mem, self.offset + offset)
 
 
 class ndarray:
@@ -126,7 +127,7 @@ class ndarray:
             lengths,
             dtype,
             memptr.mem.bytes.data,
-            memptr.ptr - memptr.mem.address,
+            memptr.offset,
             None if strides is None else tuple(strides),
         )
         self.data = memptr

@@ -262,6 +262,18 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
         assert any(re.search(r"Team<[^>]*, [12]>, WHOLE", name) for name in names(device))
 
 
+def test_rows_of_no_elements() -> None:
+    empty = np.zeros((5, 0), np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = [device.asarray(empty) for _ in range(3)]
+        each = triplet_margin_loss(*arrays, reduction="none").get()
+        value, gradient = value_and_grad(triplet_margin_loss)(*arrays)
+        assert gradient.shape == (5, 0)
+        value = value.get()
+    np.testing.assert_array_equal(each, triplet_margin_loss(*3 * [empty], reduction="none"))
+    np.testing.assert_array_equal(value, triplet_margin_loss(*3 * [empty]))
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
