@@ -468,5 +468,5 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     tile = next;
   }
   if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
-  if constexpr (REDUCED) reduction.finish_every_segment();
+  if constexpr (REDUCED) reduction.finish();
 }

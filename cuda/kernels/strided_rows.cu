@@ -408,6 +408,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     const bool ends = tile + segments >= tiles;
     const long long next_tile = ends ? segment + gridDim.x : tile + segments;
     const Rows rows = work.rows_of(tile);
+    // Unused, and not loaded, where rows do not stay.
     auto batch = work.template load<Team::SURE>(rows, Team::lane());
     Context contexts[WIDTH];
     if constexpr (ALONE) {
@@ -490,5 +491,5 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
     tile = next_tile;
   }
-  if constexpr (REDUCED) reduction.finish_every_segment();
+  if constexpr (REDUCED) reduction.finish();
 }

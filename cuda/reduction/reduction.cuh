@@ -178,49 +178,6 @@ struct Reduction {
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
     if (!is_last(before, unsigned(members))) return;
-    finish_team(team, members, teams);
-  }
-
-  // The same for a block that has every gridDim.x-th segment. It arrives when all of them are
-  // complete, since each arrival waits for what the block has written.
-  __device__ __forceinline__ void finish_every_segment() const {
-    if (!has_teams()) return;
-    __shared__ int arrived_last;  // the thread of a team that is complete, or -1
-    const long long step = gridDim.x, teams = (segments + TEAM - 1) / TEAM;
-    const auto members = [&](long long team) {
-      return team + 1 < teams ? TEAM : segments - team * TEAM;
-    };
-    __syncthreads();  // thread 0 has stored the sums
-    for (long long first = blockIdx.x; first < segments; first += step * THREADS) {
-      const long long own = (first + threadIdx.x * step) / TEAM;
-      bool is_complete = false;
-      if (own < teams && first + threadIdx.x * step < segments) {
-        is_complete = arrive(counter + 1 + own) + 1 == unsigned(members(own));
-      }
-      while (__syncthreads_or(is_complete)) {
-        if (threadIdx.x == 0) arrived_last = -1;
-        __syncthreads();
-        if (is_complete) atomicMax(&arrived_last, int(threadIdx.x));
-        __syncthreads();
-        const int last = arrived_last;
-        if (int(threadIdx.x) == last) {
-          fence();
-          is_complete = false;
-        }
-        __syncthreads();
-        const long long team = (first + last * step) / TEAM;
-        finish_team(team, members(team), teams);
-      }
-    }
-  }
-
- private:
-  __device__ __forceinline__ bool has_teams() const {
-    return VALUES != COUNT && value != nullptr && segments > 1;
-  }
-  // Adds the members of a team; the last team of all also adds the teams.
-  __device__ __forceinline__ void finish_team(long long team, long long members,
-                                              long long teams) const {
     Sum<double> sums[2];
     add_up(sums, partials + team * TEAM * SUMS * 2, members);
     if (teams == 1) {
@@ -230,6 +187,11 @@ struct Reduction {
       if (threadIdx.x == 0) store(of_teams, team, sums);
       if (is_last(arrive_at(counter), unsigned(teams))) finish(of_teams, teams);
     }
+  }
+
+ private:
+  __device__ __forceinline__ bool has_teams() const {
+    return VALUES != COUNT && value != nullptr && segments > 1;
   }
   static __device__ __forceinline__ unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;

@@ -31,9 +31,11 @@ BATCH_BYTES = 128
 BLOCK = 256
 SMALL_BLOCK = 128
 
-# What of a row waits in the registers of a thread, where that is all that it works on; of two rows
-# where that is little.
+# What of a row waits in the registers of a thread, where that is all that it works on, or where up
+# to COLUMNS_APART elements lie apart; of two rows where that is little.
 HELD_BYTES = 32
+HELD_APART = 40
+COLUMNS_APART = 10
 HELD_TWICE = 8
 
 # A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
@@ -66,6 +68,11 @@ LONG_ROW = 4096
 PARTS = 1024
 PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/kernels/rows.cu
+
+# What blocks read twice stays in the cache, if that takes no more than CACHED of it while at least
+# one in FEWEST of the blocks that fit on the device is at work.
+CACHED = 0.6
+FEWEST = 4
 
 # Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
 # for losses of rows that are held.
@@ -126,6 +133,41 @@ class _Team:
         )
 
 
+@dataclass(frozen=True)
+class _Results:
+    """What a launch makes of the rows, see cuda/kernels/rows.cu."""
+
+    values: str
+    value: Address
+    denominator: Address
+    wanted: Sequence[int] = ()
+    outputs: Sequence[RowArray] = ()
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """The launch of a kernel whose blocks take tiles of rows, which form segments of a sum.
+
+    Attributes:
+        kernel: Its name, and that of its file.
+        types: The C++ types of its layout and its team.
+        layout: Its first arguments.
+        rows: The rows of a tile.
+        threads: The threads of a block.
+        shared: The shared memory of a block.
+        read_twice: The bytes of a tile that are to stay in the cache, as they are read twice.
+
+    """
+
+    kernel: str
+    types: tuple[str, str]
+    layout: list[bytes]
+    rows: int
+    threads: int
+    shared: int = 0
+    read_twice: int = 0
+
+
 class RowLaunches(Launches):
     """The launches of one problem."""
 
@@ -178,20 +220,22 @@ class RowLaunches(Launches):
             if array.address != address:
                 summed.append((k, array, address))
         denominator = self._denominator(bool(wanted))
+        results = _Results(values, value, denominator, wanted, outputs)
         team = self._team(bool(wanted))
         if tile := None if summed else self._tile(outputs):
-            self._launch_tiles(tile, values, value, denominator, wanted, outputs)
+            self._launch_segments(self._tiled(tile, outputs), results)
         elif strided := self._strided():
-            self._launch_strided(strided, values, value, denominator, wanted, outputs)
+            self._launch_segments(self._side_by_side(strided, outputs), results)
         elif team.parts:
-            self._in_two_launches(team, values, value, denominator, wanted, outputs)
+            memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
+            self._launch(team, _Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS), "PARTIAL", memory)
+            self._launch(team, results, "FINISH", memory)
         elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
-            rows = self._team(False)
-            self._launch(rows, "WHOLE", values, value, denominator, (), ())
-            self._launch(team, "WHOLE", "NO_VALUES", NO_ADDRESS, denominator, wanted, outputs)
+            self._launch(self._team(False), _Results(values, value, denominator))
+            self._launch(team, replace(results, values="NO_VALUES", value=NO_ADDRESS))
         else:
-            self._launch(team, "WHOLE", values, value, denominator, wanted, outputs)
+            self._launch(team, results)
         for k, array, address in summed:
             self._sum_gradient(k, array, address)
         return self._finish()
@@ -249,7 +293,7 @@ class RowLaunches(Launches):
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
         if not self._lies_apart():
             return None
-        if not read or self._columns * self._element_bytes <= HELD_BYTES:
+        if not read or self._is_held_apart():
             return None
         return strided_rows(self._columns, [item_size(a.dtype) for a in read])
 
@@ -260,6 +304,11 @@ class RowLaunches(Launches):
         if self._columns <= 1 or not self._row_axes:
             return False
         return abs(strides[self._row_axes[-1]]) < apart
+
+    def _is_held_apart(self) -> bool:
+        """Whether they are few enough for kernels/rows.cu, where one thread holds them."""
+        few = self._columns <= COLUMNS_APART
+        return few and self._columns * self._element_bytes <= HELD_APART and self._lies_apart()
 
     def _is_pair(self, array: RowArray) -> bool:
         """Whether elements of two neighbouring rows are one aligned word."""
@@ -290,7 +339,7 @@ class RowLaunches(Launches):
         width, shift = 1, 0
         if step == 1 or self._columns <= 1:
             width, shift = self._width(main)
-        elif self._lies_apart() and self._columns * element_bytes <= HELD_BYTES:
+        elif self._is_held_apart():
             return self._filled(_Team(BLOCK, 1, 1), self._columns, streams)
         if not streams and not gradients:  # a number of each row
             return _Team(BLOCK, 1, width, slots=1, shift=shift)
@@ -338,7 +387,8 @@ class RowLaunches(Launches):
         exact = elements == self._columns and slots % batch == 0 and not team.shift
         held, row_bytes = 0, slots * pack_bytes
         if row_bytes and exact and team.ranks == 1 and not team.parts and slots == batch:
-            held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
+            most = HELD_APART if self._is_held_apart() else HELD_BYTES
+            held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
         return replace(team, slots=slots, batch=batch, exact=exact, held=held)
 
     def _width(self, main: RowArray) -> tuple[int, int]:
@@ -377,41 +427,25 @@ class RowLaunches(Launches):
         steps = [array.strides[a] - main.strides[a] * bool(team.shift) for a in self._row_axes]
         return not any(n % unit for n in (start, *steps))
 
-    def _in_two_launches(
-        self,
-        team: _Team,
-        values: str,
-        value: Address,
-        denominator: Address,
-        wanted: Sequence[int],
-        outputs: Sequence[RowArray],
-    ) -> None:
-        memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
-        self._launch(team, "PARTIAL", "NO_VALUES", NO_ADDRESS, NO_ADDRESS, (), (), memory)
-        self._launch(team, "FINISH", values, value, denominator, wanted, outputs, memory)
-
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
         weighted = self._problem.call.weighted
         denominator = self._add_scratch(8) if weighted else self._add_counter()
         values = "SUM_OF_VALUES" if weighted else "COUNT"
         team = _Team(BLOCK, 1, 1, slots=1)
-        self._launch(team, "WHOLE", values, denominator, NO_ADDRESS, (), (), denominator_only=True)
+        self._launch(team, _Results(values, denominator, NO_ADDRESS), denominator_only=True)
         return denominator
 
     def _launch(
         self,
         team: _Team,
-        phase: str,
-        values: str,
-        value: Address,
-        denominator: Address,
-        wanted: Sequence[int],
-        outputs: Sequence[RowArray],
+        results: _Results,
+        phase: str = "WHOLE",
         memory: Address = NO_ADDRESS,
         denominator_only: bool = False,
     ) -> None:
         problem, request, call = self._problem, self._problem.request, self._problem.call
+        values, wanted, outputs = results.values, results.wanted, results.outputs
         inputs = self._inputs[problem.leading :] if denominator_only else self._inputs
         streams = [a for a in inputs if a.streamed]
         vjp = request.vjp and not denominator_only
@@ -466,7 +500,7 @@ class RowLaunches(Launches):
         kernel = compiler.kernel(
             "kernels/rows.cu", name, team.threads, problem.device, shared=shared
         )
-        counter, partials = self._workspace(segments, values)
+        counter, partials = self._workspace(segments, values, -(-segments // TEAM))
         arguments = [
             layout_bytes,
             int64(self._rows),
@@ -492,9 +526,9 @@ class RowLaunches(Launches):
 
         factor = self._factor(bool(wanted))
         chosen = (
-            denominator,
+            results.denominator,
             *factor,
-            value,
+            results.value,
             counter,
             partials,
             memory,
@@ -506,15 +540,7 @@ class RowLaunches(Launches):
             resident = max(1, kernel.resident_blocks // blocks)
             self._again = launch(min(workers, resident)), chosen
 
-    def _launch_tiles(
-        self,
-        tile: RowTile,
-        values: str,
-        value: Address,
-        denominator: Address,
-        wanted: Sequence[int],
-        outputs: Sequence[RowArray],
-    ) -> None:
+    def _tiled(self, tile: RowTile, outputs: Sequence[RowArray]) -> _Tiles:
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, tile.elements)
         team = template(
@@ -524,58 +550,38 @@ class RowLaunches(Launches):
             bits(tile.numbers),
         )
         begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
-        self._launch_segments(
-            "row_tiles",
-            (layout, team),
-            [layout_bytes, int32(tile.rows, tile.bytes, *begins)],
-            tile.rows,
-            TILE_THREADS,
-            2 * tile.bytes,
-            values,
-            (value, denominator),
-            wanted,
-            outputs,
-        )
+        places = int32(tile.rows, tile.bytes, *begins)
+        types, fields = (layout, team), [layout_bytes, places]
+        return _Tiles("row_tiles", types, fields, tile.rows, TILE_THREADS, shared=2 * tile.bytes)
 
-    def _launch_strided(
-        self,
-        rows: StridedRows,
-        values: str,
-        value: Address,
-        denominator: Address,
-        wanted: Sequence[int],
-        outputs: Sequence[RowArray],
-    ) -> None:
+    def _side_by_side(self, rows: StridedRows, outputs: Sequence[RowArray]) -> _Tiles:
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, ())
-        main = self._inputs[self._problem.leading]
-        width = 2 if self._is_pair(main) else 1
-        vectors = [k for k, array in enumerate(arrays) if self._is_pair(array)]
+        width = 2 if self._is_pair(self._inputs[self._problem.leading]) else 1
         team = template(
             "StridedTeam",
             *map(str, (rows.threads, rows.lanes, width, rows.count, rows.sure)),
             rows.stays,
             str(rows.resident),
-            bits(vectors),
+            bits([k for k, array in enumerate(arrays) if self._is_pair(array)]),
         )
-        self._launch_segments(
+        of_tile = rows.threads // rows.lanes * width
+        read_twice = 0
+        if outputs and not rows.stays:
+            read_twice = of_tile * self._columns * self._element_bytes
+        return _Tiles(
             "strided_rows",
             (layout, team),
             [layout_bytes],
-            rows.threads // rows.lanes * width,
+            of_tile,
             rows.threads,
-            0,
-            values,
-            (value, denominator),
-            wanted,
-            outputs,
+            read_twice=read_twice,
         )
 
-    def _workspace(self, segments: int, values: str) -> tuple[Address, Address]:
-        """The counters and the partial sums of so many segments."""
+    def _workspace(self, segments: int, values: str, teams: int = 0) -> tuple[Address, Address]:
+        """The counters and the partial sums of so many segments, and of teams of these."""
         if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
             return NO_ADDRESS, NO_ADDRESS
-        teams = -(-segments // TEAM)
         sums = 2 if values == "MEAN_OF_VALUES" else 1
         return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
 
@@ -585,60 +591,52 @@ class RowLaunches(Launches):
         wide = 2 if problem.request.tangents or problem.real == "float64" else 1
         return max(1, THREADS_OF_MULTIPROCESSOR // wide // threads)
 
-    def _launch_segments(
-        self,
-        kernel_name: str,
-        types: tuple[str, str],
-        layout: list[bytes],
-        rows: int,
-        threads: int,
-        shared: int,
-        values: str,
-        results: tuple[Address, Address],
-        wanted: Sequence[int],
-        outputs: Sequence[RowArray],
-    ) -> None:
-        """A kernel whose blocks take tiles of so many rows, which form segments of a sum."""
+    def _launch_segments(self, tiles: _Tiles, results: _Results) -> None:
         problem, request, call = self._problem, self._problem.request, self._problem.call
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
-        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        pointers += [f"{c_type(a.dtype)}*" for a in results.outputs]
         name = template(
-            kernel_name,
+            tiles.kernel,
             c_type(problem.real),
             self._expression(0),
-            *types,
-            values,
-            bits(tuple(wanted)),
+            *tiles.types,
+            results.values,
+            bits(tuple(results.wanted)),
             bits(tuple(k - call.weighted for k in request.tangents)),
             request.vjp,
             self._result_type(),
             *pointers,
         )
         kernel = compiler.kernel(
-            f"kernels/{kernel_name}.cu", name, threads, problem.device, shared=shared
+            f"kernels/{tiles.kernel}.cu", name, tiles.threads, problem.device, shared=tiles.shared
         )
-        segments = min(-(-self._rows // rows), TILE_SEGMENTS)
-        counter, partials = self._workspace(segments, values)
+        segments = min(-(-self._rows // tiles.rows), TILE_SEGMENTS)
+        blocks = min(segments, kernel.resident_blocks)
+        if tiles.read_twice:
+            fitting = int(CACHED * driver.cache_bytes(problem.device)) // tiles.read_twice
+            if fitting * FEWEST >= kernel.resident_blocks:
+                blocks = min(blocks, fitting)
+        counter, partials = self._workspace(segments, results.values)
         launch = Launch(
             kernel,
-            (min(segments, kernel.resident_blocks), 1),
-            threads,
+            (blocks, 1),
+            tiles.threads,
             [
-                *layout,
+                *tiles.layout,
                 int64(self._rows),
                 int64(self._columns),
                 int64(segments),
                 float64(problem.denominator.size),
             ],
             pointers=6 + len(pointers),
-            shared=shared,
+            shared=tiles.shared,
             fields=Fields(self._loss, problem.real),
             parameters=call.parameters,
         )
-        value, denominator = results
-        factor = self._factor(bool(wanted))
-        addresses = (a.address for a in [*self._inputs, *outputs])
-        step = launch, (denominator, *factor, value, counter, partials, *addresses)
+        factor = self._factor(bool(results.wanted))
+        workspace = results.value, counter, partials
+        addresses = (a.address for a in [*self._inputs, *results.outputs])
+        step = launch, (results.denominator, *factor, *workspace, *addresses)
         self._steps.append(step)
         if SLOT in factor:
             self._again = step

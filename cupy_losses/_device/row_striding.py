@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A thread holds a batch of at most WORDS words of four bytes. As many threads work on a row as that
-# takes, of a block that has enough neighbours to read 64 bytes side by side. One kernel serves all
-# rows between two of COUNTS, or of COUNTS_OF_SEVERAL threads. As measured on an H200.
+# A thread holds a row of at most WORDS words of four bytes; one kernel serves all rows between two
+# of COUNTS. A thread has longer rows in batches of BATCH words, up to LONG elements; LONG_THREADS
+# threads work on even longer ones, in batches of LONG_WORDS. As measured on an H200.
 COUNTS = (4, 8, 12, 16, 24, 32, 48, 64)
-COUNTS_OF_SEVERAL = (16, 32, 64)
 WORDS = 64
-THREADS = {1: 128, 4: 128, 16: 256, 32: 512}
-LONG_WORDS = 16  # of rows that do not stay
+BATCH = 16
+LONG = 1024
+LONG_THREADS = 32
+LONG_WORDS = {2: 32, 4: 8, 8: 8}
+
+# A block reads at least 64 bytes side by side.
+THREADS = {1: 128, LONG_THREADS: 512}
 
 # The threads that a multiprocessor is to hold while each holds at most so many words.
 THREADS_OF_MULTIPROCESSOR = {16: 1024, 24: 896, 32: 640, 64: 512}
@@ -47,19 +51,18 @@ class StridedRows:
 def strided_rows(columns: int, sizes: Sequence[int]) -> StridedRows:
     """Who works on rows so long, given the bytes of an element of each array that is read."""
     words = sum(max(1, size // 4) for size in sizes)
-    for lanes, threads in THREADS.items():
-        steps = [n for n in (COUNTS if lanes == 1 else COUNTS_OF_SEVERAL) if n * words <= WORDS]
-        fitting = [n for n in steps if n * lanes >= columns]
-        if fitting:
-            sure = max((n for n in steps if n * lanes < columns), default=0)
-            return StridedRows(
-                threads, lanes, fitting[0], sure, True, _resident(threads, fitting[0] * words)
-            )
-    lanes, threads = max(THREADS.items())
-    count = max((n for n in COUNTS if n * words <= LONG_WORDS), default=COUNTS[0])
-    return StridedRows(threads, lanes, count, 0, False, _resident(threads, LONG_WORDS))
+    count = min((n for n in COUNTS if n >= columns and n * words <= WORDS), default=0)
+    if count:
+        sure = max((n for n in COUNTS if n < columns), default=0)
+        return _rows(1, count, sure, True, count * words)
+    lanes, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[min(sizes)])
+    count = max((n for n in COUNTS if n * words <= most), default=COUNTS[0])
+    # The states and contexts of two rows take as many registers again.
+    return _rows(lanes, count, 0, False, 2 * BATCH if min(sizes) == 2 else most)
 
 
-def _resident(threads: int, words: int) -> int:
+def _rows(lanes: int, count: int, sure: int, stays: bool, words: int) -> StridedRows:
     most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
-    return max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
+    threads = THREADS[lanes]
+    resident = max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
+    return StridedRows(threads, lanes, count, sure, stays, resident)

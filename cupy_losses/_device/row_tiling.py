@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 VECTOR_BYTES = 16
 
-# A row of at most SHORT_BYTES waits in the registers of a thread, and one of a multiple of
-# VECTOR_BYTES is read in whole vectors: cuda/kernels/rows.cu is faster on an H200 for both.
+# A row of at most SHORT_BYTES waits in the registers of a thread, or of half as many where it is no
+# whole number of words, and one of a multiple of VECTOR_BYTES is read in whole vectors:
+# cuda/kernels/rows.cu is faster on an H200 for all these.
 SHORT_BYTES = 32
+WORD_BYTES = 4
 
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
 # they are longer, up to TILE_LIMIT: two tiles fit into the shared memory of every device. A row has
@@ -28,7 +30,7 @@ SHARE = 50
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 # A reduced loss is the sum of at most so many partial sums.
-TILE_SEGMENTS = 8192
+TILE_SEGMENTS = 4096
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def row_tile(
     if not elements:
         return None
     lengths = [columns * size for size in elements.values()]
-    if max(lengths) <= SHORT_BYTES or not any(length % VECTOR_BYTES for length in lengths):
+    short = SHORT_BYTES // 2 if any(length % WORD_BYTES for length in lengths) else SHORT_BYTES
+    if max(lengths) <= short or not any(length % VECTOR_BYTES for length in lengths):
         return None
     row_bytes = sum(lengths) + sum(numbers.values())
     for lanes in LANES:

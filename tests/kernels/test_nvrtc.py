@@ -140,7 +140,7 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     def function(
         file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
     ) -> compiler.Kernel:
-        if file in ("kernels/rows.cu", "kernels/row_tiles.cu", "kernels/multilabel_margin.cu"):
+        if file in ROW_KERNELS:
             names[name] = shared
         return compiler.Kernel(None, 0, 1)
 
@@ -151,6 +151,11 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
         mock.patch.object(driver, "cache_bytes", return_value=50 << 20),
     ):
         yield names
+
+
+ROW_KERNELS = tuple(
+    f"kernels/{name}.cu" for name in ("rows", "row_tiles", "strided_rows", "multilabel_margin")
+)
 
 
 def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[str]:
@@ -238,6 +243,27 @@ def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
     assert len(program.kernels) == len(names) == 12
     for kernel in program.kernels:
         assert not kernel.spills, kernel.name
+        assert not list(static_checks.double_findings(kernel)), kernel.name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
+def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
+    """But for a few registers once a row, or once a batch of long rows."""
+    loss = multiclass._CROSS_ENTROPY[False, False, False]
+    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    with planned() as planned_names:
+        for columns in (12, 16, 21, 32, 48, 64, 150, 32000):
+            shape = (8, columns, 4096)
+            operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", 8, 4096)
+            problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
+            loss.plan(static_checks.NO_LIBRARY, problem)
+    names = [name for name in planned_names if name.startswith("strided_rows<")]
+    source = sources.source("kernels/strided_rows.cu")
+    program = static_checks.compile_program(source, names, 90)
+    assert len(program.kernels) >= 7
+    for kernel in program.kernels:
+        assert kernel.spills <= 48, kernel.name
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 

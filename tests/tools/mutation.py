@@ -33,7 +33,7 @@ import pytest
 from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
-from .mutation_batteries import multilabel, pointwise, rows, tiles
+from .mutation_batteries import multilabel, pointwise, rows, strided, tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
@@ -53,6 +53,7 @@ FILES = (
     "losses/pointwise.cuh",
     "kernels/rows.cu",
     "kernels/row_tiles.cu",
+    "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
     "memory/tile_copy.cuh",
@@ -64,12 +65,14 @@ KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files tha
 ROW_FILES = (
     "kernels/rows.cu",
     "kernels/row_tiles.cu",
+    "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
+STRIDED_FILE = "kernels/strided_rows.cu"
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
@@ -460,6 +463,8 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(pointwise)
     if mutant.file in TILE_FILES:
         batteries.append(tiles)
+    elif mutant.file == STRIDED_FILE:
+        batteries.append(strided)
     elif mutant.file == MULTILABEL_FILE:
         batteries.append(multilabel)
     elif mutant.file in ROW_FILES + SHARED_FILES:

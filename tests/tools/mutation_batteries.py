@@ -259,6 +259,54 @@ def tiles(device: Device) -> None:
     _row_tiles(device, np.random.default_rng(9))
 
 
+def strided(device: Device) -> None:
+    """Calls that reach every branch of kernels/strided_rows.cu."""
+    rng = np.random.default_rng(11)
+
+    def draw(shape: tuple[int, int, int], dtype: Any = np.float32) -> tuple[Any, Any]:
+        x = _scores(rng, shape[0] * shape[1], shape[2], dtype=dtype).reshape(shape)
+        return x, rng.integers(0, shape[1], shape[::2])
+
+    def check(hosts: Sequence[Any], **options: Any) -> None:
+        arrays = [device.asarray(host) for host in hosts]
+        compare(device, cross_entropy, hosts, arrays, (0,), 16, **options)
+
+    for shape in (2, 11, 65), (1, 16, 128), (1, 21, 129), (2, 70, 65), (1, 1100, 17), (2, 1056, 8):
+        hosts = draw(shape)
+        check(hosts)
+        hosts[1][0, :3] = shape[1], -1, -100
+        hosts[1][-1, -1] = -100
+        check(hosts, reduction="none")
+        check(hosts)
+    for shape in (2, 21, 130), (3, 21, 129), (1, 90, 66), (1, 1100, 34):
+        hosts = draw(shape, BFLOAT16)
+        hosts[0][0, :3] *= 100
+        check(hosts)
+        hosts[1][0, 1:4] = -100, shape[1], -100
+        check(hosts, reduction="none")
+        check(hosts)
+    check(draw((1, 33, 40), np.float64))
+    with _planned(TILE_SEGMENTS=2):
+        check(draw((1, 13, 128 * 5 + 1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "blocks_per_multiprocessor", 1)
+        forget()
+        check(draw((1, 13, 128 * 7)))  # several segments of one block
+    forget()
+    weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
+    check(draw((1, 21, 40)), **weighted)
+    scores, probabilities = draw((2, 21, 36))[0], rng.random((2, 21, 36)).astype(np.float32)
+    hosts = scores, probabilities
+    last = device.asarray(np.ascontiguousarray(probabilities.transpose(0, 2, 1)))
+    arrays = [device.asarray(scores), last.transpose(0, 2, 1)]
+    compare(device, cross_entropy, hosts, arrays, (0, 1), 16)
+    half = scores.astype(np.float16), probabilities
+    compare(device, cross_entropy, half, [device.asarray(half[0]), arrays[1]], (0, 1), 16)
+    flat = [np.asfortranarray(x[0].T) for x in hosts]
+    _row_passes(device, cross_entropy, flat, 2)
+    _anticipation(device, cross_entropy, draw((1, 14, 100)))
+
+
 def multilabel(device: Device) -> None:
     """Calls that reach every branch of kernels/multilabel_margin.cu."""
     rng = np.random.default_rng(10)
