@@ -69,11 +69,6 @@ PARTS = 1024
 PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/kernels/rows.cu
 
-# What blocks read twice stays in the cache, if that takes no more than CACHED of it while at least
-# one in FEWEST of the blocks that fit on the device is at work.
-CACHED = 0.6
-FEWEST = 4
-
 # Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
 # for losses of rows that are held.
 THREADS_OF_MULTIPROCESSOR = 1024
@@ -155,7 +150,6 @@ class _Tiles:
         rows: The rows of a tile.
         threads: The threads of a block.
         shared: The shared memory of a block.
-        read_twice: The bytes of a tile that are to stay in the cache, as they are read twice.
 
     """
 
@@ -165,7 +159,6 @@ class _Tiles:
     rows: int
     threads: int
     shared: int = 0
-    read_twice: int = 0
 
 
 class RowLaunches(Launches):
@@ -566,17 +559,7 @@ class RowLaunches(Launches):
             bits([k for k, array in enumerate(arrays) if self._is_pair(array)]),
         )
         of_tile = rows.threads // rows.lanes * width
-        read_twice = 0
-        if outputs and not rows.stays:
-            read_twice = of_tile * self._columns * self._element_bytes
-        return _Tiles(
-            "strided_rows",
-            (layout, team),
-            [layout_bytes],
-            of_tile,
-            rows.threads,
-            read_twice=read_twice,
-        )
+        return _Tiles("strided_rows", (layout, team), [layout_bytes], of_tile, rows.threads)
 
     def _workspace(self, segments: int, values: str, teams: int = 0) -> tuple[Address, Address]:
         """The counters and the partial sums of so many segments, and of teams of these."""
@@ -611,15 +594,10 @@ class RowLaunches(Launches):
             f"kernels/{tiles.kernel}.cu", name, tiles.threads, problem.device, shared=tiles.shared
         )
         segments = min(-(-self._rows // tiles.rows), TILE_SEGMENTS)
-        blocks = min(segments, kernel.resident_blocks)
-        if tiles.read_twice:
-            fitting = int(CACHED * driver.cache_bytes(problem.device)) // tiles.read_twice
-            if fitting * FEWEST >= kernel.resident_blocks:
-                blocks = min(blocks, fitting)
         counter, partials = self._workspace(segments, results.values)
         launch = Launch(
             kernel,
-            (blocks, 1),
+            (min(segments, kernel.resident_blocks), 1),
             tiles.threads,
             [
                 *tiles.layout,

@@ -12,7 +12,7 @@ import torch
 from cupy_losses import cross_entropy, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, plan_rows, sources
+from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_striding import COUNTS, LONG, LONG_THREADS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
@@ -198,25 +198,6 @@ def test_operands_of_different_layouts(width: int) -> None:
             assert strided_kernels(device)
             for result, wanted in zip(results, expected, strict=True):
                 close(result, wanted, 4e-3)
-
-
-def test_what_is_read_twice_stays_in_the_cache() -> None:
-    """As few blocks as that takes, with the same bits; all blocks where these would be too few."""
-    rng = np.random.default_rng(12)
-    x = rng.standard_normal((1, 70, 128 * 24)).astype(np.float32)
-    target = rng.integers(0, 70, (1, 128 * 24))
-    row_bytes, bits, blocks = 128 * 70 * 4, [], []
-    for tiles in (100, 10, 1):
-        cache_bytes = int(tiles * row_bytes / plan_rows.CACHED) + 1
-        with installed(
-            multiprocessors=8, blocks_per_multiprocessor=2, seed=1, cache_bytes=cache_bytes
-        ) as device:
-            _, gradient = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
-            launch = next(run for run in device.launches if run.name.startswith("strided_rows<"))
-            blocks.append(launch.grid[0])
-            bits.append(gradient.get().tobytes())
-    assert blocks == [16, 10, 16]
-    assert len(set(bits)) == 1
 
 
 def test_weights_and_smoothing() -> None:
