@@ -263,7 +263,7 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     program = static_checks.compile_program(source, names, 90)
     assert len(program.kernels) >= 7
     for kernel in program.kernels:
-        assert kernel.spills <= 48, kernel.name
+        assert kernel.spills <= 56, kernel.name
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 
