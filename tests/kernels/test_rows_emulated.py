@@ -418,27 +418,32 @@ def test_the_gradient_takes_the_memory_of_the_input(
 
 @pytest.mark.parametrize(
     ("columns", "divided", "scale"),
-    levels.covering(6, [2, 3, 5, 10, 33, 130], ["", "ranks", "launches"], [1, 8, 30, 1e4]),
+    levels.covering(6, [2, 3, 5, 10, 33, 130], ["", "ranks", "launches", "apart"], [1, 8, 30, 1e4]),
 )
 def test_every_loss_is_exact(
     columns: int, divided: str, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In units of the last place of itself, however small beside the logits."""
-    if divided:
+    if divided in ("ranks", "launches"):
         without_tiles(monkeypatch)
     if divided == "ranks":
         monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 8)
     if divided == "launches":
         monkeypatch.setattr(plan_rows, "LONG_ROW", 1)
-    rows = 1500 // columns if divided == "" else 12
+    rows = 12 if divided in ("ranks", "launches") else 1500 // columns
     x, target, exact = losses_of_all_sizes(np.random.default_rng(16), rows, columns, scale)
     one_hot = np.eye(columns, dtype=np.float32)[target]
     mixed = np.random.default_rng(17).random(x.shape, np.float32)
     of_mixed = cross_entropy(x.astype(np.float64), mixed.astype(np.float64), reduction="none")
     with installed(multiprocessors=3, seed=1) as device:
         for y, expected, bound in (target, exact, 2), (one_hot, exact, 4), (mixed, of_mixed, 4):
-            losses = cross_entropy(device.asarray(x), device.asarray(y), reduction="none")
+            arrays = [device.asarray(a) for a in (x, y)]
+            if divided == "apart":
+                arrays = [device.asarray(np.asfortranarray(a).T).transpose() for a in (x, y)]
+            losses = cross_entropy(*arrays, reduction="none")
             assert ulps(losses.get(), expected) <= bound
+        if divided == "apart":
+            assert any("strided_rows<" in name for name in names(device)) == (columns > 5)
         if divided == "launches":
             assert any("PARTIAL" in name for name in names(device)) == (columns > 2)
         if divided == "ranks":
