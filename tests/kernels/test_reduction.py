@@ -248,7 +248,7 @@ def rows(
         "rows",
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
-        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, false, 0, true, 0>",
+        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, 0, true, 0>",
         *("WHOLE", values, "1u", f"{directions}u", "false", kind, *types),
         f"{c_type(gradient.dtype.name)}*",
     )
