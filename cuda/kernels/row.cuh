@@ -12,6 +12,7 @@
 
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
 // VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
+// Offset is `unsigned` where all offsets fit and no array runs backwards, along rows or along one.
 template <int DIMS, int ARRAYS_, unsigned VECTORISED_, class Index_, class Column_, class Offset_>
 struct RowLayout {
   using Index = Index_;

@@ -646,14 +646,15 @@ class RowLaunches(Launches):
             space = IterationSpace((1,), ((0,),) * len(arrays))
         index = "unsigned" if self._rows < 2**30 else "unsigned long long"
         column = "int" if self._columns < 2**30 else "long long"
+        steps = [a.strides[self._space.axis] for a in arrays]
         spans = [
-            sum(n * step for n, step in zip(space.shape, s, strict=True)) for s in space.strides
+            sum(n * step for n, step in zip(space.shape, s, strict=True)) + self._columns * own
+            for s, own in zip(space.strides, steps, strict=True)
         ]
-        backwards = any(step < 0 for s in space.strides for step in s)
+        backwards = any(step < 0 for s in (*space.strides, steps) for step in s)
         offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
         numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
         name = template("RowLayout", *numbers, index, column, offset)
-        steps = [a.strides[self._space.axis] for a in arrays]
         return name, iteration_space(space) + int64(*steps)
 
     def _expression(self, held: int) -> str:

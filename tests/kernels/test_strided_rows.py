@@ -147,6 +147,22 @@ def test_any_place_in_memory(dtype: str) -> None:
         assert alone.tobytes() == each[1:2, 5:6].tobytes()
 
 
+@pytest.mark.parametrize("shape", [(2, 21, 34), (1, 90, 34), (1, 1100, 5)])
+def test_classes_in_the_reverse_order(shape: tuple[int, int, int]) -> None:
+    """Steps along a row are negative, those from row to row are not."""
+    rng = np.random.default_rng(13)
+    x = rng.standard_normal(shape).astype(np.float32)
+    target = rng.integers(0, shape[1], shape[::2])
+    reverse = np.ascontiguousarray(x[:, ::-1])
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(cross_entropy)(
+            device.asarray(reverse)[:, ::-1], device.asarray(target)
+        )
+        assert strided_kernels(device)
+    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
+        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
 def test_rows_of_no_use() -> None:
     """An index out of range gives NaN to its row alone; an ignored row of NaN gives 0."""
     for columns, dtype in ((11, "float32"), (20, "float16"), (301, "float32"), (302, "bfloat16")):
