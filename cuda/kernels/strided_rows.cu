@@ -195,17 +195,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Pointers& pointers;
   const long long n, columns;
 
-  // The rows of a thread in a tile. After the last ones those, of which nothing is used.
+  // The rows of a thread in a tile, if they are PRESENT. After the last ones those, of which
+  // nothing is read: their gradients may take the place of their elements meanwhile.
   struct Rows {
     typename decltype(Layout::rows)::Location at[WIDTH];
     long long first;
+    bool present;
   };
   __device__ __forceinline__ auto locate(long long row) const {
     return layout.rows.locate(Index(row));
   }
   __device__ __forceinline__ Rows rows_of(long long tile) const {
     const long long first = tile * Team::ROWS + Team::row(), there = min(first, n - WIDTH);
-    return {{locate(there + V)...}, first};
+    return {{locate(there + V)...}, first, first < n};
   }
   __device__ __forceinline__ Row row_at(const Rows& rows, int v) const {
     return {layout, pointers, rows.at[v], Column(columns)};
@@ -213,9 +215,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   __device__ __forceinline__ Row row_at(long long row) const {
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
-  // f(batch) for each batch of this thread; of rows that stay for the only one.
+  // f(batch) for each batch of this thread.
   template <class F>
   __device__ __forceinline__ void each_batch(const Rows& rows, F f) const {
+    if (!rows.present) return;
     constexpr int STRIDE = Team::COUNT * LANES;
     Column first = Team::lane();
     for (; first + (STRIDE - LANES) < columns; first += STRIDE) f(load<Team::COUNT>(rows, first));
@@ -224,7 +227,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int SURE>
   __device__ __forceinline__ Batch<SURE> load(const Rows& rows, Column first) const {
     Batch<SURE> batch{first, Column(columns)};
-    (load_array<K>(batch, rows), ...);
+    if (rows.present) (load_array<K>(batch, rows), ...);
     return batch;
   }
 
@@ -414,7 +417,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (ALONE) {
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        contexts[v] = work.context_of(work.row_at(rows, v), rows.first + v < n);
+        contexts[v] = work.context_of(work.row_at(rows, v), rows.present);
       }
     } else {
       if (mine < ROWS) {
@@ -442,7 +445,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome =
             work.finish(work.row_at(rows, v), contexts[v], combined_in_warp<1>(states[v]),
                         VALUES != NO_VALUES, factor, scale);
-        if (rows.first + v < n) take(rows.first + v, outcome);
+        if (rows.present) take(rows.first + v, outcome);
         done[v] = outcome.done;
       }
     } else {
@@ -474,15 +477,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
 
-    if constexpr (GRADIENTS) {
-      if (rows.first < n) {
-        if constexpr (Team::STAYS) {
-          work.differentiate(batch, rows, contexts, done);
-        } else {
-          work.each_batch(
-              rows, [&](const auto& part) { work.differentiate(part, rows, contexts, done); });
-        }
-      }
+    if constexpr (GRADIENTS && Team::STAYS) {
+      if (rows.present) work.differentiate(batch, rows, contexts, done);
+    } else if constexpr (GRADIENTS) {
+      work.each_batch(rows,
+                      [&](const auto& part) { work.differentiate(part, rows, contexts, done); });
     }
     if (ends) {
       if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);

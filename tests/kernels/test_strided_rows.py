@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
         for columns in range(2, 5000):
             rows = strided_rows(columns, sizes)
             assert rows.lanes == (LONG_THREADS if columns > LONG else 1)
-            assert rows.threads // rows.lanes * 4 >= 64  # bytes side by side
+            assert rows.threads // rows.lanes >= 16  # rows side by side
             assert rows.stays == any(n >= columns and n * words <= WORDS for n in COUNTS)
             assert rows.count in COUNTS
             if rows.stays:
@@ -62,7 +63,7 @@ def test_few_kernels_serve_all_lengths() -> None:
     assert len({strided_rows(columns, (4,)) for columns in range(9, 100_000)}) <= 8
 
 
-@pytest.mark.parametrize(("case", "shape"), levels.covering(3, CASES, SHAPES))
+@pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
 def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -120,7 +121,7 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
         assert team[2] == ("2" if pairs else "1")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 def test_any_place_in_memory(dtype: str) -> None:
     """Bits do not depend on alignment, nor on the other rows of a call."""
     rng = np.random.default_rng(6)
@@ -147,7 +148,7 @@ def test_any_place_in_memory(dtype: str) -> None:
         assert alone.tobytes() == each[1:2, 5:6].tobytes()
 
 
-@pytest.mark.parametrize("shape", [(2, 21, 34), (1, 90, 34), (1, 1100, 5)])
+@pytest.mark.parametrize("shape", levels.first([(2, 21, 34), (1, 90, 34), (1, 1100, 5)]))
 def test_classes_in_the_reverse_order(shape: tuple[int, int, int]) -> None:
     """Steps along a row are negative, those from row to row are not."""
     rng = np.random.default_rng(13)
@@ -163,9 +164,23 @@ def test_classes_in_the_reverse_order(shape: tuple[int, int, int]) -> None:
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", levels.first([(100, 20), (131, 70), (129, 21), (17, 1100)], 2))
+def test_the_gradient_takes_the_memory_of_the_input(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(14).standard_normal(shape).astype(np.float32)
+    target = np.arange(shape[0]) % shape[1]
+    expected = value_and_grad(cross_entropy)(x, target)
+    with installed(multiprocessors=3, seed=1) as device:
+        stored = device.asarray(np.ascontiguousarray(x.T), writable=True)
+        both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True))
+        value, _ = both(stored.transpose(), device.asarray(target))
+        assert strided_kernels(device)
+        np.testing.assert_allclose(value.get(), expected[0], rtol=1e-6)
+        np.testing.assert_allclose(stored.get().T, expected[1], rtol=1e-5, atol=1e-9)
+
+
 def test_rows_of_no_use() -> None:
     """An index out of range gives NaN to its row alone; an ignored row of NaN gives 0."""
-    for columns, dtype in ((11, "float32"), (20, "float16"), (301, "float32"), (302, "bfloat16")):
+    for columns, dtype in ((11, "float32"), (302, "bfloat16")):
         x = np.random.default_rng(7).standard_normal((4, columns, 20)).astype(DTYPES[dtype])
         target = (np.arange(80) % columns).reshape(4, 20)
         target[0, 3] = columns
@@ -189,7 +204,7 @@ def test_rows_of_no_use() -> None:
             assert strided_kernels(device)
 
 
-@pytest.mark.parametrize("width", [33, 34])
+@pytest.mark.parametrize("width", levels.first([34, 33]))
 def test_operands_of_different_layouts(width: int) -> None:
     """Scores with classes ahead of pixels, probabilities with classes last, and derivatives."""
     rng = np.random.default_rng(8)
