@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
@@ -83,9 +84,10 @@ class TorchLibrary(ArrayLibrary):
 
     @classmethod
     def owns(cls, array: Any) -> bool:
-        """Dense tensors on the devices of the class."""
+        """Dense tensors on the devices of the class; those that are fake have no memory."""
         return (
             isinstance(array, Tensor)
+            and not isinstance(array, FakeTensor)
             and array.layout is torch.strided
             and array.device.type == cls.device_type
         )
