@@ -11,7 +11,7 @@ from .._core.rows import RowFormula
 from . import compiler
 from .launch import Fields, Launch, float64, int64
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
+from .plan import SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES
 from .plan_rows import TEAM, RowArray, RowLaunches
 
@@ -165,11 +165,7 @@ class _MarginLaunches(RowLaunches):
             "kernels/multilabel_margin.cu", name, team.threads, problem.device, shared=team.shared
         )
         segments = min(-(-self._rows // team.rows), WORKING_THREADS // team.threads)
-        counter = partials = NO_ADDRESS
-        if segments > 1 and values == "SUM_OF_VALUES":
-            teams = -(-segments // TEAM)
-            counter = self._add_counter(1 + teams)
-            partials = self._add_scratch(16 * (segments + teams))
+        workspace = self._workspace(segments, values, -(-segments // TEAM))
         arguments = [
             layout_bytes,
             int64(self._rows),
@@ -192,7 +188,6 @@ class _MarginLaunches(RowLaunches):
             )
 
         factor = self._factor(bool(gradients))
-        workspace = counter, partials
         denominator = self._denominator(bool(gradients))
         chosen: tuple[Address, ...] = (
             denominator,

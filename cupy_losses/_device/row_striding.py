@@ -19,7 +19,7 @@ LONG = 1024
 LONG_THREADS = 32
 LONG_WORDS = {2: 24, 4: 8, 8: 8}
 
-# A block reads at least 64 bytes side by side.
+# A block of LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these.
 THREADS = {1: 128, LONG_THREADS: 512}
 
 # The threads that a multiprocessor is to hold while each holds at most so many words.
