@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ import torch
 from cupy_losses import cross_entropy, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_striding import COUNTS, LONG, LONG_THREADS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
-from ..emulator import EmulatorError, installed
+from ..emulator import installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
@@ -256,46 +254,6 @@ def test_short_rows_are_held_by_one_thread(shape: tuple[int, int, int]) -> None:
         assert not strided_kernels(device)
     for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
-
-
-def check_offsets_beyond_32_bits() -> None:
-    """The block of more than 2^32 elements that has the last rows."""
-    shape = (5, 1 << 10, 1 << 20)
-    rows = strided_rows(shape[1], (2,))
-    tiles = shape[0] * shape[2] * rows.lanes // (rows.threads * 2)
-
-    def choose(name: str, blocks: int) -> list[int]:
-        return [(tiles - 1) % blocks if name.startswith("strided_rows<") else 0]
-
-    elements = math.prod(shape)
-    last = 3.0 * np.random.default_rng(0).standard_normal((shape[1], 2)).astype(np.float16)
-    target = np.zeros((shape[0], shape[2]), np.uint8)
-    with installed(seed=1, choose=choose, multiprocessors=8192) as device:
-        # Memory that is never touched takes no room.
-        logits = np.zeros(elements, np.float16).reshape(shape)
-        logits[-1, :, -2:] = last
-        each = cross_entropy(device.asarray(logits), device.asarray(target), reduction="none")
-        assert strided_kernels(device)
-        got = each.get()[-1, -2:].astype(np.float64)
-    exact = last.astype(np.float64)
-    expected = np.log(np.exp(exact).sum(0)) - exact[0]
-    np.testing.assert_allclose(got, expected, rtol=2e-3)
-
-
-@pytest.mark.exhaustive
-def test_more_than_2_to_the_32_elements() -> None:
-    check_offsets_beyond_32_bits()
-
-
-@pytest.mark.exhaustive
-def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = sources.source("kernels/strided_rows.cu")
-    right = "return get<K>(pointers) + at.offset[K] +"
-    assert text.count(right) == 1
-    wrong = right.replace("at.offset[K]", "unsigned(at.offset[K])")
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
-    with pytest.raises((AssertionError, EmulatorError)):
-        check_offsets_beyond_32_bits()
 
 
 def test_probabilities_take_more_words() -> None:
