@@ -173,6 +173,21 @@ class Problem:
         """The gradients."""
         return sum(x.numel() * x.element_size() for x in operands[: self.leaves])
 
+    def result(
+        self, operands: list[Tensor], error: float, times: dict[str, float]
+    ) -> dict[str, Any]:
+        """What a result file says of it."""
+        read = self.bytes_read(operands)
+        return {
+            "loss": str(self),
+            "shape": self.whole_shape,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "error_ulp": error,
+            "forward_bytes": read,
+            "gradient_bytes": read + self.bytes_written(operands),
+            **times,
+        }
+
 
 @functools.cache
 def _liger_cross_entropy() -> Callable[..., Tensor] | None:

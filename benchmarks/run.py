@@ -350,22 +350,13 @@ def _problem(problem: over_rows.Problem, seed: int) -> dict[str, Any]:
     works = over_rows.forward_works(peers, operands)
     if problem.backward:
         works["value_and_grad_ms"] = over_rows.value_and_grad_work(problem, operands)
-    read = problem.bytes_read(operands)
-    pair = draw(read // 8, torch.float32, seed)
+    pair = draw(problem.bytes_read(operands) // 8, torch.float32, seed)
     works["mse_forward_ms"] = functools.partial(cupy_losses.mse_loss, *pair)
     times = in_turn(works, problem.runs)
     del works, pair
     if problem.backward:
         times |= in_turn(over_rows.backward_works(problem, peers, operands), problem.runs)
-    return {
-        "loss": str(problem),
-        "shape": problem.whole_shape,
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "error_ulp": error,
-        "forward_bytes": read,
-        "gradient_bytes": read + problem.bytes_written(operands),
-        **times,
-    }
+    return problem.result(operands, error, times)
 
 
 def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:

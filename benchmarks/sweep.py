@@ -105,16 +105,7 @@ def measure(problem: rows.Problem, operands: list[Any], names: Sequence[str]) ->
     works["value_and_grad_ms"] = rows.value_and_grad_work(problem, operands)
     times = timed(works, failures)
     times |= timed(rows.backward_works(problem, peers, operands), failures)
-    read = problem.bytes_read(operands)
-    result = {
-        "loss": str(problem),
-        "shape": problem.whole_shape,
-        "dtype": str(problem.dtype).removeprefix("torch."),
-        "error_ulp": error,
-        "forward_bytes": read,
-        "gradient_bytes": read + problem.bytes_written(operands),
-        **times,
-    }
+    result = problem.result(operands, error, times)
     return {**result, "ratios": ratios(result), "failures": failures}
 
 

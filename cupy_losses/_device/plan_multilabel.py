@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._core.dtypes import c_type, item_size
-from .._core.rows import RowFormula
 from . import compiler
 from .launch import Fields, Launch, float64, int64
-from .library import DeviceLibrary
-from .plan import SLOT, Address, Plan, Problem, bits, empty_plan, template
+from .plan import SLOT, Address, Plan, bits, template
 from .plan_pointwise import VECTOR_BYTES
 from .plan_rows import TEAM, RowArray, RowLaunches
 
@@ -60,13 +57,6 @@ WORKING_THREADS = 1 << 20
 THREADS_OF_MULTIPROCESSOR = 1024
 THREADS_WITH_GRADIENTS = 768
 LONG_WITH_GRADIENTS = 640
-
-
-def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
-    """Decide how to evaluate a request of the loss."""
-    if math.prod(loss.rows_of(problem.shape)) == 0:
-        return empty_plan(library, problem)
-    return _MarginLaunches(library, problem, loss).plan()
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     return MarginTeam(threads, lanes, width, batch, piece, across, window)
 
 
-class _MarginLaunches(RowLaunches):
+class MarginLaunches(RowLaunches):
     """The launch of one problem."""
 
     def plan(self) -> Plan:
@@ -142,10 +132,9 @@ class _MarginLaunches(RowLaunches):
         team = margin_team(self._columns, item_size(main.dtype), self._lies_apart())
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
         layout, layout_bytes = self._layout(arrays, vectors)
-        wide = 2 if request.tangents or problem.real == "float64" else 1
-        resident = THREADS_OF_MULTIPROCESSOR
+        threads = THREADS_OF_MULTIPROCESSOR
         if gradients:
-            resident = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
+            threads = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
         pointers += [f"{c_type(a.dtype)}*" for a in outputs]
         name = template(
@@ -153,7 +142,7 @@ class _MarginLaunches(RowLaunches):
             c_type(problem.real),
             self._expression(0),
             layout,
-            team.c_type(max(1, resident // wide // team.threads)),
+            team.c_type(self._resident(team.threads, threads)),
             values,
             bits([k for k, _ in gradients]),
             bits(request.tangents),

@@ -76,11 +76,13 @@ THREADS_WITH_GRADIENTS = 768
 THREADS_WITH_HELD = 1536
 
 
-def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
+def make_plan(
+    library: DeviceLibrary, problem: Problem, loss: RowFormula, launches: type[RowLaunches]
+) -> Plan:
     """Decide how to evaluate a request of a loss of rows."""
     if math.prod(loss.rows_of(problem.shape)) == 0:
         return empty_plan(library, problem)
-    return RowLaunches(library, problem, loss).plan()
+    return launches(library, problem, loss).plan()
 
 
 @dataclass(frozen=True)
@@ -466,13 +468,12 @@ class RowLaunches(Launches):
         expression = self._expression(self._columns if team.held and team.lanes == 1 else 0)
         if denominator_only:
             expression = template("Denominator", expression)
-        wide = 2 if tangents or problem.real == "float64" else 1
         threads = THREADS_OF_MULTIPROCESSOR
         if wanted and team.batch * pack_bytes == BATCH_BYTES:
             threads = THREADS_WITH_GRADIENTS
         elif team.held and not wanted:
             threads = THREADS_WITH_HELD
-        resident = max(1, threads // wide // team.threads)
+        resident = self._resident(team.threads, threads)
         result = "double" if denominator_only else self._result_type()
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
         pointers += [f"{c_type(a.dtype)}*" for a in outputs]
@@ -568,11 +569,11 @@ class RowLaunches(Launches):
         sums = 2 if values == "MEAN_OF_VALUES" else 1
         return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
 
-    def _resident(self, threads: int) -> int:
-        """How many blocks a multiprocessor is to hold."""
+    def _resident(self, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR) -> int:
+        """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""
         problem = self._problem
         wide = 2 if problem.request.tangents or problem.real == "float64" else 1
-        return max(1, THREADS_OF_MULTIPROCESSOR // wide // threads)
+        return max(1, of_multiprocessor // wide // threads)
 
     def _launch_segments(self, tiles: _Tiles, results: _Results) -> None:
         problem, request, call = self._problem, self._problem.request, self._problem.call

@@ -30,12 +30,12 @@ class Located(NamedTuple):
     owner: Array  # keeps the memory alive
 
 
-class Locatable:
+class Locatable(ABC):
     """An array on a device that tells where it lies, which takes a third of the time of DLPack."""
 
+    @abstractmethod
     def located(self, device: int, stream: int) -> Located | None:
         """Where it lies, for work on a stream of a device; None if it is on another one."""
-        raise NotImplementedError
 
 
 class ArrayLibrary(ABC):
