@@ -36,6 +36,19 @@ from ..emulator import CompileError, Device, installed
 from .mutation_batteries import multilabel, pointwise, rows, strided, tiles
 
 ROOT = Path(__file__).resolve().parents[2]
+# What no call of a pointwise loss reaches, and of that what rows of one kind alone reach.
+ROW_FILES = (
+    "kernels/rows.cu",
+    "kernels/row_tiles.cu",
+    "kernels/strided_rows.cu",
+    "kernels/multilabel_margin.cu",
+    "kernels/row.cuh",
+    "memory/tile_copy.cuh",
+    "losses/rows.cuh",
+)
+TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
+STRIDED_FILE = "kernels/strided_rows.cu"
+MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 FILES = (
     "kernels/pointwise.cu",
     "kernels/tiled.cu",
@@ -51,29 +64,10 @@ FILES = (
     "numbers/math.cuh",
     "numbers/elementary.cuh",
     "losses/pointwise.cuh",
-    "kernels/rows.cu",
-    "kernels/row_tiles.cu",
-    "kernels/strided_rows.cu",
-    "kernels/multilabel_margin.cu",
-    "kernels/row.cuh",
-    "memory/tile_copy.cuh",
-    "losses/rows.cuh",
+    *ROW_FILES,
 )
 KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files that are compiled
-# What no call of a pointwise loss reaches, of that what rows in tiles alone reach, and what some
-# reach in part.
-ROW_FILES = (
-    "kernels/rows.cu",
-    "kernels/row_tiles.cu",
-    "kernels/strided_rows.cu",
-    "kernels/multilabel_margin.cu",
-    "kernels/row.cuh",
-    "memory/tile_copy.cuh",
-    "losses/rows.cuh",
-)
-TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
-STRIDED_FILE = "kernels/strided_rows.cu"
-MULTILABEL_FILE = "kernels/multilabel_margin.cu"
+# What only some calls reach in part.
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
 # What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
@@ -86,6 +80,7 @@ OF_A_GPU = (
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900",
+    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000",
 )
 WAIT = "wait_for_copies<"
 
@@ -150,6 +145,10 @@ EQUIVALENT: dict[str, str] = {
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
+    "if (first <= columns) f(load<0>(rows, first));": "a batch of no elements",
+    "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
+        "of a row that is not there nothing is read"
+    ),
     "const bool valued = Team::LANES <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
     ),
