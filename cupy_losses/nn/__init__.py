@@ -1,0 +1,128 @@
+"""Modules of the losses for torch, and `functional`, the losses with torch's signatures.
+
+A loss of which `torch.nn` has a module is a subclass of that here: the same arguments, attributes,
+buffers and `repr`, and a `forward` that calls this package. Every other loss has a module whose
+arguments are those of the function that are no arrays. A weight of classes is a buffer; the
+operands, a weight of elements and a mask are passed to `forward`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import functional
+
+Array = Any
+Module = torch.nn.Module
+Members = dict[str, Callable[..., Any]]
+
+# Of all other losses torch's class has the name of the function.
+_ABBREVIATED = {
+    "binary_cross_entropy": "BCELoss",
+    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
+}
+_OF_TORCH = {name.lower(): name for name in dir(torch.nn) if name.endswith("Loss")}
+_SELF = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def class_name(loss: str) -> str:
+    """The name of the module of a loss, as torch spells it where torch has it."""
+    words = loss.removesuffix("_loss").split("_")
+    name = "".join(word.capitalize() for word in words) + "Loss"
+    return _ABBREVIATED.get(loss) or _OF_TORCH.get(name.lower(), name)
+
+
+def subclass_of_torch(base: type[Module], function: Callable[..., Array]) -> type[Module]:
+    """Make the module of a loss that torch has, from torch's module.
+
+    Its arguments, but those that are deprecated, are attributes of the same names.
+    """
+    parameters = inspect.signature(base).parameters
+    options = [name for name in parameters if name not in ("size_average", "reduce")]
+    signature = inspect.signature(base.forward)
+    operands = len(signature.parameters) - 1
+
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
+        if kwargs or len(args) != operands:
+            # The names may be others than those of the function, as `log_input` is.
+            args = signature.bind(self, *args, **kwargs).args[1:]
+        return function(*args, **{name: getattr(self, name) for name in options})
+
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    summary = f"A drop-in for `torch.nn.{base.__name__}`, whose arguments it takes."
+    return _make(base.__name__, base, function, summary, {"forward": forward})
+
+
+def module_of(function: Callable[..., Array], name: str) -> type[Module]:
+    """Make the module of a loss that torch does not have.
+
+    The arguments that are no arrays are attributes, and so is a weight of classes, a buffer.
+    """
+    parameters = inspect.signature(function).parameters
+    # A weight is of elements where those can be masked, else of classes.
+    weighs_elements = "where" in parameters
+    options: list[inspect.Parameter] = []
+    arrays: list[inspect.Parameter] = []
+    for parameter in parameters.values():
+        is_array = parameter.default in (parameter.empty, None)
+        passed_on = is_array and (parameter.name != "weight" or weighs_elements)
+        (arrays if passed_on else options).append(parameter)
+    names = [option.name for option in options]
+    signature = inspect.Signature(options)
+
+    def __init__(self: Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        Module.__init__(self)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        for option, value in given.arguments.items():
+            if option == "weight":
+                self.register_buffer(option, value)
+            else:
+                setattr(self, option, value)
+
+    def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
+        return function(*args, **kwargs, **{option: getattr(self, option) for option in names})
+
+    def extra_repr(self: Module) -> str:
+        shown = [option for option in names if option != "weight"]
+        return ", ".join(f"{option}={getattr(self, option)!r}" for option in shown)
+
+    __init__.__signature__ = inspect.Signature([_SELF, *options])  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.Signature([_SELF, *arrays])  # type: ignore[attr-defined]
+    members: Members = {"__init__": __init__, "forward": forward, "extra_repr": extra_repr}
+    summary = f"The module of `cupy_losses.{function.__name__}`, which describes the arguments."
+    return _make(name, Module, function, summary, members)
+
+
+def _make(
+    name: str, base: type[Module], function: Callable[..., Array], summary: str, members: Members
+) -> type[Module]:
+    for member in members.values():
+        member.__module__, member.__qualname__ = __name__, f"{name}.{member.__name__}"
+    text = f"{functional.description(function)}\n\n{summary}"
+    return type(name, (base,), {"__module__": __name__, "__doc__": text, **members})
+
+
+def _modules() -> dict[str, type[Module]]:
+    """A module for each loss of this package."""
+    modules = {}
+    for loss in functional.__all__:
+        name, function = class_name(loss), getattr(functional, loss)
+        of_torch = getattr(torch.nn, name, None)
+        modules[name] = (
+            module_of(function, name) if of_torch is None else subclass_of_torch(of_torch, function)
+        )
+    return modules
+
+
+_MODULES = _modules()
+globals().update(_MODULES)
+__all__ = ["functional", *_MODULES]
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[Module]: ...

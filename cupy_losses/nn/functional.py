@@ -1,0 +1,92 @@
+"""The losses with the signatures of torch: `import cupy_losses.nn.functional as F`.
+
+A loss that `torch.nn.functional` has takes torch's arguments here: names, order, defaults and the
+deprecated `size_average` and `reduce`, as the installed torch has them. A loss that torch does not
+have is the function of `cupy_losses` itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional
+from torch.nn._reduction import legacy_get_string
+
+import cupy_losses
+
+from .._api.entrance import known
+
+Array = Any
+
+
+def with_signature_of_torch(
+    loss: Callable[..., Array], of_torch: Callable[..., Any]
+) -> Callable[..., Array]:
+    """Make a function that takes the arguments of torch's function, from a loss of this package.
+
+    The loss has the same arguments by name, except those that are deprecated. Everything that
+    depends on the signatures alone is decided here, and a call with operands alone passes them on.
+    """
+    signature = inspect.signature(of_torch)
+    names = frozenset(signature.parameters)
+    positional = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    operands = sum(p.default is p.empty for p in signature.parameters.values())
+    options = positional[operands:]
+
+    def function(*args: Any, **kwargs: Any) -> Array:
+        if len(args) > operands:
+            by_position = dict(zip(options, args[operands:], strict=False))
+            if len(args) > len(positional) or not kwargs.keys().isdisjoint(by_position):
+                signature.bind(*args, **kwargs)  # its TypeError says what is wrong
+            args = args[:operands]
+            kwargs.update(by_position)
+        if kwargs:
+            if not names.issuperset(kwargs):
+                signature.bind(*args, **kwargs)
+            if "size_average" in kwargs or "reduce" in kwargs:
+                old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
+                if old != (None, None):
+                    kwargs["reduction"] = legacy_get_string(*old)
+        return loss(*args, **kwargs)
+
+    name = of_torch.__name__
+    function.__module__, function.__name__, function.__qualname__ = __name__, name, name
+    function.__doc__ = (
+        f"{description(loss)}\n\nA drop-in for `torch.nn.functional.{name}`, whose arguments it "
+        f"takes: `cupy_losses.{name}` describes them."
+    )
+    function.__annotations__ = dict(of_torch.__annotations__)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def description(loss: Callable[..., Array]) -> str:
+    """What the docstring of a loss says before its arguments."""
+    return (inspect.getdoc(loss) or "").partition("\n\nArgs:")[0]
+
+
+def _functions() -> dict[str, Callable[..., Array]]:
+    """A function for each loss of this package."""
+    functions = {}
+    for name in cupy_losses.__all__:
+        loss = getattr(cupy_losses, name)
+        if known(loss) is None:
+            continue
+        of_torch = getattr(torch.nn.functional, name, None)
+        functions[name] = loss if of_torch is None else with_signature_of_torch(loss, of_torch)
+    return functions
+
+
+_FUNCTIONS = _functions()
+globals().update(_FUNCTIONS)
+__all__ = list(_FUNCTIONS)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Callable[..., Array]: ...

@@ -1,0 +1,382 @@
+"""`cupy_losses.nn`: the functions and the modules of torch, on its own calls of both."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cupy_losses
+import cupy_losses.nn.functional as F
+from cupy_losses import nn
+from cupy_losses._api.entrance import known
+
+from ..tables.losses import LOSSES, OF_TORCH, Case, count, sign
+from ..tables.rows import ROWS, RowCase
+from ..tools.levels import covering
+
+pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean. divides")  # kl_div's
+
+REDUCTIONS = ("none", "mean", "sum")
+DEPRECATED = {"size_average", "reduce"}
+ALL = [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+NAMES = [name for name in ALL if hasattr(torch.nn.functional, name)]
+
+
+@dataclass
+class Example:
+    """Arguments of a loss that torch has: its operands, some of which require grad, and options."""
+
+    name: str
+    operands: list[torch.Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.label or self.name}-{'-'.join(self.options)}"
+
+    def results(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """A loss of the operands and other arguments, and its gradients."""
+        value = loss(*self.operands, *args, **kwargs)
+        leaves = [x for x in self.operands if x.requires_grad]
+        total = (value * value + value).sum()
+        return [value, *torch.autograd.grad(total, leaves, materialize_grads=True)]
+
+
+def drawn(case: Case) -> Example:
+    """The operands of a loss of elements; torch has no gradients by signs, NaN by a count of 0."""
+    arrays = case.draw(np.random.default_rng(1), (4, 5))
+    tensors = [torch.from_numpy(x) for x in arrays]
+    for tensor, draw in zip(tensors, case.draws, strict=True):
+        tensor.requires_grad_(draw not in (sign, count))
+    return Example(case.name, tensors, case.parameters)
+
+
+def drawn_rows(case: RowCase) -> Example:
+    """The operands of a loss of rows, and the weight of classes."""
+    arrays = case.draw(np.random.default_rng(1), (4, 5), np.float64)
+    tensors = {name: torch.from_numpy(np.asarray(x)) for name, x in arrays.items()}
+    for name in case.differentiable:
+        tensors[name].requires_grad_()
+    options = {"weight": tensors["weight"]} if "weight" in tensors else {}
+    operands = [tensors[name] for name in case.positional]
+    return Example(case.name, operands, options | case.parameters, case.name + case.label)
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """Those of torch's function."""
+    return dict(inspect.signature(getattr(torch.nn.functional, name)).parameters)
+
+
+def city_block(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A distance of one's own."""
+    return (x - y).abs().sum(dim=-1)
+
+
+def examples() -> Iterable[Example]:
+    """All of the tests' tables that torch has, each option of torch's functions once at least."""
+    of_elements = [drawn(case) for case in OF_TORCH]
+    yield from of_elements
+    weight = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for example in of_elements:
+        if "weight" in parameters(example.name):
+            yield Example(example.name, example.operands, example.options | {"weight": weight})
+        if "pos_weight" in parameters(example.name):
+            options = {"weight": weight, "pos_weight": 1 + weight[0]}
+            yield Example(example.name, example.operands, options)
+        if example.name == "gaussian_nll_loss":
+            yield Example(example.name, example.operands, {"eps": 0.5})
+    of_rows = [drawn_rows(case) for case in ROWS if case.of_torch]
+    yield from of_rows
+    triplet = next(example for example in of_rows if example.name == "triplet_margin_loss")
+    of_distances: list[dict[str, Any]] = [
+        {"margin": 0.5},
+        {"distance_function": city_block, "swap": True},
+    ]
+    for options in of_distances:
+        yield Example("triplet_margin_with_distance_loss", triplet.operands, options)
+
+
+EXAMPLES = list(examples())
+
+
+def test_examples_have_every_loss_and_option() -> None:
+    given = {(example.name, option) for example in EXAMPLES for option in example.options}
+    for name in NAMES:
+        options = {k for k, p in parameters(name).items() if p.default is not p.empty}
+        for option in options - DEPRECATED - {"reduction"}:
+            assert (name, option) in given, (name, option)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature(name: str) -> None:
+    """torch's, of which this package has everything that is not deprecated."""
+    function, of_torch = getattr(F, name), getattr(torch.nn.functional, name)
+    ours, theirs = inspect.signature(function), inspect.signature(of_torch)
+    assert list(ours.parameters.items()) == list(theirs.parameters.items())
+    own = inspect.signature(getattr(cupy_losses, name)).parameters
+    assert set(theirs.parameters) - set(own) <= DEPRECATED
+    for option, parameter in theirs.parameters.items():
+        if option in own:
+            assert own[option].default == parameter.default, option
+    assert f"`torch.nn.functional.{name}`" in function.__doc__
+    summary = getattr(cupy_losses, name).__doc__.partition("\n")[0]
+    assert function.__doc__.startswith(summary)
+
+
+def in_order(name: str, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Options by position as far as torch's function takes them so, the others by name."""
+    own = [p for p in parameters(name).values() if p.default is not p.empty]
+    positional = [p for p in own if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = {p.name: options[p.name] for p in own if p not in positional and p.name in options}
+    return [options.get(p.name, p.default) for p in positional], named
+
+
+@pytest.mark.parametrize(("example", "reduction"), covering(3, EXAMPLES, REDUCTIONS))
+def test_functions(example: Example, reduction: str) -> None:
+    """Values and gradients by name, by position, and with operands by name."""
+    function, of_torch = (getattr(module, example.name) for module in (F, torch.nn.functional))
+    options = example.options | {"reduction": reduction}
+    expected = example.results(of_torch, **options)
+    torch.testing.assert_close(example.results(function, **options), expected)
+    args, kwargs = in_order(example.name, options)
+    torch.testing.assert_close(example.results(function, *args, **kwargs), expected)
+    operands = dict(zip(parameters(example.name), example.operands, strict=False))
+    value = function(**operands, **options)
+    assert type(value.grad_fn).__name__ == "_LossBackward"
+    torch.testing.assert_close(value, expected[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operands_alone(name: str) -> None:
+    """All defaults are those of torch."""
+    example = next(example for example in EXAMPLES if example.name == name)
+    results = [example.results(getattr(module, name)) for module in (F, torch.nn.functional)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("log_target", [False, True])
+def test_batchmean(log_target: bool) -> None:
+    """The reduction that is of `kl_div` alone."""
+    example = next(example for example in EXAMPLES if example.name == "kl_div")
+    options = {"reduction": "batchmean", "log_target": log_target}
+    expected = example.results(torch.nn.functional.kl_div, **options)
+    for loss in (F.kl_div, nn.KLDivLoss(**options)):
+        given = options if loss is F.kl_div else {}
+        torch.testing.assert_close(example.results(loss, **given), expected)
+
+
+OLD = [(a, b) for a in (None, False, True) for b in (None, False, True) if (a, b) != (None, None)]
+
+
+OF_OLD = [name for name in NAMES if "reduce" in parameters(name)]
+
+
+@pytest.mark.parametrize(("name", "old"), covering(4, OF_OLD, OLD))
+def test_deprecated_reductions(name: str, old: tuple[bool | None, bool | None]) -> None:
+    """`size_average` and `reduce`, by name and by position, win over `reduction`; they warn."""
+    example = next(example for example in EXAMPLES if example.name == name)
+    given = {k: v for k, v in zip(("size_average", "reduce"), old, strict=True) if v is not None}
+    options = example.options | given | {"reduction": "sum"}
+    args, kwargs = in_order(name, options)
+    results = []
+    for module, by_name in ((torch.nn.functional, True), (F, True), (F, False)):
+        function = functools.partial(example.results, getattr(module, name))
+        positional, named = ((), options) if by_name else (args, kwargs)
+        with pytest.warns(UserWarning, match="size_average and reduce args will be deprecated"):
+            results.append(function(*positional, **named))
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (("x",), {}, "target"),
+        (("x", "x", None, None, "sum", None, None), {}, "too many positional arguments"),
+        (("x", "x", None, None, "sum"), {"reduction": "sum"}, "reduction"),
+        (("x", "x"), {"input": "x"}, "input"),
+        (("x", "x"), {"where": None}, "where"),
+        (("x", "x", True), {"where": None}, "where"),
+    ],
+)
+def test_bad_calls(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
+    """Those that torch does not take either."""
+    for function in (torch.nn.functional.mse_loss, F.mse_loss):
+        with pytest.raises(TypeError, match=message if function is F.mse_loss else "mse_loss"):
+            function(*args, **kwargs)
+
+
+def test_functions_of_this_package() -> None:
+    """One import has all losses; those that torch does not have are the same functions."""
+    assert F.__all__ == ALL
+    for name in ALL:
+        function = getattr(F, name)
+        assert pickle.loads(pickle.dumps(function)) is function
+        assert (function is getattr(cupy_losses, name)) == (name not in NAMES)
+
+
+def test_other_libraries_of_arrays() -> None:
+    """NumPy arrays, and `value_and_grad` of a function that calls one of these."""
+    x = np.array([1.0, 3.0])
+    assert F.mse_loss(x, np.zeros(2), None, None, "sum") == 10
+    value, gradient = cupy_losses.value_and_grad(F.mse_loss)(x, np.zeros(2))
+    assert (float(value), gradient.tolist()) == (5.0, [1.0, 3.0])
+
+
+def of_torch(module: type[torch.nn.Module]) -> bool:
+    """Whether it is a subclass of one of torch's losses."""
+    return module.__mro__[1].__module__.startswith("torch.nn.modules.loss")
+
+
+def test_modules_of_torch() -> None:
+    """All are there but these."""
+    theirs = set(torch.nn.modules.loss.__all__)
+    ours = {name for name in nn.__all__ if name != "functional" and of_torch(getattr(nn, name))}
+    assert theirs - ours == {"CTCLoss", "LinearCrossEntropyLoss", "NLLLoss2d"} & theirs
+    for name in ours:
+        assert issubclass(getattr(nn, name), getattr(torch.nn, name))
+
+
+def twice(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The module after each of the round trips that modules make."""
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    return [module, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), saved]
+
+
+def has_module(example: Example) -> bool:
+    """Whether the options are arguments of torch's module; weights are not of all."""
+    module = getattr(torch.nn, nn.class_name(example.name))
+    return set(example.options) <= set(inspect.signature(module).parameters)
+
+
+OF_MODULES = [example for example in EXAMPLES if has_module(example)]
+WEIGHTED = [example for example in OF_MODULES if "weight" in example.options]
+
+
+@pytest.mark.parametrize(("example", "reduction"), covering(3, OF_MODULES, REDUCTIONS))
+def test_subclasses_of_torch(example: Example, reduction: str) -> None:
+    """Arguments, `repr`, buffers, round trips; values and gradients of the forward pass."""
+    name = nn.class_name(example.name)
+    ours, theirs = getattr(nn, name), getattr(torch.nn, name)
+    assert inspect.signature(ours) == inspect.signature(theirs)
+    assert inspect.signature(ours.forward) == inspect.signature(theirs.forward)
+    assert f"`torch.nn.{name}`" in ours.__doc__
+    options = example.options | {"reduction": reduction}
+    expected = theirs(**options)
+    results = example.results(expected)
+    for module in twice(ours(**options)):
+        assert type(module) is ours
+        assert repr(module) == repr(expected)
+        torch.testing.assert_close(module.state_dict(), expected.state_dict())
+        got = example.results(module)
+        assert type(got[0].grad_fn).__name__ == "_LossBackward"
+        torch.testing.assert_close(got, results)
+    operands = list(inspect.signature(theirs.forward).parameters)[1:]
+    by_name = dict(zip(operands, example.operands, strict=True))
+    torch.testing.assert_close(ours(**options)(**by_name), results[0])
+
+
+@pytest.mark.parametrize("example", WEIGHTED, ids=str)
+def test_weights_are_buffers(example: Example) -> None:
+    """They are loaded, and moved with the module."""
+    ours = getattr(nn, nn.class_name(example.name))
+    given = example.options | {"weight": example.options["weight"].float()}
+    other = ours(**(given | {"weight": torch.zeros_like(given["weight"])}))
+    module = ours(**given)
+    other.load_state_dict(module.state_dict())
+    assert other.to(torch.float64).weight.dtype == torch.float64
+    torch.testing.assert_close(example.results(other), example.results(module.double()))
+
+
+def test_deprecated_reductions_of_modules() -> None:
+    with pytest.warns(UserWarning, match="please use reduction='sum'"):
+        module = nn.MSELoss(size_average=False)
+    assert module.reduction == "sum"
+
+
+def test_modules_take_operands_alone() -> None:
+    """As torch's: an option of the function is none of the forward pass."""
+    x = torch.ones(3)
+    for module in (nn.MSELoss(), torch.nn.MSELoss()):
+        for args, kwargs in (((x, x, False), {}), ((x, x), {"weight": x}), ((x,), {})):
+            with pytest.raises(TypeError):
+                module(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_loss_has_a_module(name: str) -> None:
+    """By a name that follows from its own, with a docstring and a place to be pickled from."""
+    module = getattr(nn, nn.class_name(name))
+    assert issubclass(module, torch.nn.Module)
+    assert module.__name__ in nn.__all__
+    assert pickle.loads(pickle.dumps(module)) is module
+    assert "Formula:" in module.__doc__
+
+
+OWN = [case for case in LOSSES if case.function is None and not case.of_torch]
+
+
+@pytest.mark.parametrize("case", OWN, ids=str)
+def test_modules_of_this_package(case: Case) -> None:
+    """A loss that torch does not have: options to the module, arrays to its forward pass."""
+    own = getattr(nn, nn.class_name(case.name))
+    assert not of_torch(own)
+    example = drawn(case)
+    generator = torch.Generator().manual_seed(0)
+    arrays = {
+        "weight": torch.rand(4, 5, generator=generator),
+        "where": torch.rand(4, 5, generator=generator) < 0.5,
+    }
+    for reduction in REDUCTIONS:
+        options = case.parameters | {"reduction": reduction}
+        expected = example.results(case.loss, **arrays, **options)
+        for module in twice(own(**options)):
+            assert not module.state_dict()
+            shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+            assert repr(module) == f"{own.__name__}({shown})"
+            torch.testing.assert_close(example.results(module, **arrays), expected)
+    torch.testing.assert_close(example.results(own()), example.results(case.loss))
+    parameters = inspect.signature(case.loss).parameters
+    of_init, of_forward = (dict(inspect.signature(part).parameters) for part in (own, own.forward))
+    assert of_forward.pop("self")
+    assert {**of_init, **of_forward} == parameters
+    assert list(of_forward) == [*list(parameters)[: len(example.operands)], "weight", "where"]
+    for given in ({"colour": 1}, {"weight": arrays["weight"]}):
+        with pytest.raises(TypeError):
+            own(**given)
+
+
+def weighted_rows(
+    input: Any, target: Any, margin: float = 1.0, *, weight: Any = None, reduction: str = "mean"
+) -> Any:
+    """A loss of rows that torch might not have."""
+    return cupy_losses.multi_margin_loss(
+        input, target, margin=margin, weight=weight, reduction=reduction
+    )
+
+
+def test_a_weight_of_classes_is_a_buffer() -> None:
+    """Where there is no mask, the weight is of classes."""
+    module_type = nn.module_of(weighted_rows, "WeightedRowsLoss")
+    input, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    module = module_type(0.5, weight=weight)
+    assert repr(module) == "WeightedRowsLoss(margin=0.5, reduction='mean')"
+    assert list(module.state_dict()) == ["weight"]
+    expected = weighted_rows(input, target, 0.5, weight=weight)
+    torch.testing.assert_close(module(input, target), expected)
+    assert not module_type().state_dict()
+    torch.testing.assert_close(module_type()(input, target), weighted_rows(input, target))
