@@ -23,6 +23,7 @@ FAMILIES = "public functions"
 ROOMS = (
     "__main__",
     "_commands",
+    "nn",
     "__init__",
     FAMILIES,
     "_api",
@@ -98,7 +99,7 @@ def room_of_module(module: str) -> str:
     """The room of a module."""
     own = module.partition(".")[2] or "__init__"
     room = own.partition(".")[0]
-    return room if room.startswith("_") else FAMILIES
+    return room if room.startswith("_") or room in ROOMS else FAMILIES
 
 
 def includes(folder: Path) -> dict[str, set[str]]:

@@ -216,6 +216,27 @@ def test_bad_calls(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) 
             function(*args, **kwargs)
 
 
+def test_what_torch_takes() -> None:
+    """And this package does not, as docs/deviations.md says; a warning more of `kl_div`."""
+    x, one = torch.ones(3), torch.tensor(1.0)
+    with pytest.raises(TypeError, match="delta must be a real number"):
+        F.huber_loss(x, x, delta=one)
+    with pytest.raises(TypeError, match="full must be True or False"):
+        F.gaussian_nll_loss(x, x, x, 1)
+    with pytest.raises(ValueError, match="got 'elementwise_mean'"):
+        F.mse_loss(x, x, reduction="elementwise_mean")
+    with pytest.warns(UserWarning, match="size_average|reduction") as caught:
+        F.kl_div(x, x, size_average=True)
+    assert [str(warning.message).split()[0] for warning in caught] == ["size_average", "reduction"]
+    assert caught[1].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:`?torch.jit")
+def test_modules_are_not_compiled_by_torchscript() -> None:
+    with pytest.raises(torch.jit.frontend.NotSupportedError):
+        torch.jit.script(nn.MSELoss())
+
+
 def test_functions_of_this_package() -> None:
     """One import has all losses; those that torch does not have are the same functions."""
     assert F.__all__ == ALL
