@@ -83,7 +83,7 @@ def test_teams_follow_from_the_length_of_a_row() -> None:
                 before = team.lanes
 
 
-OF_DEFAULT = (3, False), (10, True), (50, False), (2049, False)
+OF_DEFAULT = (3, False), (10, True), (2049, False)
 
 
 @pytest.mark.parametrize(

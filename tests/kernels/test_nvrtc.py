@@ -225,7 +225,7 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
     """No spills, no double arithmetic in loops, from one thread of a row to a whole block."""
@@ -246,7 +246,7 @@ def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
 def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     """But for a few registers once a row, or once a batch of long rows."""

@@ -157,7 +157,7 @@ def test_rows_of_no_use() -> None:
             assert not gradient.get().any()
 
 
-@pytest.mark.parametrize("columns", [11, 405])
+@pytest.mark.parametrize("columns", levels.first([405, 11]))
 def test_the_gradient_takes_the_memory_of_the_input(columns: int) -> None:
     x = np.random.default_rng(8).standard_normal((300, columns)).astype(np.float32)
     target = np.arange(300) % columns

@@ -222,7 +222,7 @@ def test_dtypes(case: RowCase, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    levels.first([(5,), (2, 70, 3, 5), (300, 2), (2, 1500), (1, 1), (4, 3, 2), (1, 4100)], 4),
+    levels.first([(5,), (2, 70, 3, 5), (300, 2), (2, 1500), (1, 1), (4, 3, 2), (1, 4100)], 2),
 )
 def test_shapes(shape: tuple[int, ...]) -> None:
     operands = CROSS_ENTROPY.draw(np.random.default_rng(6), shape, np.float32)
@@ -289,7 +289,7 @@ def test_several_groups_of_a_block(
             assert "Denominator" in launch.name or launch.grid[0] * (threads // lanes) < rows
 
 
-@pytest.mark.parametrize("case", [CROSS_ENTROPY, SMOOTHED, TRIPLET], ids=str)
+@pytest.mark.parametrize("case", levels.first([SMOOTHED, CROSS_ENTROPY, TRIPLET]))
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "LONG_ROW", 64)
@@ -397,7 +397,13 @@ def test_rows_of_no_use() -> None:
         assert not gradient.get().any()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(600, 2), (33, 40), (33, 3000)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        levels.case(33, 3000, default=True),
+        *(levels.case(*s, default=False) for s in ((600, 2), (33, 40))),
+    ],
+)
 def test_the_gradient_takes_the_memory_of_the_input(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

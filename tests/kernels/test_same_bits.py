@@ -48,7 +48,7 @@ def cases(
                 for number, case in enumerate(failing)
             ),
             *(
-                levels.case(*case, default=number % 3 == 0, id=f"{case[0]}-{case[1]}")
+                levels.case(*case, default=number % 4 == 0, id=f"{case[0]}-{case[1]}")
                 for number, case in enumerate(passing)
             ),
         ],
