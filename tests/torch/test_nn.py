@@ -7,8 +7,7 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,9 @@ import cupy_losses.nn.functional as F
 from cupy_losses import nn
 from cupy_losses._api.entrance import known
 
-from ..tables.losses import LOSSES, OF_TORCH, Case, count, sign
-from ..tables.rows import ROWS, RowCase
+from ..tables.examples import Example, of_elements, of_rows
+from ..tables.losses import LOSSES, OF_TORCH, Case
+from ..tables.rows import ROWS
 from ..tools.levels import covering
 
 pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean. divides")  # kl_div's
@@ -30,46 +30,6 @@ REDUCTIONS = ("none", "mean", "sum")
 DEPRECATED = {"size_average", "reduce"}
 ALL = [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
 NAMES = [name for name in ALL if hasattr(torch.nn.functional, name)]
-
-
-@dataclass
-class Example:
-    """Arguments of a loss that torch has: its operands, some of which require grad, and options."""
-
-    name: str
-    operands: list[torch.Tensor]
-    options: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.label or self.name}-{'-'.join(self.options)}"
-
-    def results(self, loss: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """A loss of the operands and other arguments, and its gradients."""
-        value = loss(*self.operands, *args, **kwargs)
-        leaves = [x for x in self.operands if x.requires_grad]
-        total = (value * value + value).sum()
-        return [value, *torch.autograd.grad(total, leaves, materialize_grads=True)]
-
-
-def drawn(case: Case) -> Example:
-    """The operands of a loss of elements; torch has no gradients by signs, NaN by a count of 0."""
-    arrays = case.draw(np.random.default_rng(1), (4, 5))
-    tensors = [torch.from_numpy(x) for x in arrays]
-    for tensor, draw in zip(tensors, case.draws, strict=True):
-        tensor.requires_grad_(draw not in (sign, count))
-    return Example(case.name, tensors, case.parameters)
-
-
-def drawn_rows(case: RowCase) -> Example:
-    """The operands of a loss of rows, and the weight of classes."""
-    arrays = case.draw(np.random.default_rng(1), (4, 5), np.float64)
-    tensors = {name: torch.from_numpy(np.asarray(x)) for name, x in arrays.items()}
-    for name in case.differentiable:
-        tensors[name].requires_grad_()
-    options = {"weight": tensors["weight"]} if "weight" in tensors else {}
-    operands = [tensors[name] for name in case.positional]
-    return Example(case.name, operands, options | case.parameters, case.name + case.label)
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
@@ -84,10 +44,10 @@ def city_block(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def examples() -> Iterable[Example]:
     """All of the tests' tables that torch has, each option of torch's functions once at least."""
-    of_elements = [drawn(case) for case in OF_TORCH]
-    yield from of_elements
+    pointwise = [of_elements(case) for case in OF_TORCH]
+    yield from pointwise
     weight = torch.rand(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for example in of_elements:
+    for example in pointwise:
         if "weight" in parameters(example.name):
             yield Example(example.name, example.operands, example.options | {"weight": weight})
         if "pos_weight" in parameters(example.name):
@@ -95,9 +55,9 @@ def examples() -> Iterable[Example]:
             yield Example(example.name, example.operands, options)
         if example.name == "gaussian_nll_loss":
             yield Example(example.name, example.operands, {"eps": 0.5})
-    of_rows = [drawn_rows(case) for case in ROWS if case.of_torch]
-    yield from of_rows
-    triplet = next(example for example in of_rows if example.name == "triplet_margin_loss")
+    over_rows = [of_rows(case) for case in ROWS if case.of_torch]
+    yield from over_rows
+    triplet = next(example for example in over_rows if example.name == "triplet_margin_loss")
     of_distances: list[dict[str, Any]] = [
         {"margin": 0.5},
         {"distance_function": city_block, "swap": True},
@@ -355,7 +315,7 @@ def test_modules_of_this_package(case: Case) -> None:
     """A loss that torch does not have: options to the module, arrays to its forward pass."""
     own = getattr(nn, nn.class_name(case.name))
     assert not of_torch(own)
-    example = drawn(case)
+    example = of_elements(case)
     generator = torch.Generator().manual_seed(0)
     arrays = {
         "weight": torch.rand(4, 5, generator=generator),
