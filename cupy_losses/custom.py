@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._api.compiled import refuse
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.formula import is_identifier, source, struct_of
@@ -72,6 +73,7 @@ def pointwise_loss(
     (0.6931471805599453, [0.3333])
 
     """
+    refuse("pointwise_loss, whose function is to be made outside,")
     if not isinstance(formula, str):
         raise TypeError(f"formula must be a string, got {type(formula).__name__}")
     operands, defaults = tuple(operands), dict(parameters or {})

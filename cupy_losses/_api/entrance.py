@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 from .._core.arguments import Argument, Choice
 from .._core.loss import REDUCTIONS, Call, Loss
 from .._libraries.registry import resolve
-from . import check
+from . import check, compiled, functions
 
 Array = Any
 Arguments = ParamSpec("Arguments")
@@ -64,6 +64,8 @@ def loss_function(
 
         @functools.wraps(prepare)
         def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
+            if compiled.is_read():
+                return compiled.in_graph(name, args, kwargs)
             given: Any = args
             if kwargs or len(args) > arrays:
                 given = checks(args, kwargs)
@@ -73,6 +75,7 @@ def loss_function(
                 check.verify(call, library.plain(arrays_of_library))
             return library.evaluate(call, arrays_of_library)
 
+        name = functions.register(loss)
         _prepare_by_loss[loss] = checks.before(prepare)
         return loss
 

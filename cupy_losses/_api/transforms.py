@@ -12,11 +12,13 @@ import numpy as np
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
-from . import check
+from . import check, compiled
 from .entrance import Prepared, known
 from .traced import Sum, Trace, Variable
 
 Array = Any
+
+_IN_GRAPH = "value_and_grad, which has torch.autograd.grad for that,"
 
 
 def value_and_grad(
@@ -61,6 +63,7 @@ def value_and_grad(
     (5.25, [0.0, 2.5])
 
     """
+    compiled.refuse(_IN_GRAPH)
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = _numbers(argnums)
@@ -69,6 +72,7 @@ def value_and_grad(
         return _of_one_loss(prepare, wanted_numbers, several)
 
     def of_function(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        compiled.refuse(_IN_GRAPH)
         own = [_in_range(number, len(args)) for number in wanted_numbers]
         _check_distinct(own, wanted_numbers)
         given = list(args)
@@ -98,6 +102,8 @@ def _of_one_loss(
     """The transform of a loss of this package: one request."""
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
+        if compiled.is_read():
+            compiled.refuse(_IN_GRAPH)
         call, given = prepare(*args, **kwargs)
         library, operands = resolve(call, given)
         request = _request(call, operands, wanted_numbers)

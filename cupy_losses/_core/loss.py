@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,24 @@ from .shapes import ArraySpec, Shape
 REDUCTIONS = ("none", "mean", "sum")
 
 _LOSSES: dict[str, Loss] = {}
+_OF_USERS: dict[str, Loss] = {}  # by key
+
+
+def loss_of_key(key: str) -> Loss:
+    """The loss with a key, in a program that may have been saved by another process.
+
+    Raises:
+        ValueError: If it is of a user who has not defined it here.
+
+    """
+    loss = _LOSSES.get(key) or _OF_USERS.get(key)
+    if loss is None:
+        name = re.sub("[0-9a-f]{64}$", "", key)
+        raise ValueError(
+            f"there is no loss of the name {name!r} with the formula that it had: define it, as "
+            "it was, before it is called by what was traced"
+        )
+    return loss
 
 
 def losses() -> Mapping[str, Loss]:
@@ -67,6 +86,7 @@ class Loss(ABC):
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.name + self.definition)
         if self.of_user:
+            _OF_USERS[self.key] = self
             return
         if self.name in _LOSSES:
             raise ValueError(f"there is a loss of the name {self.name!r} already")

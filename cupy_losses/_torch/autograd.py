@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request
+from . import operators
 
 Tensor = torch.Tensor
 
@@ -51,8 +52,15 @@ def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> Sequen
     return [tensor.resolve_neg() for tensor in operands]
 
 
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_is_traced: Callable[[], bool] = torch._C._is_tracing
+_are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+
+
 def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
     """The loss, with a gradient function where an operand requires grad."""
+    if _count_modes() or _is_traced() or _are_transforms_active() or forward_ad._current_level >= 0:
+        return operators.evaluate(call, operands)
     differentiate = False
     for operand in operands:
         if operand.is_neg():
@@ -60,13 +68,6 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
         if operand.requires_grad:
             differentiate = True
     differentiate = differentiate and torch.is_grad_enabled()
-    # An autograd.Function refuses tangents itself; without one they would be lost.
-    tangents = forward_ad._current_level >= 0 and not differentiate
-    if tangents or torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(
-            "forward-mode differentiation and torch.func transforms are not available: use "
-            "backward(), or cupy_losses.value_and_grad"
-        )
     if differentiate:
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
@@ -94,7 +95,11 @@ class _Loss(torch.autograd.Function):
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
         gradients: list[Tensor | None]
-        if torch.is_grad_enabled():  # create_graph=True
+        if operators.is_batched(grad_output):
+            given = _of_rows(call, grad_output), *operands
+            backward = Request(value=False, wanted=wanted, vjp=True)
+            gradients = list(operators.run(call, backward, given))
+        elif torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
                 library, call, wanted, _of_rows(call, grad_output), *operands
             )
@@ -253,6 +258,12 @@ class _Gradient(torch.autograd.Function):
         )
         given = [tangent for tangent in tangents if tangent is not None]
         needed = ctx.needs_input_grad[3:]
+        if any(map(operators.is_batched, given)):
+            request = Request(value=False, wanted=ctx.wanted, vjp=True)
+            of_batch = operators.of_gradients(
+                ctx.call, request, tangents, needed, ctx.saved_tensors
+            )
+            return None, None, None, *of_batch
         if not given:
             return None, None, None, *(None for _ in needed)
         results = _SecondGradient.apply(  # type: ignore[no-untyped-call]

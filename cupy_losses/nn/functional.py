@@ -16,6 +16,7 @@ from torch.nn._reduction import legacy_get_string
 
 import cupy_losses
 
+from .._api import compiled, functions
 from .._api.entrance import known
 
 Array = Any
@@ -40,6 +41,8 @@ def with_signature_of_torch(
     options = positional[operands:]
 
     def function(*args: Any, **kwargs: Any) -> Array:
+        if compiled.is_read():
+            return compiled.in_graph(in_graph, args, kwargs)
         if len(args) > operands:
             by_position = dict(zip(options, args[operands:], strict=False))
             if len(args) > len(positional) or not kwargs.keys().isdisjoint(by_position):
@@ -57,6 +60,7 @@ def with_signature_of_torch(
 
     name = of_torch.__name__
     function.__module__, function.__name__, function.__qualname__ = __name__, name, name
+    in_graph = functions.register(function)
     function.__doc__ = (
         f"{description(loss)}\n\nA drop-in for `torch.nn.functional.{name}`, whose arguments it "
         f"takes: `cupy_losses.{name}` describes them."

@@ -142,13 +142,16 @@ def test_host_and_device_do_not_mix() -> None:
 
 def test_torch_layouts_and_devices() -> None:
     dense = torch.ones(2, 3)
-    for bad in (dense.to_sparse(), dense.to("meta")):
-        for _ in range(2):  # met for the first time, and known as a type of array
-            with pytest.raises(TypeError, match="input must be a .*dense torch array"):
-                mse_loss(bad, dense)
-            with pytest.raises(TypeError, match="target must be a .*dense torch array"):
-                mse_loss(dense, bad)
-            mse_loss(dense, dense)
+    sparse, meta = dense.to_sparse(), dense.to("meta")
+    for _ in range(2):  # met for the first time, and known as a type of array
+        with pytest.raises(TypeError, match="input must be a .*dense torch array"):
+            mse_loss(sparse, dense)
+        with pytest.raises(TypeError, match="target must be a .*dense torch array"):
+            mse_loss(dense, sparse)
+        for arrays in (meta, dense), (dense, meta):
+            with pytest.raises(ValueError, match="on the same device, got input on"):
+                mse_loss(*arrays)
+        mse_loss(dense, dense)
 
 
 def test_numpy_with_torch_on_the_host() -> None:

@@ -1,0 +1,19 @@
+"""The functions of this package by names, which stand for them in graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Array = Any
+
+functions: dict[str, Callable[..., Array]] = {}
+
+
+def register(function: Callable[..., Array]) -> str:
+    """A name for a function, unlike all others."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    while name in functions:
+        name += "'"
+    functions[name] = function
+    return name

@@ -1,0 +1,27 @@
+"""The node of a graph of torch.compile that calls a function of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .functions import Array, functions
+
+
+def call(name: str, args: Any, kwargs: Any) -> Array:
+    """Call a function: with tensors that stand for others while the graph is made.
+
+    Numbers that the compiler would keep open are constants of the graph.
+    """
+    numbers = {key: _number(value) for key, value in kwargs.items()}
+    return functions[name](*map(_number, args), **numbers)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.SymFloat):
+        return float(value)
+    return int(value) if isinstance(value, torch.SymInt) else value
+
+
+torch.compiler.allow_in_graph(call)  # type: ignore[no-untyped-call]

@@ -1,0 +1,190 @@
+"""torch.vmap: a request for each sample of a batch, computed in one launch for all.
+
+The batch is one more axis of the operands. A loss that is reduced is that of each element, or of
+each row, added up sample by sample: what is read and written is as large as without a batch, but
+for these losses. Gradients are written once, scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from .._core.dtypes import dtype_name
+from .._core.loss import Call, Request
+from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
+from .._core.shapes import ArraySpec
+
+Tensor = torch.Tensor
+Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
+
+
+def spec_of(tensor: Tensor) -> ArraySpec:
+    """A tensor without its data."""
+    return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()))
+
+
+def batched(
+    run: Run,
+    call: Call,
+    request: Request,
+    autocast: bool,
+    size: int,
+    dims: Sequence[int | None],
+    operands: Sequence[Tensor],
+) -> list[Tensor]:
+    """The results of a request for each sample, with the batch in front.
+
+    `dims` are the axes of the batch in the operands, None in those that all samples share.
+    """
+    pairs = list(zip(operands, dims, strict=True))
+    samples = [t if d is None else t.select(d, 0) for t, d in pairs] if size else None
+    of_class = [k for k, name in enumerate(call.names) if _is_of_classes(call, name)]
+    if samples is None or any(dims[request.extra + k] is not None for k in of_class):
+        return _one_by_one(run, call, request, autocast, size, pairs)
+    return _Batch(run, call, request, autocast, size, pairs, samples).results()
+
+
+def _is_of_classes(call: Call, name: str) -> bool:
+    return isinstance(call.loss, RowFormula) and call.loss.role(name) == "weight"
+
+
+def _one_by_one(
+    run: Run,
+    call: Call,
+    request: Request,
+    autocast: bool,
+    size: int,
+    pairs: Sequence[tuple[Tensor, int | None]],
+) -> list[Tensor]:
+    """One launch a sample: for weights of classes that differ between samples."""
+    if size == 0:
+        raise ValueError("vmap of a loss needs at least one sample")
+    each = [
+        run(call, request, [t if d is None else t.select(d, b) for t, d in pairs], autocast)
+        for b in range(size)
+    ]
+    return [torch.stack(results) for results in zip(*each, strict=True)]
+
+
+class _Batch:
+    """One request on operands that have one more axis, in front or behind the others."""
+
+    def __init__(
+        self,
+        run: Run,
+        call: Call,
+        request: Request,
+        autocast: bool,
+        size: int,
+        pairs: Sequence[tuple[Tensor, int | None]],
+        samples: Sequence[Tensor],
+    ) -> None:
+        self._run, self._call, self._request, self._size = run, call, request, size
+        self._each = call._replace(reduction="none")
+        loss, own = call.loss, [spec_of(t) for t in samples[request.extra :]]
+        self._shape = loss.shape_of(call, own)
+        outputs = loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
+        self._outputs = [output for output in outputs if output is not None]
+        # Losses of half precision are added up in float32.
+        self._autocast = autocast or (request.value and call.reduction != "none")
+        # The classes stay at axis 1, so that the batch goes behind.
+        self._is_behind = isinstance(loss, RowFormula) and loss.classes and len(self._shape) > 1
+        names = ("",) * request.extra + call.names
+        self._operands = [
+            self._placed(name, tensor, dim)
+            for name, (tensor, dim) in zip(names, pairs, strict=True)
+        ]
+        self._denominator = self._denominators(own)
+        if request.vjp and call.reduction != "none":
+            grad_output, dim = pairs[0]
+            factor = grad_output.unsqueeze(0) if dim is None else grad_output
+            self._operands[0] = self._of_all(factor)
+
+    def results(self) -> list[Tensor]:
+        """Those of the request, with the batch in front."""
+        results = self._run(self._each, self._request, self._operands, self._autocast)
+        moved = [r.movedim(-1, 0) if self._is_behind else r for r in results]
+        return [
+            self._reduced(result, output)
+            if k == 0 and self._request.value
+            else result.reshape(self._size, *output.shape)
+            for k, (result, output) in enumerate(zip(moved, self._outputs, strict=True))
+        ]
+
+    def _rank(self, name: str, tensor: Tensor) -> int:
+        """The number of axes that an operand is to have, without the batch."""
+        loss, rank = self._call.loss, len(self._shape)
+        if not isinstance(loss, RowFormula):
+            return rank
+        if name == "":  # grad_output is of rows, a tangent of elements
+            return rank if tensor.dim() == rank else rank - 1
+        return rank if loss.role(name) in (ELEMENTS, LABELS) else rank - 1
+
+    def _placed(self, name: str, tensor: Tensor, dim: int | None) -> Tensor:
+        """An operand with the axis of the batch, along which one that all share is repeated."""
+        if _is_of_classes(self._call, name):
+            return tensor
+        front = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
+        rank = self._rank(name, front[0])
+        while front.dim() <= rank:
+            front = front.unsqueeze(1)
+        front = front.expand(self._size, *front.shape[1:])
+        return front.movedim(0, -1) if self._is_behind else front
+
+    def _of_all(self, factor: Tensor) -> Tensor:
+        """A grad_output of each sample as one of each of its elements or rows."""
+        loss, shape = self._call.loss, self._shape
+        if isinstance(loss, RowFormula):
+            shape = loss.rows_of(shape)
+        elif loss.sums_last_axis(self._each):
+            shape = (*shape[:-1], 1)
+        # One that is divided may be too small for half precision.
+        wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
+        factor = (factor.to(wide) / self._denominator_of_derivatives()).to(wide)
+        front = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
+        return front.movedim(0, -1) if self._is_behind else front
+
+    def _reduced(self, each: Tensor, output: ArraySpec) -> Tensor:
+        """The losses of each sample, added up and divided."""
+        if self._call.reduction == "none":
+            return each
+        total = each.reshape(self._size, -1).sum(dim=1)
+        return (total / self._denominator).to(getattr(torch, output.dtype))
+
+    def _denominator_of_derivatives(self) -> Tensor | float:
+        denominator = self._denominator
+        if isinstance(denominator, float) or not self._leaves_out:
+            return denominator
+        return torch.where(denominator == 0, math.inf, denominator)
+
+    def _denominators(self, own: Sequence[ArraySpec]) -> Tensor | float:
+        """What the sum of what `_each` gives of a sample is divided by."""
+        call, loss = self._call, self._call.loss
+        denominator = loss.denominator(call, self._shape, own)
+        self._leaves_out = denominator.leaves_out
+        size = loss.denominator(self._each, self._shape, own).size
+        if not denominator.of_data:
+            return denominator.size / size
+        arrays = dict(zip(call.names, self._operands[self._request.extra :], strict=True))
+        if isinstance(loss, RowFormula):
+            return self._weights_of_rows(loss, arrays) / size
+        divides = [arrays["where"]] if "where" in arrays else []
+        if "weight" in arrays and loss.divides_by_weights(call):  # type: ignore[attr-defined]
+            divides.append(arrays["weight"])
+        product = divides[0] if len(divides) == 1 else divides[0] * divides[1]
+        total = product.expand(self._size, *self._shape).reshape(self._size, -1)
+        return total.sum(dim=1, dtype=torch.float64) / size
+
+    def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:
+        """The weights of the classes of the targets, of rows that are not ignored."""
+        name = next(name for name in loss.operands if loss.role(name) == INDEX)
+        target = arrays[name].movedim(-1, 0) if self._is_behind else arrays[name]
+        counts = target != self._call.named_parameters["ignore_index"]
+        weights: Tensor = counts
+        if "weight" in arrays:
+            last = arrays["weight"].shape[0] - 1
+            weights = arrays["weight"][target.long().clamp(0, last)] * counts
+        return weights.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)

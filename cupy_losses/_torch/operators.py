@@ -1,0 +1,374 @@
+"""The losses as an operator of torch, for what is traced and run later.
+
+torch.compile, torch.export, make_fx and torch.jit.trace record operators; FakeTensors and meta
+tensors have no memory. There a loss is `torch.ops.cupy_losses.evaluate`, one operator for all
+losses and all their derivatives. Its arguments are those of a call and of a request, see
+`_core/loss.py`, its derivatives are other requests of the same operator, and the shapes of its
+results are those that the plans of a request use.
+
+A traced forward pass computes the loss alone and its backward pass the gradients, each in one pass
+over the operands. That a forward pass writes gradients, as in eager mode, would take an operator
+that changes them in the backward pass, which torch's compiler makes a copy for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .._core.loss import FORWARD, Call, Request, loss_of_key
+from .._core.shapes import ArraySpec
+from .batching import batched, spec_of
+
+Tensor = torch.Tensor
+
+_SCHEMA = (
+    "evaluate(str loss, str reduction, float[] reals, int[] integers, bool weighted, bool masked,"
+    " bool value, int[] wanted, bool vjp, int[] tangents, bool autocast, Tensor[] operands)"
+    " -> Tensor[]"
+)
+
+
+# Whether a tensor is of torch.autograd.grad(is_grads_batched=True), which has a vmap of its own.
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a call; to torch, which takes tuples apart, one constant."""
+
+    call: Call
+    request: Request
+    autocast: bool
+
+
+def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
+    """The loss, by the operator."""
+    return run(call, FORWARD, operands)[0]
+
+
+def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tensor]:
+    """The results of a request, by the operator."""
+    names = ("",) * request.extra + call.names
+    for name, operand in zip(names, operands, strict=True):
+        if not isinstance(operand, Tensor):
+            raise TypeError(
+                f"{name} must be a tensor as the others are, got {type(operand).__name__}"
+            )
+        if operand.device != operands[-1].device:
+            raise ValueError(
+                f"all arrays must be on the same device, got {name} on {operand.device} and "
+                f"{names[-1]} on {operands[-1].device}"
+            )
+    if call.loss.overwrites:
+        raise NotImplementedError(
+            f"{call.names[call.extra]} is not overwritten inside what is traced or transformed: "
+            "leave out overwrite_input"
+        )
+    device = operands[-1].device.type
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return _dispatched(call, request, operands, autocast)
+
+
+def _dispatched(
+    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
+) -> Sequence[Tensor]:
+    """The results of a request: transforms see a Function, everything else the operator."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return _apply(None, Asked(call, request, autocast), *operands)
+    return _recorded(call, request, operands, autocast)
+
+
+def _recorded(
+    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
+) -> Sequence[Tensor]:
+    """The results of a request, by the operator itself."""
+    if any(map(is_batched, operands)):
+        return _of_batched_grads(call, request, operands, autocast)
+    return _operator()(*_described(call, request, autocast), list(operands))  # type: ignore[no-any-return]
+
+
+def _of_batched_grads(
+    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
+) -> Sequence[Tensor]:
+    """The results of a request on tensors of which some are batched by autograd."""
+    torch._C._vmapmode_increment_nesting()
+    level = torch._C._vmapmode_decrement_nesting()
+    dims = [0 if is_batched(t) else None for t in operands]
+    plain = [
+        t if dim is None else torch._remove_batch_dim(t, level, 0, 0)
+        for t, dim in zip(operands, dims, strict=True)
+    ]
+    size = next(t.shape[0] for t, dim in zip(plain, dims, strict=True) if dim == 0)
+    results = batched(_dispatched, call, request, autocast, size, dims, plain)
+    return [torch._add_batch_dim(result, 0, level) for result in results]
+
+
+def _operator() -> Any:
+    return torch.ops.cupy_losses.evaluate.default
+
+
+def _described(call: Call, request: Request, autocast: bool) -> tuple[Any, ...]:
+    """A request as arguments of the operator."""
+    loss, reduction, _, weighted, masked = call
+    given = call.named_parameters
+    integers = [given.pop(name) for name in loss.integers]
+    asked = request.value, list(request.wanted), request.vjp, list(request.tangents)
+    return loss.key, reduction, list(given.values()), integers, weighted, masked, *asked, autocast
+
+
+def _request(
+    key: str,
+    reduction: str,
+    reals: Sequence[float],
+    integers: Sequence[int],
+    weighted: bool,
+    masked: bool,
+    value: bool,
+    wanted: Sequence[int],
+    vjp: bool,
+    tangents: Sequence[int],
+) -> tuple[Call, Request]:
+    """The request that arguments of the operator describe."""
+    loss = loss_of_key(key)
+    given: dict[str, float | int] = dict(zip(loss.integers, integers, strict=True))
+    names = [name for name in loss.parameters if name not in given]
+    given |= zip(names, reals, strict=True)
+    parameters = tuple(given[name] for name in loss.parameters)
+    call = Call(loss, reduction, parameters, weighted, masked)
+    return call, Request(value=value, wanted=tuple(wanted), vjp=vjp, tangents=tuple(tangents))
+
+
+def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
+    """Let a library compute the operator on the tensors of a kind of device.
+
+    Its results are `ordered` if they lie in memory as the plan of a request says.
+    """
+
+    def compute(*described: Any) -> list[Tensor]:
+        *of_request, autocast, operands = described
+        call, request = _request(*of_request)
+        kind = operands[-1].device.type
+        if torch.is_autocast_enabled(kind) == autocast:
+            results = library().run(call, request, operands)
+        else:
+            with torch.autocast(kind, enabled=autocast):
+                results = library().run(call, request, operands)
+        if ordered:
+            return list(results)
+        pairs = zip(results, _shapes(call, request, operands, autocast), strict=True)
+        return [_in_order(result, output.strides) for result, output in pairs]
+
+    _operators.impl("evaluate", compute, device)
+
+
+def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
+    tensor: Tensor = result
+    if tensor.stride() == tuple(strides):
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+def _shapes(
+    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
+) -> Sequence[ArraySpec]:
+    specs = [spec_of(t) for t in operands]
+    return call.loss.outputs(call, request, specs, autocast)  # type: ignore[return-value]
+
+
+def _allocate(*described: Any) -> list[Tensor]:
+    """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
+    *of_request, autocast, operands = described
+    call, request = _request(*of_request)
+    like = operands[-1]
+    return [
+        like.new_empty_strided(output.shape, output.strides, dtype=getattr(torch, output.dtype))
+        for output in _shapes(call, request, operands, autocast)
+    ]
+
+
+class _Evaluate(torch.autograd.Function):
+    """The operator, whose derivatives are other requests of it."""
+
+    @staticmethod
+    def forward(keys: Any, asked: Asked, *operands: Tensor) -> Any:
+        call, request, autocast = asked.call, asked.request, asked.autocast
+        if keys is None:
+            return tuple(_recorded(call, request, operands, autocast))
+        return tuple(_below_autograd(keys, _described(call, request, autocast), operands))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, ctx.asked, *operands = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands)
+        ctx.save_for_forward(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
+        call, request = ctx.asked.call, ctx.asked.request
+        needed = ctx.needs_input_grad[2:]
+        if request.value:
+            derivatives = _of_tangents if request.tangents else _of_value
+        elif request.tangents:
+            raise NotImplementedError("third derivatives of a loss are not available")
+        else:
+            derivatives = of_gradients
+        return None, None, *derivatives(call, request, grad_outputs, needed, ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        call, request = ctx.asked.call, ctx.asked.request
+        return tuple(_along(call, request, tangents[2:], ctx.saved_tensors))
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, keys: Any, asked: Asked, *operands: Tensor) -> Any:
+        results = batched(
+            _dispatched,
+            asked.call,
+            asked.request,
+            asked.autocast,
+            info.batch_size,
+            dims[2:],
+            operands,
+        )
+        return tuple(results), (0,) * len(results)
+
+
+_apply: Callable[..., Sequence[Tensor]] = _Evaluate.apply
+
+
+def _below_autograd(keys: Any, described: Sequence[Any], operands: Sequence[Tensor]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return _operator().redispatch(
+            keys & torch._C._after_autograd_keyset, *described, list(operands)
+        )
+
+
+def _with_derivatives(keys: Any, *arguments: Any) -> Any:
+    """The operator where autograd watches."""
+    *described, autocast, operands = arguments
+    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+        return list(_apply(keys, Asked(*_request(*described), autocast), *operands))
+    return _below_autograd(keys, (*described, autocast), operands)
+
+
+def _of_value(
+    call: Call,
+    request: Request,
+    grad_outputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    operands: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradients of a loss by its operands."""
+    (grad_output,) = grad_outputs
+    wanted = tuple(k for k, needs in enumerate(needed) if needs)
+    for k in wanted:
+        if refusal := call.loss.refusal(call, k):
+            raise ValueError(refusal)
+    if grad_output is None:
+        return [None] * len(operands)
+    if call.loss.sums_last_axis(call):
+        grad_output = grad_output.unsqueeze(-1)
+    backward = Request(value=False, wanted=wanted, vjp=True)
+    return _placed(len(operands), wanted, run(call, backward, (grad_output, *operands)))
+
+
+def of_gradients(
+    call: Call,
+    request: Request,
+    grad_outputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    operands: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradients of gradients: by grad_output, then by the operands."""
+    given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
+    varied, tangents = tuple(given), given.values()
+    grad_output, *own = operands
+    wanted = tuple(k for k, needs in enumerate(needed[1:]) if needs)
+    gradients: list[Tensor | None] = [None] * len(own)
+    of_grad_output = None
+    if given and needed[0]:
+        # The dtype of the loss, which autocast may have widened, is that of grad_output.
+        wide = grad_output.dtype == torch.float32
+        with torch.autocast(grad_output.device.type, enabled=wide):
+            (value,) = run(call, Request(tangents=varied), (*tangents, *own))
+        of_grad_output = value.reshape(grad_output.shape).to(grad_output.dtype)
+    if given and wanted:
+        second = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
+        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *tangents, *own)))
+    return [of_grad_output, *gradients]
+
+
+def _of_tangents(
+    call: Call,
+    request: Request,
+    grad_outputs: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    operands: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradients of a derivative along tangents: by the tangents, then by the operands."""
+    (grad_output,) = grad_outputs
+    count = len(request.tangents)
+    given, own = operands[:count], operands[count:]
+    if grad_output is None:
+        return [None] * len(operands)
+    if call.loss.sums_last_axis(call):
+        grad_output = grad_output.unsqueeze(-1)
+    along = [k for k, needs in zip(request.tangents, needed, strict=False) if needs]
+    by_tangents: dict[int, Tensor] = {}
+    if along:
+        backward = Request(value=False, wanted=tuple(along), vjp=True)
+        by_tangents = dict(zip(along, run(call, backward, (grad_output, *own)), strict=True))
+    wanted = tuple(k for k, needs in enumerate(needed[count:]) if needs)
+    gradients: list[Tensor | None] = [None] * len(own)
+    if wanted:
+        second = Request(value=False, wanted=wanted, vjp=True, tangents=request.tangents)
+        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *given, *own)))
+    return [*[by_tangents.get(k) for k in request.tangents], *gradients]
+
+
+def _along(
+    call: Call, request: Request, tangents: Sequence[Tensor | None], operands: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The derivatives of the results of a request along tangents of its operands."""
+    own, varied = operands[request.extra :], {}
+    for k, tangent in enumerate(tangents[request.extra :]):
+        if tangent is not None:
+            varied[k] = tangent
+            if refusal := call.loss.refusal(call, k):
+                raise ValueError(refusal)
+    if request.tangents:
+        raise NotImplementedError(
+            "forward-mode derivatives of forward-mode derivatives of a loss are not available: "
+            "let one of the two be reverse-mode, as torch.func.hessian does"
+        )
+    parts: list[Sequence[Tensor]] = []
+    if varied:
+        directed = request._replace(tangents=tuple(varied))
+        leading = operands[: request.extra]
+        parts.append(run(call, directed, (*leading, *varied.values(), *own)))
+    if request.vjp and tangents[0] is not None:
+        parts.append(run(call, request, (tangents[0], *own)))
+    if not parts:
+        return [torch.zeros_like(t) for t in run(call, request, operands)]
+    return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
+
+
+def _placed(count: int, wanted: Sequence[int], results: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients that are wanted, at the places of their operands."""
+    placed: list[Tensor | None] = [None] * count
+    for k, result in zip(wanted, results, strict=True):
+        placed[k] = result
+    return placed
+
+
+_TAGS = torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order
+_operators: Any = torch.library.Library("cupy_losses", "DEF")  # type: ignore[no-untyped-call]
+_operators.define(_SCHEMA, tags=_TAGS)
+_operators.impl("evaluate", _with_derivatives, "Autograd", with_keyset=True)
+torch.library.register_fake("cupy_losses::evaluate", _allocate, lib=_operators)

@@ -1,0 +1,315 @@
+"""The operator that is recorded where torch traces, and what cannot be recorded."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cupy_losses
+import cupy_losses.nn.functional as F
+from cupy_losses import (
+    cross_entropy,
+    huber_loss,
+    log_cosh_loss,
+    mse_loss,
+    nn,
+    pointwise_loss,
+    value_and_grad,
+)
+from cupy_losses._libraries.torch import TorchCpu
+
+from ..tables.examples import of_elements, of_rows
+from ..tables.losses import LOSSES
+from ..tables.rows import ROWS
+from ..tools.levels import first
+
+# torch's own, when forward mode is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+Tensor = torch.Tensor
+evaluate = torch.ops.cupy_losses.evaluate.default
+
+
+def compiled(function: Callable[..., Any], *args: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="aot_eager", fullgraph=True)(*args)
+
+
+def tables() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+
+def recorded(function: Callable[..., Any], *tensors: Tensor) -> list[tuple[Any, ...]]:
+    """The arguments of the operators that make_fx records, without the tensors."""
+    nodes = make_fx(function)(*tensors).graph.nodes
+    return [node.args[:-1] for node in nodes if node.target is evaluate]
+
+
+CASES = [of_elements(LOSSES[0]), of_elements(LOSSES[3]), of_rows(ROWS[0]), of_rows(ROWS[-1])]
+
+
+@pytest.mark.parametrize("example", first(CASES))
+def test_opcheck(example: Any) -> None:
+    """torch's own checks, on the requests of the loss, of its gradients and of their gradients."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Watched(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function is evaluate:
+                own = [t.detach().requires_grad_(t.is_floating_point()) for t in args[-1]]
+                calls.append((*args[:-1], own))
+            return function(*args, **(kwargs or {}))
+
+    with Watched():
+        value = example.results(getattr(cupy_losses, example.name), reduction="none")[0]
+        assert value.shape
+    assert len(calls) == 2
+    for call in calls:
+        torch.library.opcheck(evaluate, call)
+
+
+def test_one_graph_serves_all_shapes() -> None:
+    counters.clear()
+    torch._dynamo.reset()
+    loss = torch.compile(mse_loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in (4, 5), (7, 9), (30, 3):
+        x = torch.randn(shape, requires_grad=True)
+        loss(x, torch.zeros(shape)).backward()
+        torch.testing.assert_close(x.grad, 2 * x.detach() / x.numel())
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_compiled_step_evaluates_each_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch for the loss and one for its gradient."""
+    requests = []
+    run = TorchCpu.run
+
+    def counting(self: TorchCpu, call: Any, request: Any, operands: Any) -> Any:
+        requests.append((request.value, request.wanted))
+        return run(self, call, request, operands)
+
+    monkeypatch.setattr(TorchCpu, "run", counting)
+    x, y = tables()
+    compiled(lambda x: 2 * mse_loss(x, y) + 1, x.requires_grad_()).backward()
+    assert requests == [(True, ()), (False, (0,))]
+
+
+FIRST_CALL = """
+import torch
+from cupy_losses import mse_loss
+loss = torch.compile(mse_loss, fullgraph=True, backend="eager")
+assert loss(torch.ones(3), torch.zeros(3)) == 1
+"""
+TORCH_LATER = "from cupy_losses import mse_loss" + FIRST_CALL
+
+
+@pytest.mark.parametrize("program", first([TORCH_LATER, FIRST_CALL], ids=lambda p: str(len(p))))
+def test_the_first_call_of_a_program_may_be_compiled(program: str) -> None:
+    """torch is imported after this package, or before it."""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_functions_and_modules_of_torch() -> None:
+    x, y = tables()
+    target = torch.tensor([0, 1, 2, 3])
+    weight = torch.rand(5, dtype=torch.float64)
+    assert compiled(lambda x: F.mse_loss(x, y, None, None, "sum"), x) == F.mse_loss(
+        x, y, reduction="sum"
+    )
+    for module, given in (
+        (nn.HuberLoss(delta=0.3), y),
+        (nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1), target),
+    ):
+        assert compiled(module, x, given) == module(x, given)
+    partial = functools.partial(huber_loss, reduction="sum", delta=0.25)
+    assert compiled(partial, x, y) == partial(x, y)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_autocast(outside: bool) -> None:
+    """A loss of half precision is float32 in a graph too, whenever the graph runs."""
+    x, y = (t.to(torch.bfloat16) for t in tables())
+    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+
+    def loss(x: Tensor) -> Tensor:
+        if outside:
+            return mse_loss(x, y)
+        with context():
+            return mse_loss(x, y)
+
+    def run(function: Callable[..., Any]) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        if outside:
+            with context():
+                value = function(leaf)
+        else:
+            value = function(leaf)
+        return [value, *torch.autograd.grad(value, leaf)]
+
+    for got, expected in zip(run(lambda x: compiled(loss, x)), run(loss), strict=True):
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+    assert run(loss)[0].dtype == torch.float32
+
+
+def cauchy(scale: float = 1.0) -> Callable[..., Any]:
+    return pointwise_loss(
+        "cauchy",
+        f"{scale} * log1p((input - target) * (input - target))",
+        numpy=lambda input, target: scale * np.log1p((input - target) ** 2),
+    )
+
+
+def test_losses_of_users() -> None:
+    x, y = tables()
+    loss = cauchy()
+    assert compiled(lambda x: loss(x, y), x) == loss(x, y)
+
+
+def test_a_graph_of_a_loss_that_is_not_defined() -> None:
+    """As of a program that another process has saved: the formula must be the same."""
+    x, y = tables()
+    loss = cauchy()
+    (described,) = recorded(loss, x, y)
+    assert evaluate(*described, [x, y])[0] == loss(x, y)
+    assert described[0].startswith("cauchy")
+    other = described[0][:-64] + 64 * "0"
+    with pytest.raises(ValueError, match="no loss of the name 'cauchy' with the formula"):
+        evaluate(other, *described[1:], [x, y])
+
+
+def in_check_values(x: Tensor) -> Any:
+    with cupy_losses.check_values():
+        return compiled(lambda x: cupy_losses.binary_cross_entropy(x, x), x.sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: compiled(lambda x: cauchy()(x, x), x), "pointwise_loss, whose function"),
+        (lambda x: compiled(lambda x: value_and_grad(mse_loss)(x, x), x), "value_and_grad, which"),
+        (lambda x: compiled(value_and_grad(mse_loss), x, x), "value_and_grad, which"),
+        (
+            lambda x: compiled(value_and_grad(lambda x: mse_loss(x, x)), x),
+            "value_and_grad, which",
+        ),
+        (in_check_values, "check_values reads the operands"),
+        (
+            lambda x: compiled(
+                lambda x: cross_entropy(x, torch.zeros(4).long(), overwrite_input=True), x
+            ),
+            "input is not overwritten inside",
+        ),
+        (lambda x: compiled(lambda x: mse_loss(x, x[:3]), x), r"target of shape \(3, 5\) does not"),
+        (lambda x: compiled(lambda x: mse_loss(x, x, reduction="bad"), x), "reduction must be"),
+        (
+            lambda x: jvp(lambda y: jvp(lambda z: mse_loss(z, x), (y,), (x,))[1], (x,), (x,)),
+            "forward-mode derivatives of forward-mode derivatives",
+        ),
+        (
+            lambda x: grad(grad(grad(lambda s: log_cosh_loss(s * x, x))))(
+                torch.tensor(2.0, dtype=torch.float64)
+            ),
+            "third derivatives",
+        ),
+        (
+            lambda x: grad(lambda w: mse_loss(x, 0 * x, weight=w))(x),
+            "weight requires grad, which a mean",
+        ),
+        (
+            lambda x: jvp(lambda w: mse_loss(x, 0 * x, weight=w), (x,), (x,)),
+            "weight requires grad, which a mean",
+        ),
+        (lambda x: vmap(mse_loss)(x[:0], x[:0]), "needs at least one sample"),
+    ],
+)
+def test_what_is_not_available_says_so(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        function(tables()[0])
+
+
+def test_fake_tensors_with_others() -> None:
+    """They have no memory to share, wherever they say that they are."""
+    with FakeTensorMode():
+        fake, of_gpu = torch.empty(4), torch.empty(4, device="cuda")
+    value = mse_loss(of_gpu, of_gpu)
+    assert (value.device.type, value.dtype, value.shape) == ("cuda", torch.float32, ())
+    with pytest.raises(TypeError, match="input must be a tensor as the others are, got ndarray"):
+        mse_loss(np.zeros(4), fake)
+    with pytest.raises(ValueError, match="same device, got input on cuda:0 and target on cpu"):
+        mse_loss(of_gpu, fake)
+
+
+def test_constants_are_not_recorded() -> None:
+    """Nor are negation bits lost."""
+    x, y = tables()
+    graph = make_fx(lambda x: mse_loss(x, torch._neg_view(y)))(x)
+    assert graph(2 * x) == mse_loss(2 * x, -y)
+
+
+def test_vmap_evaluates_all_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without copies of what samples share; class weights that differ take a call each."""
+    calls: list[list[tuple[int, ...]]] = []
+    run = TorchCpu.run
+
+    def counting(self: TorchCpu, call: Any, request: Any, operands: Any) -> Any:
+        calls.append([t.stride() for t in operands])
+        return run(self, call, request, operands)
+
+    monkeypatch.setattr(TorchCpu, "run", counting)
+    x = torch.randn(3, 6, 5, dtype=torch.float64)
+    target, weight = torch.arange(6) % 5, torch.rand(3, 5, dtype=torch.float64)
+    vmap(mse_loss, in_dims=(0, None))(x, x[0])
+    assert calls == [[(30, 5, 1), (0, 5, 1)]]
+    calls.clear()
+    vmap(grad(cross_entropy), in_dims=(0, None))(x, target)
+    assert [strides[-1] for strides in calls] == [(1, 0)] * len(calls)
+    assert len(calls) == 2  # the losses, their gradients
+    calls.clear()
+    vmap(lambda x, w: cross_entropy(x, target, weight=w))(x, weight)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_vmap_of_half_precision(dtype: torch.dtype) -> None:
+    """Losses are added up in float32, and gradients are rounded once."""
+    x, y = (torch.randn(3, 2000, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
+    x, y = x.to(dtype), y.to(dtype)
+    assert vmap(mse_loss)(x, y).dtype == dtype
+    for function in (mse_loss, grad(mse_loss)):
+        each = torch.stack([function(a, b) for a, b in zip(x, y, strict=True)])
+        torch.testing.assert_close(vmap(function)(x, y), each, rtol=2e-7, atol=1e-12)
+
+
+def test_vmap_where_nothing_is_left() -> None:
+    """A mean is NaN and its gradient 0; so it is of ignored rows, and of no elements."""
+    x = torch.ones(3, 4)
+    none = torch.zeros(4, dtype=torch.bool)
+    masked = functools.partial(mse_loss, target=torch.zeros(4), where=none)
+    ignored = functools.partial(cross_entropy, target=torch.tensor(-100))
+    for loss in (masked, ignored):
+        assert vmap(loss)(x).isnan().all()
+        assert (vmap(grad(loss))(x) == 0).all()
+    assert vmap(mse_loss)(x[:, :0], x[:, :0]).isnan().all()
+
+
+def test_batched_grads_of_differentiable_gradients() -> None:
+    """A Hessian by torch.autograd.functional, vectorised."""
+    x, y = tables()
+    for loss in (log_cosh_loss, mse_loss):
+        of_target = functools.partial(loss, target=y)
+        hessian = functools.partial(torch.autograd.functional.hessian, of_target, x)
+        torch.testing.assert_close(hessian(vectorize=True), hessian())
