@@ -1,0 +1,107 @@
+"""torch.compile, transforms and graphs on CUDA tensors, beside eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.func import grad, vmap
+from torch.profiler import ProfilerActivity, profile
+
+from cupy_losses import cross_entropy, mse_loss
+
+pytestmark = pytest.mark.gpu
+Tensor = torch.Tensor
+Make = Callable[[], tuple[Tensor, Tensor]]
+
+
+def values() -> tuple[Tensor, Tensor]:
+    x, y = torch.randn(2, 1000, 777, device="cuda")
+    return x.requires_grad_(), y
+
+
+def logits() -> tuple[Tensor, Tensor]:
+    x = torch.randn(500, 1000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    return x, torch.randint(1000, (500,), device="cuda")
+
+
+CASES = [(mse_loss, values), (cross_entropy, logits)]
+BACKENDS = ["aot_eager", "inductor"]
+
+
+def step(loss: Callable[..., Any], x: Tensor, target: Tensor) -> list[Tensor]:
+    value = loss(x, target)
+    return [value.detach(), *torch.autograd.grad(value, x)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("loss", "make"), CASES)
+def test_compiled(loss: Callable[..., Any], make: Make, backend: str) -> None:
+    """The bits of eager mode, of shapes that were not compiled for too."""
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=backend)
+    x, target = make()
+    for count in (500, 300):
+        part = x.detach()[:count].clone().requires_grad_()
+        for got, expected in zip(
+            step(compiled, part, target[:count]), step(loss, part, target[:count]), strict=True
+        ):
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("loss", "make"), CASES)
+def test_a_compiled_step_takes_no_more_launches_and_memory(
+    loss: Callable[..., Any], make: Make
+) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    x, target = make()
+    counts, peaks = [], []
+    for function in (loss, compiled):
+        step(function, x, target)
+        step(function, x, target)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            step(function, x, target)
+            torch.cuda.synchronize()
+        events = [e for e in profiler.events() or () if e.device_type.name == "CUDA"]
+        counts.append(len(events))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert 2 <= counts[1] <= counts[0]
+    assert peaks[1] <= peaks[0]
+
+
+@pytest.mark.parametrize(("loss", "make"), CASES)
+def test_reduce_overhead(loss: Callable[..., Any], make: Make) -> None:
+    """CUDA graphs that torch's compiler captures and replays."""
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
+    x, target = make()
+    for _ in range(4):
+        with torch.no_grad():
+            x.mul_(0.5)
+        torch.compiler.cudagraph_mark_step_begin()
+        got = [t.clone() for t in step(compiled, x, target)]
+        for result, expected in zip(got, step(loss, x, target), strict=True):
+            assert torch.equal(result, expected)
+
+
+def test_transforms_do_not_wait_for_the_device() -> None:
+    x, target = logits()
+    samples = x.detach().float().reshape(50, 10, 1000)
+    targets = target.reshape(50, 10)
+    vmap(grad(cross_entropy))(samples, targets)  # compiles
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = vmap(grad(cross_entropy))(samples, targets)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = torch.stack(
+        [grad(cross_entropy)(*each) for each in zip(samples, targets, strict=True)]
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-9)
