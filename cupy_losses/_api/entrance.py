@@ -42,6 +42,14 @@ def call_of(
     return Call(loss, reduction, parameters, weight is not None, where is not None), operands
 
 
+def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
+    """The loss of a call that is prepared."""
+    library, arrays = resolve(call, operands)
+    if _checking():
+        check.verify(call, library.plain(arrays))
+    return library.evaluate(call, arrays)
+
+
 # From a public function to what prepares its call. A registry, as an attribute of the function
 # would be copied by functools.wraps to functions that compute something else.
 _prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared]] = {}
@@ -70,10 +78,7 @@ def loss_function(
             if kwargs or len(args) > arrays:
                 given = checks(args, kwargs)
             call, operands = prepare(*given, **kwargs)
-            library, arrays_of_library = resolve(call, operands)
-            if _checking():
-                check.verify(call, library.plain(arrays_of_library))
-            return library.evaluate(call, arrays_of_library)
+            return evaluate(call, operands)
 
         name = functions.register(loss)
         _prepare_by_loss[loss] = checks.before(prepare)
