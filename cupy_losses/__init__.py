@@ -1,6 +1,7 @@
 """Loss functions and their gradients as fused CUDA kernels, for CuPy, torch and NumPy arrays."""
 
 from . import classification, custom, divergence, embedding, multiclass, ranking, regression
+from ._acceleration.switch import accelerate
 from ._api.check import check_values
 from ._api.transforms import grad, value_and_grad
 from .classification import *
@@ -13,7 +14,7 @@ from .regression import *
 
 __version__ = "0.1.0"
 
-__all__ = ["check_values", "grad", "value_and_grad"]
+__all__ = ["accelerate", "check_values", "grad", "value_and_grad"]
 __all__ += regression.__all__
 __all__ += classification.__all__
 __all__ += ranking.__all__

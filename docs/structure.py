@@ -25,6 +25,7 @@ ROOMS = (
     "_commands",
     "nn",
     "__init__",
+    "_acceleration",
     FAMILIES,
     "_api",
     "_kinds",

@@ -1,0 +1,1 @@
+"""torch's own losses, computed by this package: rules, replacement, counts, report."""

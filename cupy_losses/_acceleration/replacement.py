@@ -1,0 +1,322 @@
+"""The functions of torch, whose code is replaced while acceleration is on.
+
+A function of `torch.nn.functional` stays the object that it is: its code alone is another one. So
+every name of it follows, also one that was imported before. It is pickled, inspected and compared
+as ever, and torch.compile, which knows torch's functions by their identity, still knows it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.nn._reduction import legacy_get_string
+from torch.overrides import has_torch_function
+
+from .. import classification, divergence, embedding, multiclass, ranking, regression
+from .._api.entrance import evaluate, known
+from . import rules
+from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
+
+Array = Any
+Function = types.FunctionType
+Parameters = dict[str, inspect.Parameter]
+
+_FAMILIES = (regression, classification, ranking, divergence, multiclass, embedding)
+_DEPRECATED = ("size_average", "reduce")
+_MAX_KNOWN = 4096
+# To read an attribute of another type may do anything.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+# What every accelerated call does, as short as it can be. It is written once for each function, so
+# that there are no loops and no lists: they would take as long as all the rest.
+_TEMPLATE = """
+def {name}({declared}):
+{constants}
+    if (
+        function_modes()
+        or dispatch_modes()
+        or transforms()
+        or forward_ad._current_level >= 0
+        or tracing()
+        or {not_plain}
+    ):
+        return elsewhere({passed})
+{deprecated}
+    try:
+        key = {key}
+    except RuntimeError:  # a nested tensor has no shape
+        return elsewhere({passed})
+    tally = decided(key)
+    if tally is None:
+        tally = decide(key, {passed})
+    if tally.reason:
+        return by_torch(tally, {passed})
+    given = {{}}
+{options}
+    try:
+        call, operands = prepare({operands}, **given) if given else prepare({operands})
+    except (TypeError, ValueError) as error:
+        return refused(error, tally, {passed})
+    tally.count()
+    return evaluate(call, operands)
+"""
+
+
+class Replaced:
+    """A function of torch, which computes by this package what the rules let it.
+
+    Attributes:
+        name: Its name.
+        torch: A function that does what torch's did.
+        prepare: What prepares the call of this package.
+
+    """
+
+    def __init__(self, function: Function, loss: Callable[..., Array]) -> None:
+        prepare = known(loss)
+        assert prepare is not None
+        self.name = function.__name__
+        self.prepare = prepare
+        self.torch = _copy(function)
+        self._function = function
+        self._own = function.__code__
+        self._parameters = dict(inspect.signature(function).parameters)
+        self._operands = [n for n, p in self._parameters.items() if p.default is p.empty]
+        self._tensors = [*self._operands, *(n for n in rules.OPTIONAL if n in self._parameters)]
+        self._by_name = [n for n, p in self._parameters.items() if p.kind is p.KEYWORD_ONLY]
+        # What torch.jit.script and torch.compile take in place of the function.
+        self._attributes = {
+            "__prepare_scriptable__": lambda: self.torch,
+            "_torchdynamo_inline": self.torch,
+        }
+        self._decided: dict[Any, Tally] = {}
+        self._code = self._generated()
+
+    def replace(self) -> None:
+        """Let torch's function compute by this package."""
+        self._decided.clear()
+        vars(self._function).update(self._attributes)
+        self._function.__code__ = self._code
+
+    def restore(self) -> None:
+        """Give torch's function its own code back, unless it has that of someone else now."""
+        if self._function.__code__ is self._code:
+            self._function.__code__ = self._own
+        for name in self._attributes:
+            vars(self._function).pop(name, None)
+
+    def prepared(self, arguments: dict[str, Any]) -> Any:
+        """The call of this package of arguments of torch's function, with its operands."""
+        operands = [arguments[name] for name in self._operands]
+        given = {
+            name: x
+            for name, x in arguments.items()
+            if name not in self._operands and x is not self._parameters[name].default
+        }
+        return self.prepare(*operands, **given)
+
+    def _generated(self) -> types.CodeType:
+        """The code of the function, with torch's parameters."""
+        names, options, key = [*self._parameters], [], []
+        declared = [*names]
+        if self._by_name:
+            declared.insert(names.index(self._by_name[0]), "*")
+        if rules.depends_on_autocast(self.name):
+            key.append("autocast()")
+        not_plain = []
+        for name in self._tensors:
+            if name in self._operands and name != "var":
+                key += [f"{name}.{x}" for x in ("dtype", "shape", "layout", "get_device()")]
+                if name == "target" and rules.depends_on_gradient_by_target(self.name):
+                    key.append(f"{name}.requires_grad")
+                not_plain.append(f"type({name}) not in plain")
+            else:
+                key.append(f"None if {name} is None else described({name})")
+                other = "float" if name == "var" else "type(None)"
+                not_plain.append(f"type({name}) not in plain and type({name}) is not {other}")
+        constants: dict[str, Any] = {
+            "function_modes": torch._C._len_torch_function_stack,
+            "dispatch_modes": torch._C._len_torch_dispatch_stack,
+            "transforms": torch._C._are_functorch_transforms_active,
+            "forward_ad": forward_ad,
+            "tracing": torch._C._is_tracing,
+            "autocast": torch._C._is_any_autocast_enabled,
+            "plain": _PLAIN,
+            "described": _described,
+            "decided": self._decided.get,
+            "decide": self._decide,
+            "elsewhere": self._elsewhere,
+            "by_torch": self._by_torch,
+            "in_new_words": self._in_new_words,
+            "prepare": self.prepare,
+            "refused": self._refused,
+            "evaluate": evaluate,
+        }
+        for name in names:
+            if name in self._operands or name in _DEPRECATED:
+                continue
+            constants[f"default_{name}"] = self._parameters[name].default
+            options.append(f"if {name} is not default_{name}:")
+            options.append(f"    given[{name!r}] = {name}")
+        deprecated = []
+        if set(_DEPRECATED) <= set(names):
+            given = " or ".join(f"{name} is not None" for name in _DEPRECATED)
+            deprecated = [f"if {given}:", f"    return in_new_words({', '.join(names)})"]
+        text = _TEMPLATE.format(
+            name=self.name,
+            declared=", ".join(declared),
+            passed=", ".join(names),
+            constants=textwrap.indent("\n".join(f"{n} = {_mark(n)!r}" for n in constants), "    "),
+            not_plain=" or ".join(not_plain),
+            key=f"({', '.join(key)})",
+            deprecated=textwrap.indent("\n".join(deprecated), "    "),
+            options=textwrap.indent("\n".join(options), "    "),
+            operands=", ".join(self._operands),
+        )
+        return _compiled(self.name, text, constants)
+
+    def _decide(self, key: Any, *args: Any) -> Tally:
+        """The tally of calls with such tensors, by which the next one is decided too."""
+        named = self._named(args)
+        tensors = {name: named[name] for name in self._tensors}
+        reason, example = rules.decide(self.name, self.prepare, tensors)
+        tally = self._tally(tensors, reason)
+        tally.example = tally.example or example
+        if not reason and tally.sample is None:
+            arguments = {name: _layout(x) for name, x in named.items()}
+            tally.sample = Sample(arguments, torch._C._is_any_autocast_enabled())
+        if len(self._decided) >= _MAX_KNOWN:
+            self._decided.clear()
+        self._decided[key] = tally
+        return tally
+
+    def _tally(self, arguments: dict[str, Any], reason: str) -> Tally:
+        tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
+        dtype = str(tensors[0].dtype).removeprefix("torch.")
+        return tally_of(Kind(self.name, dtype, exponent_of([x.numel() for x in tensors]), reason))
+
+    def _elsewhere(self, *args: Any) -> Array:
+        """A call that is not of plain tensors alone, or not made for its value alone."""
+        if has_torch_function(args):
+            # A mode or a class takes over. If it calls the function again, that call is counted.
+            return self._call(args)
+        tensors = [x for name, x in self._named(args).items() if name in self._tensors]
+        reason = rules.circumstance(tensors)
+        return self._by_torch(tally_of(Kind(self.name, "", -1, reason)), *args)
+
+    def _by_torch(self, tally: Tally, *args: Any) -> Array:
+        tally.count()
+        return self._call(args)
+
+    def _refused(self, error: Exception, tally: Tally, *args: Any) -> Array:
+        """An option that this package does not take: torch does, or has an error of its own."""
+        refused = tally_of(tally.kind._replace(reason=rules.REFUSED))
+        refused.example = refused.example or str(error)
+        return self._by_torch(refused, *args)
+
+    def _in_new_words(self, *args: Any) -> Array:
+        """The same call with a reduction in place of the arguments that are deprecated."""
+        named = self._named(args)
+        old = [named.pop(name) for name in _DEPRECATED]
+        return self._function(**named | {"reduction": legacy_get_string(*old)})
+
+    def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self._parameters, args, strict=True))
+
+    def _call(self, args: tuple[Any, ...]) -> Array:
+        positional = len(args) - len(self._by_name)
+        rest = dict(zip(self._by_name, args[positional:], strict=True))
+        return self.torch(*args[:positional], **rest)
+
+
+def _described(x: Any) -> Any:
+    """What decides of an argument that need not be a tensor."""
+    if type(x) not in _PLAIN:
+        return type(x)
+    return x.dtype, x.shape, x.layout, x.get_device(), x.requires_grad
+
+
+def _layout(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return Layout(tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad)
+
+
+def _copy(function: Function) -> Function:
+    """A function of the same code, which stays what it is when the code is replaced."""
+    copied = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__module__, copied.__annotations__ = function.__module__, function.__annotations__
+    return copied
+
+
+def _mark(name: str) -> str:
+    return f"cupy_losses: {name}"
+
+
+def _compiled(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
+    """The code of a function, in which objects take the place of their marks.
+
+    As constants they need no names in torch's module, which another thread could still look up when
+    acceleration ends.
+    """
+    made: dict[str, Any] = {}
+    exec(compile(text, f"<cupy_losses.accelerate: {name}>", "exec"), made)
+    code: types.CodeType = made[name].__code__
+    by_mark = {_mark(n): constant for n, constant in constants.items()}
+    return code.replace(
+        co_consts=tuple(
+            by_mark[constant] if isinstance(constant, str) and constant in by_mark else constant
+            for constant in code.co_consts
+        )
+    )
+
+
+def _functions() -> list[Replaced]:
+    """Those losses of torch that this package has, unless someone else has put another there."""
+    replaced = []
+    for family in _FAMILIES:
+        for name in family.__all__:
+            loss = getattr(family, name)
+            function = getattr(torch.nn.functional, name, None)
+            if (
+                known(loss) is not None
+                and isinstance(function, Function)
+                and function.__globals__ is vars(torch.nn.functional)
+            ):
+                replaced.append(Replaced(function, loss))
+    return replaced
+
+
+FUNCTIONS = _functions()
+_depth = 0
+_switching = threading.Lock()
+
+
+def switch_on() -> None:
+    """Replace the functions, unless they are already."""
+    global _depth
+    with _switching:
+        _depth += 1
+        if _depth == 1:
+            for function in FUNCTIONS:
+                function.replace()
+
+
+def switch_off() -> None:
+    """Restore the functions, unless others still want them replaced."""
+    global _depth
+    with _switching:
+        _depth -= 1
+        if _depth == 0:
+            for function in FUNCTIONS:
+                function.restore()

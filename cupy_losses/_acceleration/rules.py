@@ -1,0 +1,248 @@
+"""Where this package has torch's result, and why not elsewhere.
+
+All is decided by types, dtypes, shapes and flags: nothing here waits for a device. What only values
+could show is not seen: docs/accelerate.md lists it, and docs/deviations.md says what differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .._core.dtypes import dtype_name
+from .._core.shapes import ArraySpec
+from .._device import driver
+
+Tensor = torch.Tensor
+
+DEVICE = "the operands are not all on one GPU"
+NO_GPU = "CuPy finds no GPU"
+COMPILED = "inside torch.compile or torch.export"
+TRACED = "inside torch.jit.trace"
+MODE = "inside a TorchDispatchMode"
+TRANSFORM = "inside a torch.func transform"
+FORWARD_MODE = "inside forward-mode differentiation"
+NO_TENSOR = "an operand is no tensor"
+SUBCLASS = "an operand is of a subclass of Tensor"
+LAYOUT = "an operand is sparse, nested, or not dense otherwise"
+EMPTY = "an operand has no elements"
+GRADIENT = "a gradient by a target or a weight"
+DTYPES = "dtypes of which torch makes another dtype, or an error"
+SHAPES = "shapes of which torch makes another result, or an error"
+AUTOCAST = "autocast, under which torch has another dtype, or an error"
+DISTANCE = "a distance function of one's own"
+REFUSED = "an argument that cupy_losses does not take"
+
+REASONS = (
+    *(DEVICE, NO_GPU, COMPILED, TRACED, MODE, TRANSFORM, FORWARD_MODE, NO_TENSOR, SUBCLASS, LAYOUT),
+    *(EMPTY, GRADIENT, DTYPES, SHAPES, AUTOCAST, DISTANCE, REFUSED),
+)
+
+# Arguments that may be None, and are looked at as operands are where they are not.
+OPTIONAL = ("weight", "pos_weight", "distance_function")
+
+_WEIGHTED_MEANS = {"mse_loss", "l1_loss", "huber_loss"}
+_OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
+_OF_VECTORS = {
+    "cosine_embedding_loss",
+    "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+}
+# Where torch has no gradient by the target, or NaN at 0.
+_NO_GRADIENT_BY_TARGET = {
+    "cosine_embedding_loss",
+    "hinge_embedding_loss",
+    "kl_div",
+    "poisson_nll_loss",
+    "soft_margin_loss",
+}
+_OF_FEW_DIMENSIONS = {"cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss"}
+# Where torch does not broadcast, or not as this package does.
+_OF_EQUAL_SHAPES = {"soft_margin_loss", "multilabel_soft_margin_loss"}
+# Where torch does not promote floating dtypes as this package does.
+_NOT_PROMOTING = {
+    "binary_cross_entropy",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "soft_margin_loss",
+}
+# Where the target must be floating.
+_FLOATING_TARGETS = {
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "huber_loss",
+    "kl_div",
+}
+_HALF = (torch.float16, torch.bfloat16)
+_SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
+# Where torch computes in half precision although autocast is on.
+_HALF_UNDER_AUTOCAST = {
+    "gaussian_nll_loss",
+    "multilabel_soft_margin_loss",
+    "triplet_margin_with_distance_loss",
+}
+
+
+def place_problem(tensor: Tensor) -> str:
+    """Why the losses of a tensor are not computed where it is; "" where they are."""
+    if not tensor.is_cuda:
+        return DEVICE
+    return "" if gpu_is_there() else NO_GPU
+
+
+@functools.cache
+def gpu_is_there() -> bool:
+    """Whether CuPy finds the GPU that torch has found; warns where it does not."""
+    try:
+        driver.require_gpu()
+    except driver.MissingGPUError as error:
+        warnings.warn(f"torch computes all losses itself: {error}", UserWarning, stacklevel=2)
+        return False
+    return True
+
+
+def depends_on_autocast(name: str) -> bool:
+    """Whether autocast is a part of what decides on a function."""
+    binary = name in ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+    return binary or name in _HALF_UNDER_AUTOCAST | _WEIGHTED_MEANS | _OF_CLASSES
+
+
+def depends_on_gradient_by_target(name: str) -> bool:
+    """Whether it is a part of what decides on a function that its target requires grad."""
+    return name in _NO_GRADIENT_BY_TARGET
+
+
+def circumstance(arguments: list[Any]) -> str:
+    """Why torch computes a call that is not of plain tensors, or not made for its value alone."""
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    for happens, reason in (
+        (torch.compiler.is_compiling(), COMPILED),
+        (torch._C._is_tracing(), TRACED),
+        (torch._C._are_functorch_transforms_active(), TRANSFORM),
+        (forward_ad._current_level >= 0, FORWARD_MODE),
+        (torch._C._len_torch_dispatch_stack() > 0, MODE),
+        (any(callable(x) and not isinstance(x, Tensor) for x in arguments), DISTANCE),
+        (any(x.is_nested for x in tensors), LAYOUT),
+        (any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors), SUBCLASS),
+    ):
+        if happens:
+            return reason
+    return NO_TENSOR
+
+
+def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[str, str]:
+    """Why torch computes a call, "" where this package does, and the error that says so, if any.
+
+    Args:
+        name: The name of the function.
+        prepare: What prepares the call of this package.
+        arguments: Its operands, and those of `OPTIONAL` that it takes, by name. They are plain
+            tensors, None, or a float for `var`.
+
+    """
+    tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    first = next(iter(tensors.values()))
+    reason = _by_place([*tensors.values()])
+    if not reason:
+        autocast = torch._C._is_any_autocast_enabled()
+        reason = (
+            _by_gradients(name, tensors)
+            or _by_dtypes(name, tensors, autocast)
+            or _by_autocast(name, tensors, autocast)
+            or _by_shapes(name, first, tensors)
+        )
+    return (reason, "") if reason else _by_trial(prepare, arguments)
+
+
+def _by_place(tensors: list[Tensor]) -> str:
+    first = tensors[0]
+    if problem := place_problem(first):
+        return problem
+    if any(x.device != first.device for x in tensors):
+        return DEVICE
+    if any(x.layout is not torch.strided for x in tensors):
+        return LAYOUT
+    return EMPTY if any(x.numel() == 0 for x in tensors) else ""
+
+
+def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
+    alone = [tensors[key] for key in OPTIONAL if key in tensors]
+    if name in _NO_GRADIENT_BY_TARGET:
+        alone.append(tensors["target"])
+    return GRADIENT if any(x.requires_grad for x in alone) else ""
+
+
+def _by_dtypes(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
+    first, *others = tensors.values()
+    if not first.is_floating_point():
+        return DTYPES
+    target = tensors.get("target")
+    if target is not None and not target.is_floating_point():
+        allowed = (torch.int64,) if name in _OF_CLASSES else _SIGNED
+        if name in _FLOATING_TARGETS or target.dtype not in allowed:
+            return DTYPES
+        others = [x for x in others if x is not target]
+    if all(x.dtype == first.dtype for x in others):
+        return ""
+    if not all(x.is_floating_point() for x in others) or name in _NOT_PROMOTING:
+        return DTYPES
+    if name in _OF_CLASSES:
+        double = any(x.dtype == torch.float64 for x in (first, *others))
+        return "" if autocast and not double else DTYPES
+    if name == "binary_cross_entropy_with_logits" and not autocast:
+        # The dtype of the target is that of the loss.
+        half = first.dtype in _HALF and {x.dtype for x in others} == {torch.float32}
+        return "" if half else DTYPES
+    # A tensor of shape () counts less in torch where an operand is not read by a kernel of its own.
+    return DTYPES if len(others) > 1 or any(x.ndim == 0 for x in tensors.values()) else ""
+
+
+def _by_autocast(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
+    if not autocast:
+        return ""
+    half = any(x.dtype in _HALF for x in tensors.values())
+    if (
+        name == "binary_cross_entropy"
+        or (half and name in _HALF_UNDER_AUTOCAST)
+        or (half and name in _WEIGHTED_MEANS and "weight" in tensors)
+    ):
+        return AUTOCAST
+    return ""
+
+
+def _by_shapes(name: str, first: Tensor, tensors: dict[str, Tensor]) -> str:
+    shapes = {key: x.shape for key, x in tensors.items()}
+    of_vectors = [shape for key, shape in shapes.items() if key != "target"]
+    unequal = "target" in shapes and shapes["target"] != first.shape
+    weighted = "weight" in shapes and name not in _OF_CLASSES
+    if (
+        (name in _OF_FEW_DIMENSIONS and first.ndim > 2)
+        # One number for each vector would be broadcast before distances are taken.
+        or (name in _OF_VECTORS and len({shape[-1:] for shape in of_vectors}) > 1)
+        or (name == "margin_ranking_loss" and len({*map(len, shapes.values())}) > 1)
+        or (unequal and (weighted or name in _OF_EQUAL_SHAPES))
+        or (weighted and name in _WEIGHTED_MEANS and shapes["weight"] != first.shape)
+    ):
+        return SHAPES
+    return ""
+
+
+def _by_trial(prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[str, str]:
+    """The checks of this package, which need no data."""
+    options = {key: x for key, x in arguments.items() if key in OPTIONAL and x is not None}
+    # A number is checked with each call, as that of the next call may be another.
+    operands = [
+        1.0 if isinstance(x, float) else x for key, x in arguments.items() if key not in OPTIONAL
+    ]
+    try:
+        call, resolved = prepare(*operands, **options, reduction="sum")
+        specs = [ArraySpec(dtype_name(x.dtype), tuple(x.shape), x.stride()) for x in resolved]
+        call.loss.shape_of(call, specs)
+    except (TypeError, ValueError) as error:
+        return REFUSED, str(error)
+    return "", ""
