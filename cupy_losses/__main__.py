@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from ._commands import evaluate, info
+from ._commands import accelerate, evaluate, info
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
+    accelerate.add_parser(commands)
     evaluate.add_parser(commands)
     info.add_parser(commands)
     chosen = parser.parse_args(arguments)

@@ -1,0 +1,121 @@
+"""`python -m cupy_losses accelerate`: programs that know nothing of this package."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cupy_losses
+from cupy_losses.__main__ import main
+from cupy_losses._acceleration import rules
+
+ROOT = Path(cupy_losses.__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "multitask_torch.py"
+PROGRAM = """
+import sys
+import torch
+from helper import loss
+if __name__ == "__main__":
+    print(sys.argv[1:], sys.argv[0].endswith("program.py"), loss().item())
+    if "fail" in sys.argv:
+        torch.nn.functional.mse_loss(torch.ones(2), torch.ones(3))
+    sys.exit(7)
+"""
+HELPER = """
+import torch
+def loss():
+    return torch.nn.MSELoss()(torch.ones(2), torch.zeros(2))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A program with a module beside it, and both in a package."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "cupy_losses", "accelerate", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_file(folder: Path) -> None:
+    """Its arguments, options too, its name and its exit code are its own; the report is apart."""
+    (folder / "elsewhere").mkdir()
+    result = run(folder / "elsewhere", "--report", "../program.py", "a", "--report", "-m")
+    assert result.stdout == "['a', '--report', '-m'] True 1.0\n"
+    assert result.returncode == 7
+    assert "cupy_losses computed 0 of 1 calls of torch's losses." in result.stderr
+    assert result.stderr.endswith("Time saved: nothing was measured.\n")
+
+
+def test_a_module(folder: Path) -> None:
+    """And its error: the one that Python prints without this package, and the exit code."""
+    result = run(folder, "-m", "package.program", "fail")
+    assert result.stdout == "['fail'] True 1.0\n"
+    assert result.returncode == 1
+    frames = re.findall(r'File "(.+)", line', result.stderr)
+    assert frames[0] == str(folder / "package" / "program.py")
+    plain = subprocess.run(
+        [sys.executable, "-m", "package.program", "fail"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+    assert result.returncode == plain.returncode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.py",), "no file missing.py"),
+        (("-m", "missing"), "no module missing"),
+        (("-m", "missing.module"), "no module missing.module"),
+    ],
+)
+def test_what_is_not_there(
+    arguments: tuple[str, ...], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["accelerate", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_example(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A training program of torch follows the same curve, with all of its losses computed here."""
+    monkeypatch.setattr(rules, "place_problem", lambda tensor: "")
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    curves = []
+    arguments = [str(EXAMPLE), "--steps", "100", "--size", "64", "--device", "cpu"]
+    for options in (["--report"], []):
+        if not options:
+            monkeypatch.setattr(rules, "place_problem", lambda tensor: rules.DEVICE)
+        assert main(["accelerate", *options, *arguments]) == 0
+        printed = capsys.readouterr()
+        curves.append([float(loss) for loss in re.findall(r"step \d+: (.+)", printed.out)])
+        if options:
+            assert "cupy_losses computed 800 of 800 calls of torch's losses." in printed.err
+    torch.set_num_threads(threads)
+    assert len(curves[0]) == 10
+    assert curves[0] == pytest.approx(curves[1], abs=2e-4)
+    assert curves[0][-1] < curves[0][0] / 2
