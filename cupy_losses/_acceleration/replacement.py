@@ -124,12 +124,10 @@ class Replaced:
 
     def _generated(self) -> types.CodeType:
         """The code of the function, with torch's parameters."""
-        names, options, key = [*self._parameters], [], []
+        names, options, key = [*self._parameters], [], ["autocast()"]
         declared = [*names]
         if self._by_name:
             declared.insert(names.index(self._by_name[0]), "*")
-        if rules.depends_on_autocast(self.name):
-            key.append("autocast()")
         not_plain = []
         for name in self._tensors:
             if name in self._operands and name != "var":

@@ -54,7 +54,7 @@ _OF_VECTORS = {
     "triplet_margin_with_distance_loss",
 }
 # Where torch has no gradient by the target, or NaN at 0.
-_NO_GRADIENT_BY_TARGET = {
+NO_GRADIENT_BY_TARGET = {
     "cosine_embedding_loss",
     "hinge_embedding_loss",
     "kl_div",
@@ -81,7 +81,7 @@ _FLOATING_TARGETS = {
 _HALF = (torch.float16, torch.bfloat16)
 _SIGNED = (torch.int64, torch.int32, torch.int16, torch.int8)
 # Where torch computes in half precision although autocast is on.
-_HALF_UNDER_AUTOCAST = {
+HALF_UNDER_AUTOCAST = {
     "gaussian_nll_loss",
     "multilabel_soft_margin_loss",
     "triplet_margin_with_distance_loss",
@@ -106,15 +106,9 @@ def gpu_is_there() -> bool:
     return True
 
 
-def depends_on_autocast(name: str) -> bool:
-    """Whether autocast is a part of what decides on a function."""
-    binary = name in ("binary_cross_entropy", "binary_cross_entropy_with_logits")
-    return binary or name in _HALF_UNDER_AUTOCAST | _WEIGHTED_MEANS | _OF_CLASSES
-
-
 def depends_on_gradient_by_target(name: str) -> bool:
     """Whether it is a part of what decides on a function that its target requires grad."""
-    return name in _NO_GRADIENT_BY_TARGET
+    return name in NO_GRADIENT_BY_TARGET
 
 
 def circumstance(arguments: list[Any]) -> str:
@@ -172,7 +166,7 @@ def _by_place(tensors: list[Tensor]) -> str:
 
 def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
     alone = [tensors[key] for key in OPTIONAL if key in tensors]
-    if name in _NO_GRADIENT_BY_TARGET:
+    if name in NO_GRADIENT_BY_TARGET:
         alone.append(tensors["target"])
     return GRADIENT if any(x.requires_grad for x in alone) else ""
 
@@ -189,12 +183,14 @@ def _by_dtypes(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
         others = [x for x in others if x is not target]
     if all(x.dtype == first.dtype for x in others):
         return ""
-    if not all(x.is_floating_point() for x in others) or name in _NOT_PROMOTING:
+    if not all(x.is_floating_point() for x in others):
         return DTYPES
-    if name in _OF_CLASSES:
-        double = any(x.dtype == torch.float64 for x in (first, *others))
-        return "" if autocast and not double else DTYPES
-    if name == "binary_cross_entropy_with_logits" and not autocast:
+    if autocast:
+        # It leaves float64 as it is, and makes float32 of all else.
+        return DTYPES if any(x.dtype == torch.float64 for x in (first, *others)) else ""
+    if name in _NOT_PROMOTING | _OF_CLASSES:
+        return DTYPES
+    if name == "binary_cross_entropy_with_logits":
         # The dtype of the target is that of the loss.
         half = first.dtype in _HALF and {x.dtype for x in others} == {torch.float32}
         return "" if half else DTYPES
@@ -208,7 +204,7 @@ def _by_autocast(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
     half = any(x.dtype in _HALF for x in tensors.values())
     if (
         name == "binary_cross_entropy"
-        or (half and name in _HALF_UNDER_AUTOCAST)
+        or (half and name in HALF_UNDER_AUTOCAST)
         or (half and name in _WEIGHTED_MEANS and "weight" in tensors)
     ):
         return AUTOCAST

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-DOCUMENTS = ("README.md", "docs/nn.md")
+DOCUMENTS = ("README.md", "docs/nn.md", "docs/accelerate.md")
 
 
 def blocks(name: str) -> list[str]:
@@ -28,3 +30,10 @@ def test_code(name: str) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             exec(code, {})
+
+
+def test_lists_of_accelerate_are_current() -> None:
+    """docs/accelerate.py makes them of the code."""
+    made = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "accelerate.py")))
+    text = made.PAGE.read_text(encoding="utf-8")
+    assert text == made.page(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -137,7 +138,7 @@ def test_names_that_were_imported_before() -> None:
     x, y = xy()
     with cupy_losses.accelerate() as acceleration:
         assert type(imported_before(x, y).grad_fn).__name__ == "_LossBackward"
-        assert type(torch.distributions.bernoulli.binary_cross_entropy_with_logits(x, y).grad_fn)
+        torch.distributions.Bernoulli(logits=x).log_prob(y.round())
     assert reasons(acceleration) == {"": 2}
     assert type(imported_before(x, y).grad_fn).__name__ == "MseLossBackward0"
 
@@ -526,7 +527,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="torch computes all losses itself: CUDA arrays need CuPy"):
         assert not rules.gpu_is_there()
     assert not rules.gpu_is_there()
-    tensor = types.SimpleNamespace(is_cuda=True)
+    tensor: Any = types.SimpleNamespace(is_cuda=True)
     assert rules.place_problem(tensor) == rules.NO_GPU
     rules.gpu_is_there.cache_clear()
     monkeypatch.setattr(rules, "place_problem", lambda tensor: rules.NO_GPU)
@@ -659,6 +660,26 @@ SHAPES_OF_CLASSES: list[tuple[tuple[int, ...], ...]] = [
     ((1, 3), (1,)),
     ((2, 3, 4), (2, 3, 4)),
 ]
+
+
+def test_limits(on_gpu: None) -> None:
+    """What docs/accelerate.md says of changes before the backward pass, and third derivatives."""
+    for on in (False, True):
+        logits = x().requires_grad_() * 1
+        acceleration = cupy_losses.accelerate() if on else contextlib.nullcontext()
+        with acceleration:
+            loss = F.cross_entropy(logits, classes())
+            logits += 1
+            with pytest.raises(RuntimeError, match="inplace") if on else contextlib.nullcontext():
+                loss.backward()
+            leaf = grad()
+            value: Any = F.poisson_nll_loss(leaf, x()).sum()
+            for _ in range(2):
+                (value,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+            with pytest.raises(NotImplementedError) if on else contextlib.nullcontext():
+                torch.autograd.grad(value.sum(), leaf)
+
+
 # What half of the draws have.
 USUAL: dict[str, tuple[tuple[int, ...], ...]] = {
     "cosine_embedding_loss": ((4, 3), (4, 3), (4,)),

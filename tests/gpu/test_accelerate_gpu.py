@@ -1,0 +1,150 @@
+"""`cupy_losses.accelerate` on a GPU: what is computed where, without a wait, and how fast."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cupy_losses
+from cupy_losses._acceleration import rules
+from cupy_losses._acceleration.switch import Acceleration
+
+from ..torch.test_accelerate import EXAMPLES
+from ..torch.test_nn import Example
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:reduction.*mean. divides")]
+
+F: Any = torch.nn.functional
+ROOT = Path(cupy_losses.__file__).parents[1]
+WITHOUT_A_DISTANCE = [x for x in EXAMPLES if x.options.get("distance_function") is None]
+
+
+def on_gpu(x: Any) -> Any:
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.detach().cuda().requires_grad_(x.requires_grad)
+
+
+def moved(example: Example) -> Example:
+    options = {name: on_gpu(x) for name, x in example.options.items()}
+    return Example(example.name, [on_gpu(x) for x in example.operands], options)
+
+
+def assert_all_ours(acceleration: Acceleration) -> None:
+    report = acceleration.report()
+    assert report.calls > 0
+    assert [line for line in report.lines if line.reason] == []
+
+
+@pytest.mark.parametrize("example", WITHOUT_A_DISTANCE, ids=str)
+def test_functions(example: Example) -> None:
+    """torch's values and gradients on the CPU: on a GPU, a gradient of torch's is wrong."""
+    function = getattr(F, example.name)
+    expected = [x.cuda() for x in example.results(function, **example.options)]
+    example = moved(example)
+    with cupy_losses.accelerate() as acceleration:
+        got = example.results(function, **example.options)
+    torch.testing.assert_close(got, expected)
+    assert_all_ours(acceleration)
+
+
+@pytest.mark.parametrize("example", WITHOUT_A_DISTANCE, ids=str)
+def test_nothing_waits_for_the_gpu(example: Example) -> None:
+    """Neither the first call with such tensors, which decides and compiles, nor the next ones."""
+    example = moved(example)
+    function = getattr(F, example.name)
+    with cupy_losses.accelerate() as acceleration:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                function(*example.operands, **example.options)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert_all_ours(acceleration)
+
+
+def test_autocast() -> None:
+    """Half precision beside float32, as mixed-precision training has it."""
+    logits = torch.randn(64, 10, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    classes, weight = torch.arange(64, device="cuda") % 10, torch.rand(10, device="cuda")
+    values = torch.rand(64, 10, device="cuda")
+
+    def results() -> list[torch.Tensor]:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            losses = (
+                F.cross_entropy(logits, classes, weight),
+                F.binary_cross_entropy_with_logits(logits, values),
+                F.mse_loss(logits, values),
+            )
+        return [*losses, torch.autograd.grad(sum(losses), logits)[0]]
+
+    expected = results()
+    with cupy_losses.accelerate() as acceleration:
+        torch.testing.assert_close(results(), expected, rtol=1e-2, atol=1e-4)
+    assert_all_ours(acceleration)
+
+
+def test_a_cpu_tensor_beside_cuda_tensors() -> None:
+    """A weight of shape () may be on the CPU for torch, where it multiplies."""
+    x = torch.rand(4, 3, device="cuda")
+    weight = torch.tensor(2.0)
+    expected = F.binary_cross_entropy_with_logits(x, x, weight=weight)
+    with cupy_losses.accelerate() as acceleration:
+        got = F.binary_cross_entropy_with_logits(x, x, weight=weight)
+    torch.testing.assert_close(got, expected)
+    assert [line.reason for line in acceleration.report().lines] == [rules.DEVICE]
+
+
+def test_in_a_cuda_graph() -> None:
+    x, y = (torch.rand(1000, device="cuda") for _ in range(2))
+    with cupy_losses.accelerate() as acceleration:
+        F.mse_loss(x, y)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = F.mse_loss(x, y)
+        x.zero_()
+        graph.replay()
+    torch.testing.assert_close(loss, F.mse_loss(x, y))
+    assert_all_ours(acceleration)
+
+
+def test_report_of_measured_times() -> None:
+    """A large loss takes this package less time; a figure follows."""
+    x = torch.rand(2**26, device="cuda", requires_grad=True)
+    y = torch.rand(2**26, device="cuda")
+    with cupy_losses.accelerate() as acceleration:
+        F.mse_loss(x, y).backward()
+    assert acceleration.report().saved is None
+    report = acceleration.report(measure=True)
+    (line,) = report.lines
+    assert line.times is not None
+    assert 0 < line.times.ours < line.times.torch
+    assert report.saved == line.times.torch - line.times.ours
+    assert "Time saved: about" in str(report)
+
+
+def test_the_example_is_as_fast() -> None:
+    """Losses of a large batch: the program's own clock says no more with acceleration."""
+    example = str(ROOT / "examples" / "multitask_torch.py")
+    arguments = [example, "--steps", "100", "--size", "65536"]
+    seconds, curves = [], []
+    for command in ([], ["-m", "cupy_losses", "accelerate"]):
+        result = subprocess.run(
+            [sys.executable, *command, *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        curves.append([float(loss) for loss in re.findall(r"step \d+: (.+)", result.stdout)])
+        seconds += [float(taken) for taken in re.findall(r"(\S+) s on cuda", result.stderr)]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-2)
+    # The first calls compile or load kernels, and two runs differ by a little.
+    assert seconds[1] < 1.1 * seconds[0] + 5
