@@ -216,6 +216,7 @@ def test_threads() -> None:
     assert reasons(all_of_them) == {"": calls * (threads - 1)}
 
 
+@pytest.mark.usefixtures("on_gpu")
 def test_threads_that_switch_while_others_call() -> None:
     """No call fails, whichever code it begins with."""
     x, y = xy()
