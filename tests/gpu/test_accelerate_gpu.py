@@ -16,8 +16,8 @@ import cupy_losses
 from cupy_losses._acceleration import rules
 from cupy_losses._acceleration.switch import Acceleration
 
+from ..tables.examples import Example
 from ..torch.test_accelerate import EXAMPLES
-from ..torch.test_nn import Example
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:reduction.*mean. divides")]
 

@@ -26,9 +26,10 @@ from cupy_losses._acceleration.replacement import FUNCTIONS, Replaced
 from cupy_losses._acceleration.switch import Acceleration
 from cupy_losses._device import driver
 
+from ..tables.examples import Example
 from ..tools.levels import covering
 from . import test_nn as of_nn
-from .test_nn import NAMES, REDUCTIONS, Example, city_block
+from .test_nn import NAMES, REDUCTIONS, city_block
 from .test_nn import parameters as parameters_of
 
 pytestmark = pytest.mark.filterwarnings(
