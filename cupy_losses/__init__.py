@@ -1,5 +1,7 @@
 """Loss functions and their gradients as fused CUDA kernels, for CuPy, torch and NumPy arrays."""
 
+import sys
+
 from . import classification, custom, divergence, embedding, multiclass, ranking, regression
 from ._acceleration.switch import accelerate
 from ._api.check import check_values
@@ -13,6 +15,10 @@ from .ranking import *
 from .regression import *
 
 __version__ = "0.1.0"
+
+if "torch" in sys.modules:
+    # A saved program of torch that calls losses is then loaded as one of torch's own.
+    from ._libraries import torch as _  # noqa: F401
 
 __all__ = ["accelerate", "check_values", "grad", "value_and_grad"]
 __all__ += regression.__all__

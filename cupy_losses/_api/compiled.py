@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 Array = Any
 
 
@@ -44,4 +46,7 @@ def in_graph(name: str, args: Any, kwargs: Any) -> Array:
     """A node of the graph that calls a function."""
     from .graph import call  # imports torch's compiler
 
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, np.ndarray):
+            refuse("a loss of NumPy arrays, which torch would make tensors of,")
     return call(name, args, kwargs)

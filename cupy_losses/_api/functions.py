@@ -13,7 +13,7 @@ functions: dict[str, Callable[..., Array]] = {}
 def register(function: Callable[..., Array]) -> str:
     """A name for a function, unlike all others."""
     name = f"{function.__module__}.{function.__qualname__}"
-    while name in functions:
-        name += "'"
+    if name in functions:
+        name += f" {len(functions)}"
     functions[name] = function
     return name

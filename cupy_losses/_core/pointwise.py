@@ -51,8 +51,11 @@ class PointwiseFormula(Loss):
 
     @property
     def definition(self) -> str:
-        """The source of a loss of a user."""
-        return hashlib.sha256(self.source.encode()).hexdigest() if self.source else ""
+        """The source and the formula of a loss of a user."""
+        if not self.source:
+            return ""
+        text = self.source + getattr(self.formula, "fingerprint", "")
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape that the operands of a call broadcast to; raises unless they fit."""
@@ -92,14 +95,14 @@ class PointwiseFormula(Loss):
     def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
         """The elements or the weights that the mask leaves; the length of a row or of a batch."""
         if call.reduction == "mean":
-            size = float(math.prod(shape))
+            size = 1.0 * math.prod(shape)  # which may be symbolic
             of_data = call.masked or self.divides_by_weights(call)
             return Denominator(size, of_data, leaves_out=call.masked)
         size = 1.0
         if self.row_means:
-            size = float(shape[-1])
+            size = 1.0 * shape[-1]
         elif call.reduction == "batchmean" and operands[call.extra].shape:
-            size = float(operands[call.extra].shape[0])
+            size = 1.0 * operands[call.extra].shape[0]
         return Denominator(size, leaves_out=call.masked)
 
     def outputs(

@@ -97,7 +97,7 @@ class RowFormula(Loss):
         """The rows, or the sum of the weights of those that are not ignored."""
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
-        rows = float(math.prod(self.rows_of(shape)))
+        rows = 1.0 * math.prod(self.rows_of(shape))  # which may be symbolic
         return Denominator(rows, self.weighted_mean, leaves_out=True)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:

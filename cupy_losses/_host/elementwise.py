@@ -26,6 +26,16 @@ class Elementwise:
         self._formula = formula
         self._compared = False
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells formulas apart: the code, and the values that it has from around it."""
+        code = getattr(self._formula, "__code__", None)
+        if code is None:
+            return repr(self._formula)
+        cells = [cell.cell_contents for cell in self._formula.__closure__ or ()]
+        defaults = self._formula.__defaults__, self._formula.__kwdefaults__
+        return repr((code.co_code, code.co_consts, code.co_names, cells, defaults))
+
     def __call__(self, *operands: Number, **parameters: float) -> Number:
         arrays = [plain(operand) for operand in operands]
         for array in arrays:

@@ -111,12 +111,22 @@ class TorchLibrary(ArrayLibrary):
 
     def exported(self, array: Tensor) -> Any:
         """A tensor without the checks and synchronisation of its own export."""
+        if operators.is_watched():
+            raise TypeError("it is traced or transformed: let the first argument be a tensor too")
         return Exporter(array) if array.is_cuda else array
 
     evaluate = autograd.evaluate
 
     def run(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a request."""
+        if operators.is_watched():
+            return list(operators.run(call, request, operands))
+        return self.run_here(call, request, operands)
+
+    def run_here(
+        self, call: Call, request: Request, operands: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The results of a request, whatever watches."""
         resolved = autograd.resolved(call, operands, request.extra)
         if not (call.loss.overwrites and call.extra in request.wanted):
             return self.run_resolved(call, request, resolved)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request
 from . import operators
@@ -52,14 +51,9 @@ def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> Sequen
     return [tensor.resolve_neg() for tensor in operands]
 
 
-_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_is_traced: Callable[[], bool] = torch._C._is_tracing
-_are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-
-
 def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
     """The loss, with a gradient function where an operand requires grad."""
-    if _count_modes() or _is_traced() or _are_transforms_active() or forward_ad._current_level >= 0:
+    if operators.is_watched():
         return operators.evaluate(call, operands)
     differentiate = False
     for operand in operands:
@@ -95,7 +89,7 @@ class _Loss(torch.autograd.Function):
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
         gradients: list[Tensor | None]
-        if operators.is_batched(grad_output):
+        if operators.is_watched() or operators.is_batched(grad_output):
             given = _of_rows(call, grad_output), *operands
             backward = Request(value=False, wanted=wanted, vjp=True)
             gradients = list(operators.run(call, backward, given))
@@ -258,7 +252,7 @@ class _Gradient(torch.autograd.Function):
         )
         given = [tangent for tangent in tangents if tangent is not None]
         needed = ctx.needs_input_grad[3:]
-        if any(map(operators.is_batched, given)):
+        if operators.is_watched() or any(map(operators.is_batched, given)):
             request = Request(value=False, wanted=ctx.wanted, vjp=True)
             of_batch = operators.of_gradients(
                 ctx.call, request, tangents, needed, ctx.saved_tensors

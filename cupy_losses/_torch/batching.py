@@ -88,7 +88,7 @@ class _Batch:
         self._shape = loss.shape_of(call, own)
         outputs = loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
         self._outputs = [output for output in outputs if output is not None]
-        # Losses of half precision are added up in float32.
+        # Losses of half precision are added up as float32.
         self._autocast = autocast or (request.value and call.reduction != "none")
         # The classes stay at axis 1, so that the batch goes behind.
         self._is_behind = isinstance(loss, RowFormula) and loss.classes and len(self._shape) > 1
@@ -151,12 +151,12 @@ class _Batch:
         """The losses of each sample, added up and divided."""
         if self._call.reduction == "none":
             return each
-        total = each.reshape(self._size, -1).sum(dim=1)
+        total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
         return (total / self._denominator).to(getattr(torch, output.dtype))
 
     def _denominator_of_derivatives(self) -> Tensor | float:
         denominator = self._denominator
-        if isinstance(denominator, float) or not self._leaves_out:
+        if not isinstance(denominator, Tensor) or not self._leaves_out:
             return denominator
         return torch.where(denominator == 0, math.inf, denominator)
 
@@ -171,20 +171,25 @@ class _Batch:
         arrays = dict(zip(call.names, self._operands[self._request.extra :], strict=True))
         if isinstance(loss, RowFormula):
             return self._weights_of_rows(loss, arrays) / size
-        divides = [arrays["where"]] if "where" in arrays else []
+        counts = arrays.get("where")
         if "weight" in arrays and loss.divides_by_weights(call):  # type: ignore[attr-defined]
-            divides.append(arrays["weight"])
-        product = divides[0] if len(divides) == 1 else divides[0] * divides[1]
-        total = product.expand(self._size, *self._shape).reshape(self._size, -1)
+            weight = arrays["weight"]
+            counts = weight if counts is None else torch.where(counts, weight, 0)
+        assert counts is not None
+        total = counts.expand(self._size, *self._shape).reshape(self._size, -1)
         return total.sum(dim=1, dtype=torch.float64) / size
 
     def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:
         """The weights of the classes of the targets, of rows that are not ignored."""
         name = next(name for name in loss.operands if loss.role(name) == INDEX)
         target = arrays[name].movedim(-1, 0) if self._is_behind else arrays[name]
+        target = target.long()  # uint64 beyond it is negative, and no class either
         counts = target != self._call.named_parameters["ignore_index"]
         weights: Tensor = counts
         if "weight" in arrays:
-            last = arrays["weight"].shape[0] - 1
-            weights = arrays["weight"][target.long().clamp(0, last)] * counts
+            weight = arrays["weight"]
+            inside = (target >= 0) & (target < weight.shape[0])
+            # A row whose class is out of range counts once; its loss is NaN.
+            own = torch.where(inside, weight[target.where(inside, 0)], 1)
+            weights = torch.where(counts, own, 0)
         return weights.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)

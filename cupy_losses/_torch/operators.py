@@ -1,9 +1,10 @@
-"""The losses as an operator of torch, for what is traced and run later.
+"""The losses as an operator of torch, for what is traced, transformed or watched.
 
 torch.compile, torch.export, make_fx and torch.jit.trace record operators; FakeTensors and meta
-tensors have no memory. There a loss is `torch.ops.cupy_losses.evaluate`, one operator for all
-losses and all their derivatives. Its arguments are those of a call and of a request, see
-`_core/loss.py`, its derivatives are other requests of the same operator, and the shapes of its
+tensors have no memory; torch.func calls operators once for each of its transforms. There a loss is
+`torch.ops.cupy_losses.evaluate`, one operator for all losses and all their derivatives. Its
+arguments are those of a call and of a request, see `_core/loss.py`. Its derivatives are other
+requests of the same operator, a batch is one more axis (`batching.py`), and the shapes of its
 results are those that the plans of a request use.
 
 A traced forward pass computes the loss alone and its backward pass the gradients, each in one pass
@@ -13,11 +14,14 @@ that changes them in the backward pass, which torch's compiler makes a copy for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request, loss_of_key
@@ -35,6 +39,28 @@ _SCHEMA = (
 
 # Whether a tensor is of torch.autograd.grad(is_grads_batched=True), which has a vmap of its own.
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_is_traced: Callable[[], bool] = torch._C._is_tracing
+_are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_has_modes_ahead: Callable[[], bool] = functools.partial(
+    torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
+)
+
+
+def is_watched() -> bool:
+    """Whether what runs is recorded, transformed or watched, so that the operator must be called.
+
+    It is asked in every call.
+    """
+    return bool(
+        _count_modes()
+        or _is_traced()
+        or _are_transforms_active()
+        or forward_ad._current_level >= 0
+        or _has_modes_ahead()
+    )
 
 
 @dataclass(frozen=True)
@@ -71,19 +97,17 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
         )
     device = operands[-1].device.type
     autocast = device != "meta" and torch.is_autocast_enabled(device)
-    return _dispatched(call, request, operands, autocast)
+    if not request.wanted or request.vjp:
+        return _dispatched(call, request, operands, autocast)
+    # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
+    wide = any(t.dtype == torch.float64 for t in operands)
+    one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
+    of_value = _dispatched(call, request._replace(wanted=()), operands, autocast)
+    chained = request._replace(value=False, vjp=True)
+    return [*of_value, *_dispatched(call, chained, (one, *operands), autocast)]
 
 
 def _dispatched(
-    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
-) -> Sequence[Tensor]:
-    """The results of a request: transforms see a Function, everything else the operator."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return _apply(None, Asked(call, request, autocast), *operands)
-    return _recorded(call, request, operands, autocast)
-
-
-def _recorded(
     call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
 ) -> Sequence[Tensor]:
     """The results of a request, by the operator itself."""
@@ -154,10 +178,10 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
         call, request = _request(*of_request)
         kind = operands[-1].device.type
         if torch.is_autocast_enabled(kind) == autocast:
-            results = library().run(call, request, operands)
+            results = library().run_here(call, request, operands)
         else:
             with torch.autocast(kind, enabled=autocast):
-                results = library().run(call, request, operands)
+                results = library().run_here(call, request, operands)
         if ordered:
             return list(results)
         pairs = zip(results, _shapes(call, request, operands, autocast), strict=True)
@@ -195,15 +219,14 @@ class _Evaluate(torch.autograd.Function):
     """The operator, whose derivatives are other requests of it."""
 
     @staticmethod
-    def forward(keys: Any, asked: Asked, *operands: Tensor) -> Any:
-        call, request, autocast = asked.call, asked.request, asked.autocast
-        if keys is None:
-            return tuple(_recorded(call, request, operands, autocast))
-        return tuple(_below_autograd(keys, _described(call, request, autocast), operands))
+    def forward(modes: _Modes, asked: Asked, *operands: Tensor) -> Any:
+        described = _described(asked.call, asked.request, asked.autocast)
+        with modes.restored():
+            return tuple(_below_autograd(modes.keys, described, operands))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, ctx.asked, *operands = inputs
+        ctx.modes, ctx.asked, *operands = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
         ctx.save_for_forward(*operands)
@@ -223,23 +246,39 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         call, request = ctx.asked.call, ctx.asked.request
-        return tuple(_along(call, request, tangents[2:], ctx.saved_tensors))
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, keys: Any, asked: Asked, *operands: Tensor) -> Any:
-        results = batched(
-            _dispatched,
-            asked.call,
-            asked.request,
-            asked.autocast,
-            info.batch_size,
-            dims[2:],
-            operands,
-        )
-        return tuple(results), (0,) * len(results)
+        with ctx.modes.restored():
+            # Without the tangents of this transform; those of an outer one stay.
+            primals = [torch._VF._unpack_dual(t, level=0)[0] for t in ctx.saved_tensors]
+            return tuple(_along(call, request, tangents[2:], primals))
 
 
-_apply: Callable[..., Sequence[Tensor]] = _Evaluate.apply
+# Not its `apply`, which looks for transforms: those have called the operator for a level of theirs.
+_apply: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, _Evaluate).apply
+
+
+def _batched(info: Any, dims: Any, *arguments: Any) -> tuple[list[Tensor], list[int]]:
+    """The operator for a batch."""
+    *of_request, autocast, operands = arguments
+    call, request = _request(*of_request)
+    results = batched(_dispatched, call, request, autocast, info.batch_size, dims[-1], operands)
+    return results, [0] * len(results)
+
+
+class _Modes(NamedTuple):
+    """How a caller of the operator differentiates, which `apply` switches off."""
+
+    keys: Any
+    grad: bool
+    forward_grad: bool
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Let an outer transform differentiate what this one does."""
+        with (
+            torch.set_grad_enabled(self.grad),
+            forward_ad._set_fwd_grad_enabled(self.forward_grad),
+        ):
+            yield
 
 
 def _below_autograd(keys: Any, described: Sequence[Any], operands: Sequence[Tensor]) -> Any:
@@ -252,8 +291,16 @@ def _below_autograd(keys: Any, described: Sequence[Any], operands: Sequence[Tens
 def _with_derivatives(keys: Any, *arguments: Any) -> Any:
     """The operator where autograd watches."""
     *described, autocast, operands = arguments
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        return list(_apply(keys, Asked(*_request(*described), autocast), *operands))
+    grad = torch.is_grad_enabled()
+    if (
+        (grad and any(t.requires_grad for t in operands))
+        or _are_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        asked = Asked(*_request(*described), autocast)
+        modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
+        with enable_single_level_autograd_function():  # that of the present transform
+            return list(_apply(modes, asked, *operands))
     return _below_autograd(keys, (*described, autocast), operands)
 
 
@@ -372,3 +419,4 @@ _operators: Any = torch.library.Library("cupy_losses", "DEF")  # type: ignore[no
 _operators.define(_SCHEMA, tags=_TAGS)
 _operators.impl("evaluate", _with_derivatives, "Autograd", with_keyset=True)
 torch.library.register_fake("cupy_losses::evaluate", _allocate, lib=_operators)
+torch.library.register_vmap("cupy_losses::evaluate", _batched, lib=_operators)

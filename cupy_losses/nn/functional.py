@@ -18,6 +18,7 @@ import cupy_losses
 
 from .._api import compiled, functions
 from .._api.entrance import known
+from .._libraries import torch as _  # noqa: F401  the operator, for saved programs
 
 Array = Any
 

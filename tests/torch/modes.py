@@ -212,6 +212,29 @@ def shape(value: Tensor) -> tuple[Any, ...]:
     return value.dtype, tuple(value.shape), value.stride()
 
 
+def transformed_graph(given: Given) -> tuple[Any, Any]:
+    """Transforms of what was recorded."""
+    x = given.point
+    graph = make_fx(lambda x: given.total(x))(x.flip(0) * 0.5)
+    along = jvp(graph, (x,), (tangent(given),))[1]
+    gradient = given.gradient(x)
+    return [grad(graph)(x), along], [gradient, (gradient * tangent(given)).sum()]
+
+
+def exported_vmap(given: Given) -> tuple[Any, Any]:
+    """A loss of each sample, exported."""
+    dims = tuple(0 if k == given.number else None for k in range(len(given.tensors)))
+
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return vmap(given.loss, in_dims=dims)(*tensors)
+
+    tensors = given.tensors
+    tensors[given.number] = batch = rolled(tensors[given.number])
+    program = torch.export.export(Module(), tuple(t.clone() for t in tensors))
+    return program.module()(*tensors), each_sample(given.of_one, batch)
+
+
 def of_fake_tensors(given: Given) -> tuple[Any, Any]:
     mode = FakeTensorMode()
     tensors = [mode.from_tensor(t) for t in given.tensors]
@@ -278,6 +301,14 @@ EAGER: dict[str, Mode] = {
         vmap(g.of_one, in_dims=-1)(rolled(g.point).movedim(0, -1)),
         each_sample(g.of_one, rolled(g.point)),
     ),
+    "jacrev(jacfwd)": lambda g: (
+        jacrev(jacfwd(g.total))(g.point),
+        torch.autograd.functional.hessian(g.total, g.point),
+    ),
+    "vmap(hessian)": lambda g: (
+        vmap(hessian(g.total))(rolled(g.point)),
+        each_sample(lambda x: torch.autograd.functional.hessian(g.total, x), rolled(g.point)),
+    ),
     "jacrev(jacrev)": lambda g: (
         jacrev(jacrev(g.total))(g.point),
         torch.autograd.functional.hessian(g.total, g.point),
@@ -291,6 +322,8 @@ TRACED: dict[str, Mode] = {
     "make_fx": by_make_fx,
     "jit.trace": by_jit_trace,
     "export": exported,
+    "grad, jvp of a graph": transformed_graph,
+    "export of vmap": exported_vmap,
     "FakeTensor": of_fake_tensors,
     "meta": of_meta_tensors,
 }
@@ -300,7 +333,7 @@ COMPILED: dict[str, Mode] = {
     **{f"compile({name})": compiled_transform(name) for name in _TRANSFORMS},
 }
 MODES = EAGER | TRACED | COMPILED
-EXACT = {"compile", "compile, dynamic", *TRACED}
+EXACT = {"compile", "compile, dynamic", *TRACED} - {"grad, jvp of a graph", "export of vmap"}
 
 
 def examples() -> Iterable[Example]:

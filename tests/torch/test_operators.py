@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -95,13 +97,13 @@ def test_one_graph_serves_all_shapes() -> None:
 def test_a_compiled_step_evaluates_each_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch for the loss and one for its gradient."""
     requests = []
-    run = TorchCpu.run
+    run = TorchCpu.run_here
 
     def counting(self: TorchCpu, call: Any, request: Any, operands: Any) -> Any:
         requests.append((request.value, request.wanted))
         return run(self, call, request, operands)
 
-    monkeypatch.setattr(TorchCpu, "run", counting)
+    monkeypatch.setattr(TorchCpu, "run_here", counting)
     x, y = tables()
     compiled(lambda x: 2 * mse_loss(x, y) + 1, x.requires_grad_()).backward()
     assert requests == [(True, ()), (False, (0,))]
@@ -260,16 +262,164 @@ def test_constants_are_not_recorded() -> None:
     assert graph(2 * x) == mse_loss(2 * x, -y)
 
 
+def test_sizes_stay_open_under_vmap() -> None:
+    """The denominator of a mean is no constant of a graph."""
+    for loss in (
+        lambda x, y: mse_loss(x, y),
+        lambda x, y: cupy_losses.multilabel_soft_margin_loss(x, y),
+        lambda x, y: cupy_losses.kl_div(x, y, reduction="batchmean"),
+    ):
+        small, large = (torch.rand(2, 3, n, dtype=torch.float64) for n in (5, 9))
+        graph = make_fx(vmap(loss), tracing_mode="symbolic")(small, 0.5 * small)
+        torch.testing.assert_close(graph(large, 0.5 * large), vmap(loss)(large, 0.5 * large))
+
+
+def test_tracing_ahead_of_dispatch() -> None:
+    x, y = tables()
+    graph = make_fx(lambda x: mse_loss(x, y), pre_dispatch=True)(x)
+    assert graph(2 * x) == mse_loss(2 * x, y)
+
+
+def test_value_and_grad_is_recorded_and_transformed() -> None:
+    x, y = tables()
+    both = value_and_grad(mse_loss)
+    value, gradient = make_fx(lambda x: both(x, y))(x)(2 * x)
+    assert value == mse_loss(2 * x, y)
+    assert torch.equal(gradient, both(2 * x, y)[1])
+    torch.testing.assert_close(vmap(both)(x, y)[1], vmap(grad(mse_loss))(x, y))
+    slopes = grad(lambda x: both(x, y)[1].square().sum())(x)
+    torch.testing.assert_close(slopes, 8 * (x - y) / x.numel() ** 2)
+
+
+def test_dual_tensors_meet_graphs() -> None:
+    """A tangent is not lost in what was recorded without one, nor by a backward pass."""
+    x, y = tables()
+    step = 2 * ((x - y) * y).sum() / x.numel()
+    graphs = [
+        make_fx(lambda x, y: mse_loss(x, y))(x, y),
+        torch.jit.trace(lambda x, y: mse_loss(x, y), (x, y)),
+        torch.compile(mse_loss, backend="aot_eager"),
+    ]
+    for graph in graphs:
+        with forward_ad.dual_level():
+            dual = graph(forward_ad.make_dual(x, y), y)
+            torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, step)
+    leaf = x.clone().requires_grad_()
+    each = mse_loss(leaf, y, reduction="none")
+    with forward_ad.dual_level():
+        grad_output = forward_ad.make_dual(torch.ones_like(y), y)
+        (gradient,) = torch.autograd.grad(each, leaf, grad_output)
+        tangent = forward_ad.unpack_dual(gradient).tangent
+        torch.testing.assert_close(tangent, 2 * (x - y) * y)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_vmap_over_backward_passes(reduction: str) -> None:
+    """Of a graph that was made outside, as torch.vmap's own examples do; and of its gradient."""
+    x, y = tables()
+    leaf = x.clone().requires_grad_()
+    value = log_cosh_loss(leaf, y, reduction=reduction)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+    for output in (value, gradient):
+
+        def backward(grad_output: Tensor, output: Tensor = output) -> Tensor:
+            return torch.autograd.grad(output, leaf, grad_output, retain_graph=True)[0]
+
+        grads = torch.linspace(-1, 1, 3 * output.numel(), dtype=x.dtype).view(3, *output.shape)
+        torch.testing.assert_close(vmap(backward)(grads), torch.stack(list(map(backward, grads))))
+
+
+def test_arrays_of_numpy_do_not_hide_what_is_traced() -> None:
+    x, y = tables()
+    array = y.numpy()
+    for run in (lambda f: make_fx(f)(x), lambda f: jvp(f, (x,), (x,)), lambda f: vmap(f)(x)):
+        with pytest.raises(TypeError, match="let the first argument be a tensor too"):
+            run(lambda x: torch.as_tensor(mse_loss(array, x)))
+    with pytest.raises(Exception, match="a loss of NumPy arrays, which torch would make tensors"):
+        compiled(mse_loss, array, array)
+
+
+def test_losses_of_users_with_one_formula_and_two_of_numpy() -> None:
+    """As of one name with a constant that differs: each graph has its own."""
+    x, y = tables()
+    square = "(input - target) * (input - target)"
+
+    def made(factor: float) -> Callable[..., Any]:
+        return pointwise_loss(
+            "scaled", square, numpy=lambda input, target: factor * (input - target) ** 2
+        )
+
+    once, twice = made(1.0), made(2.0)
+    for loss in (once, twice):
+        assert compiled(loss, x, y) == loss(x, y)
+        assert make_fx(loss)(y, x)(x, y) == loss(x, y)
+    assert twice(x, y) == 2 * once(x, y)
+
+
+SAVED = """
+import sys
+import torch, {package}
+program = torch.export.load(sys.argv[1]).module()
+assert program(torch.ones(3), torch.zeros(3)) == 1
+"""
+
+
+@pytest.mark.parametrize("package", first(["cupy_losses.nn", "cupy_losses"]))
+def test_a_saved_program_is_loaded_by_another(package: str, tmp_path: Path) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return mse_loss(x, y)
+
+    file = tmp_path / "mse.pt2"
+    torch.export.save(torch.export.export(Module(), (torch.ones(3), torch.ones(3))), file)
+    program = SAVED.format(package=package)
+    subprocess.run([sys.executable, "-c", program, str(file)], check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_vmap_ignores_the_index_alone(dtype: torch.dtype) -> None:
+    """Not what equals it in a narrower dtype; a class out of range counts as in eager mode."""
+    logits = torch.linspace(-1, 1, 3 * 200, dtype=torch.float64).view(3, 200)
+    weight = torch.linspace(0.5, 2, 200, dtype=torch.float64)
+    weight[0] = torch.nan  # of no target
+    classes = torch.tensor([156, 3, 199]).to(dtype)
+    targets = [classes, classes] if dtype == torch.uint8 else [classes, -100 * (classes == 3) + 5]
+    if dtype == torch.int64:
+        targets.append(torch.tensor([4, 200, 7]))
+    for target in targets:
+        for loss in (
+            functools.partial(cupy_losses.nll_loss, target=target),
+            functools.partial(cupy_losses.nll_loss, target=target, weight=weight),
+        ):
+            got, expected = vmap(loss)(logits[None])[0], loss(logits)
+            torch.testing.assert_close(got, expected, equal_nan=True)
+            got = vmap(grad(loss))(logits[None])[0]
+            torch.testing.assert_close(got, grad(loss)(logits), equal_nan=True)
+
+
+def test_vmap_does_not_read_weights_under_a_mask() -> None:
+    zero, mask = torch.zeros(2), torch.tensor([False, True])
+    weight = torch.tensor([torch.nan, 1.0])
+    loss = functools.partial(mse_loss, target=zero, weight=weight, where=mask)
+    assert vmap(loss)(torch.ones(1, 2)).tolist() == [1]
+    assert vmap(grad(loss))(torch.ones(1, 2)).tolist() == [[0, 2]]
+
+
+def test_vmap_adds_up_more_than_float32_has() -> None:
+    each = vmap(mse_loss)(torch.full((1, 1000), 1.2e18), torch.zeros(1, 1000))
+    torch.testing.assert_close(each, torch.tensor([1.44e36]))
+
+
 def test_vmap_evaluates_all_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without copies of what samples share; class weights that differ take a call each."""
     calls: list[list[tuple[int, ...]]] = []
-    run = TorchCpu.run
+    run = TorchCpu.run_here
 
     def counting(self: TorchCpu, call: Any, request: Any, operands: Any) -> Any:
         calls.append([t.stride() for t in operands])
         return run(self, call, request, operands)
 
-    monkeypatch.setattr(TorchCpu, "run", counting)
+    monkeypatch.setattr(TorchCpu, "run_here", counting)
     x = torch.randn(3, 6, 5, dtype=torch.float64)
     target, weight = torch.arange(6) % 5, torch.rand(3, 5, dtype=torch.float64)
     vmap(mse_loss, in_dims=(0, None))(x, x[0])
