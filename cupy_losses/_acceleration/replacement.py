@@ -132,7 +132,7 @@ class Replaced:
         for name in self._tensors:
             if name in self._operands and name != "var":
                 key += [f"{name}.{x}" for x in ("dtype", "shape", "layout", "get_device()")]
-                if name == "target" and rules.depends_on_gradient_by_target(self.name):
+                if name == "target" and self.name in rules.NO_GRADIENT_BY_TARGET:
                     key.append(f"{name}.requires_grad")
                 not_plain.append(f"type({name}) not in plain")
             else:

@@ -106,11 +106,6 @@ def gpu_is_there() -> bool:
     return True
 
 
-def depends_on_gradient_by_target(name: str) -> bool:
-    """Whether it is a part of what decides on a function that its target requires grad."""
-    return name in NO_GRADIENT_BY_TARGET
-
-
 def circumstance(arguments: list[Any]) -> str:
     """Why torch computes a call that is not of plain tensors, or not made for its value alone."""
     tensors = [x for x in arguments if isinstance(x, Tensor)]

@@ -76,15 +76,19 @@ class Exporter(Locatable):
 _WITHOUT_MEMORY = FakeTensor, FunctionalTensor
 
 
-class TorchLibrary(ArrayLibrary):
-    """What tensors on all devices have in common: autograd."""
-
-    device_type: str
+class TensorLibrary(ArrayLibrary):
+    """What all tensors have in common."""
 
     @classmethod
     def types(cls) -> tuple[type, ...]:
         """Tensors of any class."""
         return (Tensor,)
+
+
+class TorchLibrary(TensorLibrary):
+    """What tensors on all devices have in common: autograd."""
+
+    device_type: str
 
     @classmethod
     def owns(cls, array: Any) -> bool:
@@ -309,17 +313,12 @@ def _from_numpy(array: Any) -> Tensor:
 
 
 @register
-class TorchTraced(ArrayLibrary):
+class TorchTraced(TensorLibrary):
     """Tensors without memory, which stand for others while something is traced."""
 
     name = "torch traced"
     on_host = False
     takes_over = True
-
-    @classmethod
-    def types(cls) -> tuple[type, ...]:
-        """Tensors of any class."""
-        return (Tensor,)
 
     @classmethod
     def owns(cls, array: Any) -> bool:

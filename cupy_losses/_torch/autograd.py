@@ -90,12 +90,12 @@ class _Loss(torch.autograd.Function):
         operands = ctx.saved_tensors  # raises if one was modified since
         gradients: list[Tensor | None]
         if operators.is_watched() or operators.is_batched(grad_output):
-            given = _of_rows(call, grad_output), *operands
+            given = operators.of_elements(call, grad_output), *operands
             backward = Request(value=False, wanted=wanted, vjp=True)
             gradients = list(operators.run(call, backward, given))
         elif torch.is_grad_enabled():  # create_graph=True
             gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
-                library, call, wanted, _of_rows(call, grad_output), *operands
+                library, call, wanted, operators.of_elements(call, grad_output), *operands
             )
         else:
             if grad_output.is_neg():
@@ -106,18 +106,13 @@ class _Loss(torch.autograd.Function):
                 gradients = [None] * len(wanted)
             for gradient in gradients:
                 if gradient is None:
-                    given = _of_rows(call, grad_output), *operands
+                    given = operators.of_elements(call, grad_output), *operands
                     _complete(gradients, library, call, wanted, given)
                     break
         results: list[Tensor | None] = [None] * (2 + len(operands))
         for i, k in enumerate(wanted):
             results[2 + k] = gradients[i]
         return tuple(results)
-
-
-def _of_rows(call: Call, grad_output: Tensor) -> Tensor:
-    """A grad_output that broadcasts with the elements."""
-    return grad_output.unsqueeze(-1) if call.loss.sums_last_axis(call) else grad_output
 
 
 def _complete(
@@ -278,24 +273,10 @@ class _SecondGradient(torch.autograd.Function):
         needed: tuple[bool, ...],
         *tensors: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        tangents = tensors[: len(varied)]
-        grad_output, *operands = tensors[len(varied) :]
-        results: list[Tensor | None] = [None] * (1 + len(operands))
-        if needed[0]:
-            request = Request(tangents=varied)
-            # The dtype of the loss, which autocast may have widened, is that of grad_output.
-            wide = grad_output.dtype == torch.float32
-            with torch.autocast(grad_output.device.type, enabled=wide):
-                value = library.run(call, request, (*tangents, *operands))[0]
-            assert value is not None
-            results[0] = value.reshape(grad_output.shape).to(grad_output.dtype)
-        wanted = tuple(k for k, wants in enumerate(needed[1:]) if wants)
-        if wanted:
-            request = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
-            gradients = library.run(call, request, (grad_output, *tangents, *operands))
-            for k, gradient in zip(wanted, gradients, strict=True):
-                results[1 + k] = gradient
-        return tuple(results)
+        tangents, operands = tensors[: len(varied)], tensors[len(varied) :]
+        request = Request(value=False, wanted=varied, vjp=True)
+        of = operators.of_gradients
+        return tuple(of(call, request, tangents, needed, operands, library.run))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -40,33 +40,22 @@ def batched(
     `dims` are the axes of the batch in the operands, None in those that all samples share.
     """
     pairs = list(zip(operands, dims, strict=True))
-    samples = [t if d is None else t.select(d, 0) for t, d in pairs] if size else None
+    if size == 0:
+        raise ValueError("vmap of a loss needs at least one sample")
+
+    def sample(number: int) -> list[Tensor]:
+        return [t if d is None else t.select(d, number) for t, d in pairs]
+
     of_class = [k for k, name in enumerate(call.names) if _is_of_classes(call, name)]
-    if samples is None or any(dims[request.extra + k] is not None for k in of_class):
-        return _one_by_one(run, call, request, autocast, size, pairs)
-    return _Batch(run, call, request, autocast, size, pairs, samples).results()
+    if any(dims[request.extra + k] is not None for k in of_class):
+        # Weights of classes that differ between samples: one launch a sample.
+        each = [run(call, request, sample(number), autocast) for number in range(size)]
+        return [torch.stack(results) for results in zip(*each, strict=True)]
+    return _Batch(run, call, request, autocast, size, pairs, sample(0)).results()
 
 
 def _is_of_classes(call: Call, name: str) -> bool:
     return isinstance(call.loss, RowFormula) and call.loss.role(name) == "weight"
-
-
-def _one_by_one(
-    run: Run,
-    call: Call,
-    request: Request,
-    autocast: bool,
-    size: int,
-    pairs: Sequence[tuple[Tensor, int | None]],
-) -> list[Tensor]:
-    """One launch a sample: for weights of classes that differ between samples."""
-    if size == 0:
-        raise ValueError("vmap of a loss needs at least one sample")
-    each = [
-        run(call, request, [t if d is None else t.select(d, b) for t, d in pairs], autocast)
-        for b in range(size)
-    ]
-    return [torch.stack(results) for results in zip(*each, strict=True)]
 
 
 class _Batch:

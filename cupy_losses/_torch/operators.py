@@ -29,6 +29,7 @@ from .._core.shapes import ArraySpec
 from .batching import batched, spec_of
 
 Tensor = torch.Tensor
+Run = Callable[[Call, Request, Sequence[Tensor]], Sequence[Tensor | None]]
 
 _SCHEMA = (
     "evaluate(str loss, str reduction, float[] reals, int[] integers, bool weighted, bool masked,"
@@ -304,6 +305,11 @@ def _with_derivatives(keys: Any, *arguments: Any) -> Any:
     return _below_autograd(keys, (*described, autocast), operands)
 
 
+def of_elements(call: Call, grad_output: Tensor) -> Tensor:
+    """A grad_output that broadcasts with the elements."""
+    return grad_output.unsqueeze(-1) if call.loss.sums_last_axis(call) else grad_output
+
+
 def _of_value(
     call: Call,
     request: Request,
@@ -319,10 +325,9 @@ def _of_value(
             raise ValueError(refusal)
     if grad_output is None:
         return [None] * len(operands)
-    if call.loss.sums_last_axis(call):
-        grad_output = grad_output.unsqueeze(-1)
+    given = of_elements(call, grad_output), *operands
     backward = Request(value=False, wanted=wanted, vjp=True)
-    return _placed(len(operands), wanted, run(call, backward, (grad_output, *operands)))
+    return _placed(len(operands), wanted, run(call, backward, given))
 
 
 def of_gradients(
@@ -331,8 +336,9 @@ def of_gradients(
     grad_outputs: Sequence[Tensor | None],
     needed: Sequence[bool],
     operands: Sequence[Tensor],
+    run: Run = run,
 ) -> list[Tensor | None]:
-    """The gradients of gradients: by grad_output, then by the operands."""
+    """The gradients of gradients: by grad_output, then by the operands; by requests that run."""
     given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
     varied, tangents = tuple(given), given.values()
     grad_output, *own = operands
@@ -343,7 +349,8 @@ def of_gradients(
         # The dtype of the loss, which autocast may have widened, is that of grad_output.
         wide = grad_output.dtype == torch.float32
         with torch.autocast(grad_output.device.type, enabled=wide):
-            (value,) = run(call, Request(tangents=varied), (*tangents, *own))
+            value = run(call, Request(tangents=varied), (*tangents, *own))[0]
+        assert value is not None
         of_grad_output = value.reshape(grad_output.shape).to(grad_output.dtype)
     if given and wanted:
         second = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
@@ -364,8 +371,7 @@ def _of_tangents(
     given, own = operands[:count], operands[count:]
     if grad_output is None:
         return [None] * len(operands)
-    if call.loss.sums_last_axis(call):
-        grad_output = grad_output.unsqueeze(-1)
+    grad_output = of_elements(call, grad_output)
     along = [k for k, needs in zip(request.tangents, needed, strict=False) if needs]
     by_tangents: dict[int, Tensor] = {}
     if along:
@@ -406,7 +412,9 @@ def _along(
     return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
 
 
-def _placed(count: int, wanted: Sequence[int], results: Sequence[Tensor]) -> list[Tensor | None]:
+def _placed(
+    count: int, wanted: Sequence[int], results: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """The gradients that are wanted, at the places of their operands."""
     placed: list[Tensor | None] = [None] * count
     for k, result in zip(wanted, results, strict=True):
