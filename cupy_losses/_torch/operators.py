@@ -3,9 +3,9 @@
 torch.compile, torch.export, make_fx and torch.jit.trace record operators; FakeTensors and meta
 tensors have no memory; torch.func calls operators once for each of its transforms. There a loss is
 `torch.ops.cupy_losses.evaluate`, one operator for all losses and all their derivatives. Its
-arguments are those of a call and of a request, see `_core/loss.py`. Its derivatives are other
-requests of the same operator, a batch is one more axis (`batching.py`), and the shapes of its
-results are those that the plans of a request use.
+arguments are what it is asked for, a call and a request of it (see `_core/loss.py`) as one text,
+and the operands. Its derivatives are other requests of the same operator, a batch is one more axis
+(`batching.py`), and the shapes of its results are those that the plans of a request use.
 
 A traced forward pass computes the loss alone and its backward pass the gradients, each in one pass
 over the operands. That a forward pass writes gradients, as in eager mode, would take an operator
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,11 +32,8 @@ from .batching import batched, spec_of
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor]], Sequence[Tensor | None]]
 
-_SCHEMA = (
-    "evaluate(str loss, str reduction, float[] reals, int[] integers, bool weighted, bool masked,"
-    " bool value, int[] wanted, bool vjp, int[] tangents, bool autocast, Tensor[] operands)"
-    " -> Tensor[]"
-)
+# A text is read once by a process. An argument more costs each call of the operator half a µs.
+_SCHEMA = "evaluate(str asked, Tensor[] operands) -> Tensor[]"
 
 
 # Whether a tensor is of torch.autograd.grad(is_grads_batched=True), which has a vmap of its own.
@@ -66,11 +64,37 @@ def is_watched() -> bool:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of a call; to torch, which takes tuples apart, one constant."""
+    """A request of a call, and whether autocast is on; to torch, which takes tuples apart, one."""
 
     call: Call
     request: Request
     autocast: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def written(asked: Asked) -> str:
+    """The text of what is asked for: JSON, in which numbers are exact, of what is set."""
+    call, request, autocast = asked.call, asked.request, asked.autocast
+    given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
+    return json.dumps({name: value for name, value in given.items() if value})
+
+
+@functools.lru_cache(maxsize=4096)
+def read(text: str) -> Asked:
+    """What a text asks for."""
+    given = json.loads(text)
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    call = Call(
+        loss_of_key(given.pop("loss")),
+        given.pop("reduction"),
+        given.pop("parameters", ()),
+        given.pop("weighted", False),
+        given.pop("masked", False),
+    )
+    autocast = given.pop("autocast", False)
+    return Asked(call, Request(**{"value": False, **given}), autocast)
 
 
 def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
@@ -114,7 +138,8 @@ def _dispatched(
     """The results of a request, by the operator itself."""
     if any(map(is_batched, operands)):
         return _of_batched_grads(call, request, operands, autocast)
-    return _operator()(*_described(call, request, autocast), list(operands))  # type: ignore[no-any-return]
+    text = written(Asked(call, request, autocast))
+    return _operator()(text, list(operands))  # type: ignore[no-any-return]
 
 
 def _of_batched_grads(
@@ -137,47 +162,15 @@ def _operator() -> Any:
     return torch.ops.cupy_losses.evaluate.default
 
 
-def _described(call: Call, request: Request, autocast: bool) -> tuple[Any, ...]:
-    """A request as arguments of the operator."""
-    loss, reduction, _, weighted, masked = call
-    given = call.named_parameters
-    integers = [given.pop(name) for name in loss.integers]
-    asked = request.value, list(request.wanted), request.vjp, list(request.tangents)
-    return loss.key, reduction, list(given.values()), integers, weighted, masked, *asked, autocast
-
-
-def _request(
-    key: str,
-    reduction: str,
-    reals: Sequence[float],
-    integers: Sequence[int],
-    weighted: bool,
-    masked: bool,
-    value: bool,
-    wanted: Sequence[int],
-    vjp: bool,
-    tangents: Sequence[int],
-) -> tuple[Call, Request]:
-    """The request that arguments of the operator describe."""
-    loss = loss_of_key(key)
-    given: dict[str, float | int] = dict(zip(loss.integers, integers, strict=True))
-    names = [name for name in loss.parameters if name not in given]
-    given |= zip(names, reals, strict=True)
-    parameters = tuple(given[name] for name in loss.parameters)
-    call = Call(loss, reduction, parameters, weighted, masked)
-    return call, Request(value=value, wanted=tuple(wanted), vjp=vjp, tangents=tuple(tangents))
-
-
 def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
     """Let a library compute the operator on the tensors of a kind of device.
 
     Its results are `ordered` if they lie in memory as the plan of a request says.
     """
 
-    def compute(*described: Any) -> list[Tensor]:
-        *of_request, autocast, operands = described
-        call, request = _request(*of_request)
-        kind = operands[-1].device.type
+    def compute(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
+        asked = read(text)
+        call, request, autocast = asked.call, asked.request, asked.autocast
         if torch.is_autocast_enabled(kind) == autocast:
             results = library().run_here(call, request, operands)
         else:
@@ -185,10 +178,16 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
                 results = library().run_here(call, request, operands)
         if ordered:
             return list(results)
-        pairs = zip(results, _shapes(call, request, operands, autocast), strict=True)
+        pairs = zip(results, _shapes(asked, operands), strict=True)
         return [_in_order(result, output.strides) for result, output in pairs]
 
+    kind = device.lower()
+    _computes[getattr(torch._C.DispatchKey, device)] = compute
     _operators.impl("evaluate", compute, device)
+
+
+# By the dispatch key of a kind of device.
+_computes: dict[Any, Callable[[str, Sequence[Tensor]], list[Tensor]]] = {}
 
 
 def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
@@ -198,21 +197,17 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-def _shapes(
-    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
-) -> Sequence[ArraySpec]:
+def _shapes(asked: Asked, operands: Sequence[Tensor]) -> Sequence[ArraySpec]:
     specs = [spec_of(t) for t in operands]
-    return call.loss.outputs(call, request, specs, autocast)  # type: ignore[return-value]
+    return asked.call.loss.outputs(asked.call, asked.request, specs, asked.autocast)  # type: ignore[return-value]
 
 
-def _allocate(*described: Any) -> list[Tensor]:
+def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
-    *of_request, autocast, operands = described
-    call, request = _request(*of_request)
     like = operands[-1]
     return [
         like.new_empty_strided(output.shape, output.strides, dtype=getattr(torch, output.dtype))
-        for output in _shapes(call, request, operands, autocast)
+        for output in _shapes(read(text), operands)
     ]
 
 
@@ -221,9 +216,8 @@ class _Evaluate(torch.autograd.Function):
 
     @staticmethod
     def forward(modes: _Modes, asked: Asked, *operands: Tensor) -> Any:
-        described = _described(asked.call, asked.request, asked.autocast)
         with modes.restored():
-            return tuple(_below_autograd(modes.keys, described, operands))
+            return tuple(_below_autograd(modes.keys, written(asked), operands))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -257,11 +251,13 @@ class _Evaluate(torch.autograd.Function):
 _apply: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, _Evaluate).apply
 
 
-def _batched(info: Any, dims: Any, *arguments: Any) -> tuple[list[Tensor], list[int]]:
+def _batched(
+    info: Any, dims: Any, text: str, operands: Sequence[Tensor]
+) -> tuple[list[Tensor], list[int]]:
     """The operator for a batch."""
-    *of_request, autocast, operands = arguments
-    call, request = _request(*of_request)
-    results = batched(_dispatched, call, request, autocast, info.batch_size, dims[-1], operands)
+    asked, size = read(text), info.batch_size
+    call, request, autocast = asked.call, asked.request, asked.autocast
+    results = batched(_dispatched, call, request, autocast, size, dims[-1], operands)
     return results, [0] * len(results)
 
 
@@ -282,27 +278,28 @@ class _Modes(NamedTuple):
             yield
 
 
-def _below_autograd(keys: Any, described: Sequence[Any], operands: Sequence[Tensor]) -> Any:
+def _below_autograd(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
     with torch._C._AutoDispatchBelowAutograd():
-        return _operator().redispatch(
-            keys & torch._C._after_autograd_keyset, *described, list(operands)
-        )
+        return _operator().redispatch(keys & torch._C._after_autograd_keyset, text, list(operands))
 
 
-def _with_derivatives(keys: Any, *arguments: Any) -> Any:
+def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
     """The operator where autograd watches."""
-    *described, autocast, operands = arguments
     grad = torch.is_grad_enabled()
     if (
         (grad and any(t.requires_grad for t in operands))
         or _are_transforms_active()
         or forward_ad._current_level >= 0
     ):
-        asked = Asked(*_request(*described), autocast)
         modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
         with enable_single_level_autograd_function():  # that of the present transform
-            return list(_apply(modes, asked, *operands))
-    return _below_autograd(keys, (*described, autocast), operands)
+            return list(_apply(modes, read(text), *operands))
+    # Compiled code comes here: what the dispatcher would call next is called at once.
+    compute = _computes.get((keys & _AFTER_AUTOGRAD).highestPriorityTypeId())
+    return _below_autograd(keys, text, operands) if compute is None else compute(text, operands)
+
+
+_AFTER_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
 
 
 def of_elements(call: Call, grad_output: Tensor) -> Tensor:
