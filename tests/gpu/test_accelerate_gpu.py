@@ -19,7 +19,11 @@ from cupy_losses._acceleration.switch import Acceleration
 from ..tables.examples import Example
 from ..torch.test_accelerate import EXAMPLES
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:reduction.*mean. divides")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:reduction.*mean. divides"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 F: Any = torch.nn.functional
 ROOT = Path(cupy_losses.__file__).parents[1]

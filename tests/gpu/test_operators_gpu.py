@@ -12,7 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from cupy_losses import cross_entropy, mse_loss
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 Tensor = torch.Tensor
 Make = Callable[[], tuple[Tensor, Tensor]]
 
