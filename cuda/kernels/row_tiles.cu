@@ -382,7 +382,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (denominator != nullptr) divisor = *denominator;
   const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
   const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value, counter, partials, segments, divisor};
+      value,    counter, partials,
+      segments, divisor, Loss::WEIGHTED ? nullptr : given.counted(divisor)};
 
   const long long tiles = (n + places.rows - 1) / places.rows;
   long long segment = blockIdx.x, tile = segment;

@@ -677,6 +677,12 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   constexpr bool GRADIENTS = WANTED != 0;
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
   if (given.is_done) return;
+  if constexpr (VALUES == COUNT) {
+    if (Factor::anticipates(guess, n)) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) *value = double(n);
+      return;
+    }
+  }
   [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
@@ -718,7 +724,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   if (denominator != nullptr) divisor = *denominator;
   const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
   const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value, counter, partials, segments, divisor};
+      value,    counter, partials,
+      segments, divisor, Loss::WEIGHTED ? nullptr : given.counted(divisor)};
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;

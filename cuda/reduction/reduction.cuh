@@ -49,14 +49,17 @@ __device__ __forceinline__ Result reduced(const Sum<double>& sum, double denomin
 // What a pass multiplies gradients by: grad_output where that is known, in a forward pass that
 // writes gradients the one that is anticipated, else 1.
 //
-// `guess` is null or two numbers of a call. The first is the guess, and is what this pass
-// multiplies by if it has no grad_output; the second becomes what it multiplied by. The backward
-// pass of that call is done at once where grad_output has the bits of the second, and leaves
-// grad_output as the first, for a later call. No pass reads the number that it writes, so that all
-// blocks agree.
+// `guess` is null or four numbers of a call. The first is the guess, and is what this pass
+// multiplies by if it has no grad_output; the second becomes what it multiplied by. The third
+// becomes the number of rows that a mean has, which this pass counts on its way, the fourth what
+// it divided by: another pass has counted ahead, or has anticipated the number of the last call.
+// The backward pass of that call is done at once where grad_output has the bits of the second and
+// the two counts are the same, and leaves grad_output as the first, for a later call. No pass reads
+// the numbers that it writes, so that all blocks agree.
 struct Factor {
   double value = 1.0;
   bool is_done = false;
+  double* counts = nullptr;  // the third number and the fourth, where this pass writes them
 
   // That of a pass that writes GRADIENTS, or 1.
   template <bool GRADIENTS, class G>
@@ -68,6 +71,16 @@ struct Factor {
     }
   }
 
+  // Leaves what this pass divides by. The result is where it leaves what it counts, or null.
+  __device__ __forceinline__ double* counted(double divisor) const {
+    if (counts != nullptr && blockIdx.x == 0 && threadIdx.x == 0) counts[1] = divisor;
+    return counts;
+  }
+  // Whether the last call had all of `n` rows, so that a pass ahead of this one need not count.
+  static __device__ __forceinline__ bool anticipates(const double* guess, long long n) {
+    return guess != nullptr && guess[2] == double(n);
+  }
+
  private:
   Factor() = default;
   template <class G>
@@ -75,10 +88,13 @@ struct Factor {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
       value = convert<double>(*grad_output);
-      if (guess != nullptr) is_done = same_bits(value, guess[1]);
+      if (guess != nullptr) {
+        is_done = same_bits(value, guess[1]) && same_bits(guess[2], guess[3]);
+      }
       if (stores) guess[0] = value;
     } else if (guess != nullptr) {
       value = guess[0];
+      counts = guess + 2;
       if (stores) guess[1] = value;
     }
   }
@@ -127,6 +143,7 @@ struct Reduction {
   double* partials;
   long long segments;
   double denominator;
+  double* counted = nullptr;  // where the denominator goes too, if it is added up
 
   // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
   template <bool ALONE = false, class T>
@@ -225,6 +242,7 @@ struct Reduction {
     if (threadIdx.x == 0) write(sums);
   }
   __device__ __forceinline__ void write(const Sum<double> (&sums)[2]) const {
+    if (SUMS == 2 && counted != nullptr) *counted = sums[1].total();
     *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], SUMS == 2 ? sums[1].total() : denominator);
   }
 };

@@ -1,7 +1,8 @@
 """Gradients that a forward pass has multiplied by the grad_output that it anticipates.
 
 That is the one of the last backward pass of the same plan with as many calls waiting, 1 at first.
-It never leaves the device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with it.
+The number of rows that a mean has is anticipated too: all, if all were there in the last call. They
+never leave the device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from .._core.shapes import ArraySpec
 from .launch import Parameters
 from .library import Array, DeviceLibrary
 
-SLOT_BYTES = 16  # the guess, and what the gradients of a call were multiplied by
-SLOTS = 32  # of a block of memory, 512 bytes
+SLOT_BYTES = 32  # the four numbers of a call, see cuda/reduction/reduction.cuh
+COUNTED = 16  # where the third of them lies
+SLOTS = 32  # of a block of memory, 1 KiB
 
 _of_graphs: list[Any] = []  # memory that a replay may use at any time
 
@@ -34,7 +36,7 @@ class Slots:
     """
 
     def __init__(self, library: DeviceLibrary) -> None:
-        self._allocate = library.filled(Output("float64", (2 * SLOTS,), (1,)), 1.0)
+        self._allocate = library.filled(Output("float64", (SLOT_BYTES // 8 * SLOTS,), (1,)), 1.0)
         self._memory: list[Array] = []
         self._free: dict[int, list[int]] = {}  # for each stream, lowest first
 
@@ -79,7 +81,7 @@ class Again(NamedTuple):
     """How a plan computes gradients anew where another grad_output came: one launch."""
 
     start: Callable[[int, Parameters, Sequence[int]], None]
-    choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and grad_output's
+    choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and later ones
     slots: Slots
     library: DeviceLibrary
     device: int
@@ -131,7 +133,7 @@ class Waiting:
             or again.is_capturing(stream) != self._is_captured
         ):
             return False
-        chosen = again.choose([*addresses, address(grad_output)])
+        chosen = again.choose([*addresses, address(grad_output), addresses[-1] + COUNTED])
         again.start(stream, self._parameters, chosen)
         return True
 

@@ -227,14 +227,14 @@ class Counter:
 
 @dataclass(frozen=True)
 class Late:
-    """An address behind all others: 0 the slot of a call, 1 its grad_output, null until known."""
+    """An address behind all others, of the slot of a call or known in its backward pass alone."""
 
     index: int
 
 
 Address = int | Scratch | Counter | Late
 NO_ADDRESS: Address = 0
-SLOT, GRAD_OUTPUT = Late(0), Late(1)
+SLOT, GRAD_OUTPUT, COUNTED = Late(0), Late(1), Late(2)
 NO_FACTOR = NO_ADDRESS, NO_ADDRESS
 
 

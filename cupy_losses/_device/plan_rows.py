@@ -12,7 +12,7 @@ from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_str
 from . import compiler, driver
 from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
+from .plan import COUNTED, NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
@@ -68,6 +68,10 @@ LONG_ROW = 4096
 PARTS = 1024
 PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/kernels/rows.cu
+
+# Gradients of so few elements are anticipated to be divided by the number of all rows: to count rows
+# ahead would take longer than to write the gradients anew where some are ignored.
+FEW_ELEMENTS = 1 << 18
 
 # Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
 # for losses of rows that are held.
@@ -203,6 +207,18 @@ class RowLaunches(Launches):
         role = self._loss.role(name)
         return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
 
+    @property
+    def _anticipates_count(self) -> bool:
+        """Whether gradients are divided by all rows, or are if the last call had all.
+
+        The pass that writes them counts too, so that it shows whether that was right.
+        """
+        problem = self._problem
+        counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.weighted
+        streams = any(a.streamed for a in self._inputs)
+        # A slot that is new has the number 1.
+        return problem.request.early and counts and streams and self._rows > 1
+
     def plan(self) -> Plan:
         value, values = self._value(), self._values_mode()
         outputs: list[RowArray] = []
@@ -214,7 +230,9 @@ class RowLaunches(Launches):
             wanted.append(k - self._problem.call.weighted)
             if array.address != address:
                 summed.append((k, array, address))
-        denominator = self._denominator(bool(wanted))
+        denominator = NO_ADDRESS
+        if not self._anticipates_count or self._problem.size > FEW_ELEMENTS:
+            denominator = self._denominator(bool(wanted))
         results = _Results(values, value, denominator, wanted, outputs)
         team = self._team(bool(wanted))
         if tile := None if summed else self._tile(outputs):
@@ -519,6 +537,8 @@ class RowLaunches(Launches):
             )
 
         factor = self._factor(bool(wanted))
+        if denominator_only and self._anticipates_count:
+            factor = NO_ADDRESS, SLOT
         chosen = (
             results.denominator,
             *factor,
@@ -529,10 +549,10 @@ class RowLaunches(Launches):
             *(a.address for a in arrays),
         )
         self._steps.append((launch(workers), chosen))
-        if SLOT in factor:
+        if SLOT in factor and not denominator_only:
             # No more blocks than run at once: most often all end at once.
             resident = max(1, kernel.resident_blocks // blocks)
-            self._again = launch(min(workers, resident)), chosen
+            self._launch_again(launch(min(workers, resident)), chosen)
 
     def _tiled(self, tile: RowTile, outputs: Sequence[RowArray]) -> _Tiles:
         arrays = [*self._inputs, *outputs]
@@ -618,7 +638,13 @@ class RowLaunches(Launches):
         step = launch, (results.denominator, *factor, *workspace, *addresses)
         self._steps.append(step)
         if SLOT in factor:
-            self._again = step
+            self._launch_again(*step)
+
+    def _launch_again(self, launch: Launch, chosen: tuple[Address, ...]) -> None:
+        """Compute gradients anew by this launch, whose first address is that of the denominator."""
+        if self._anticipates_count:
+            chosen = COUNTED, *chosen[1:]
+        self._again = launch, chosen
 
     def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""

@@ -13,7 +13,7 @@ import pytest
 from cupy_losses import cross_entropy, huber_loss, mse_loss
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import anticipation, engine
+from cupy_losses._device import anticipation, engine, plan_rows
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
@@ -29,6 +29,12 @@ def device() -> Iterator[Device]:
     emulator.require()
     with installed(seed=1) as device:
         yield device
+
+
+@pytest.fixture
+def _counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are counted ahead, as those of large arrays are."""
+    monkeypatch.setattr(plan_rows, "FEW_ELEMENTS", 0)
 
 
 class Calls:
@@ -107,6 +113,7 @@ def cases(device: Device, dtype: Any) -> Iterator[Calls]:
             yield calls
 
 
+@pytest.mark.usefixtures("_counting")
 @pytest.mark.parametrize("name", levels.first(sorted(DTYPES)))
 def test_bits_do_not_depend_on_what_was_anticipated(device: Device, name: str) -> None:
     """Each grad_output after each other one: the bits are those of its own pass."""
@@ -127,6 +134,7 @@ def test_bits_do_not_depend_on_what_was_anticipated(device: Device, name: str) -
                 del waiting
 
 
+@pytest.mark.usefixtures("_counting")
 @pytest.mark.parametrize("name", levels.first(["float16", "float32"]))
 def test_nothing_is_written_where_grad_output_was_anticipated(device: Device, name: str) -> None:
     dtype = DTYPES[name]
@@ -176,6 +184,39 @@ def test_a_nan_does_not_reach_what_the_mask_leaves_out(device: Device) -> None:
         calls.backward([gradient], waiting, factor, np.float32)
         assert (gradient.get()[~where] == 0).all()
         assert not np.isfinite(gradient.get()[where]).any()
+        del waiting
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("shape", [(70, 40), (70, 21), (2, 5, 35), (2, 90, 35)])
+def test_the_number_of_rows_is_anticipated(
+    device: Device, shape: tuple[int, ...], is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All; in large arrays if all were there in the last call. The bits are right in any case."""
+    if is_large:
+        monkeypatch.setattr(plan_rows, "FEW_ELEMENTS", 0)
+    rng = np.random.default_rng(9)
+    whole = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+    calls = Calls(device, cross_entropy, (rng.standard_normal(shape).astype(np.float32), whole))
+    part = np.where(rng.random(whole.shape) < 0.3, -100, whole)
+    count = np.count_nonzero(part != -100)
+    guess, was_whole = 1.0, False
+    for target, factor in zip(
+        (whole, whole, part, part, whole, part), (0.5, 2, 0.5, 2, 0.5, 2), strict=True
+    ):
+        calls.operands = calls.operands[0], device.asarray(target)
+        wanted, unscaled = calls.vjp(factor, np.float32)[0], calls.vjp(1.0, np.float32)[0]
+        before = len(device.launches)
+        value, (gradient,), waiting = calls.forward()
+        assert len(device.launches) - before == 1 + is_large
+        assert value.get() == cross_entropy(*calls.operands).get()
+        was_anticipated = target is part and (was_whole or not is_large)
+        ratio = gradient.get()[unscaled != 0] / unscaled[unscaled != 0]
+        expected = guess * (count / whole.size if was_anticipated else 1.0)
+        np.testing.assert_allclose(ratio, expected, rtol=1e-5)
+        assert calls.backward([gradient], waiting, factor, np.float32) == 1
+        assert same(gradient.get(), wanted)
+        guess, was_whole = factor, target is whole
         del waiting
 
 
