@@ -78,14 +78,20 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     const Column behind = column - first;
     return behind >= 0 && behind < BATCH * Team::LANES && behind % Team::LANES == 0;
   }
-  // Makes the element of a row in a column -inf, in the first operand.
+  // Makes the element of row v in a column -inf, in the first operand.
   __device__ __forceinline__ void hide(int v, Column hidden) {
+    using E = typename Row::template Element<FIRST>;
+    const E infinite = convert<E>(T(-INFINITY));
 #pragma unroll
     for (int k = 0; k < BATCH; ++k) {
-      if (column(k) == hidden) {
-        auto vector = unpacked<FIRST>(get<FIRST>(vectors[k]));
-        vector.at[v] = convert<typename Row::template Element<FIRST>>(T(-INFINITY));
-        get<FIRST>(vectors[k]) = packed<FIRST>(vector);
+      auto& elements = get<FIRST>(vectors[k]);
+      if constexpr (WIDTH == 1) {
+        if (column(k) == hidden) elements = packed<FIRST>({{infinite}});
+      } else {
+        // In one instruction: to take a pair apart and put it together again takes three.
+        static_assert(WIDTH == 2 && sizeof(E) == 2, "a pair is a word");
+        const unsigned both = packed<FIRST>({{infinite, infinite}});
+        if (column(k) == hidden) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
       }
     }
   }

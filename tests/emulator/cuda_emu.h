@@ -194,6 +194,15 @@ EMU_BITS(__float_as_uint, unsigned, float)
 EMU_BITS(__longlong_as_double, double, long long)
 EMU_BITS(__double_as_longlong, long long, double)
 
+// Bytes of the 8 of x and y, each chosen by four bits.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned chosen) {
+  const unsigned long long bytes = (unsigned long long)(y) << 32 | x;
+  unsigned result = 0;
+  for (int k = 0; k < 4; ++k) {
+    result |= unsigned(bytes >> (chosen >> 4 * k & 7u) * 8 & 0xffu) << 8 * k;
+  }
+  return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
