@@ -57,6 +57,18 @@ struct Share<Row, Loss, Team, Indices<I...>> {
       for (int j = 0; j < SIZE; ++j) f(unit * UNIT + j, column + j, element_of(numbers, j));
     });
   }
+  // f(size, aligned, column, xs) for each unit, element_of(xs, j) being one such x.
+  template <class F>
+  __device__ __forceinline__ void each_vector(F f) const {
+    each_unit([&](auto size, auto aligned, int, int column) {
+      f(size, aligned, column,
+        this->template load_all<decltype(size)::value, decltype(aligned)::value>(column));
+    });
+  }
+  template <class Numbers>
+  static __device__ __forceinline__ auto element_of(const Numbers& numbers, int j) {
+    return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
+  }
   __device__ __forceinline__ T largest(T) const { return top; }
 
   // The largest number of the first operand that this thread has; not -inf, even if all are.
@@ -133,10 +145,6 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   __device__ __forceinline__ auto load_all(int column) const {
     return Tuple<Vector<Repeat<N, I>, SIZE>...>{{load<SIZE, ALIGNED, I>(column)}...};
   }
-  template <class Numbers>
-  static __device__ __forceinline__ auto element_of(const Numbers& numbers, int j) {
-    return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
-  }
   template <int SIZE, bool ALIGNED, class E>
   static __device__ __forceinline__ Vector<E, SIZE> load_elements(const E* from) {
     if constexpr (ALIGNED) {
@@ -146,6 +154,17 @@ struct Share<Row, Loss, Team, Indices<I...>> {
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) unit.at[j] = from[j];
       return unit;
+    }
+  }
+  template <int SIZE, bool ALIGNED, class E>
+  static __device__ __forceinline__ Vector<T, SIZE> load_wide(const E* from) {
+    if constexpr (ALIGNED) {
+      return widen<T>(load_vector<SIZE>(from));
+    } else {
+      Vector<T, SIZE> wide;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) wide.at[j] = convert<T>(from[j]);
+      return wide;
     }
   }
   template <int SIZE, bool ALIGNED, int K>
@@ -161,8 +180,8 @@ struct Share<Row, Loss, Team, Indices<I...>> {
       }
     } else {
       using Loaded = typename Row::template Loaded<K>;
-      const auto values = widen<T>(load_elements < SIZE,
-                                   ALIGNED && K == 0 > (row.template address<FIRST + K>(column)));
+      const auto values = load_wide < SIZE,
+                 ALIGNED && K == 0 > (row.template address<FIRST + K>(column));
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         if constexpr (Loaded::HAS_SLOPE) {
@@ -283,23 +302,38 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, scale);
   }
 
-  // Puts the gradients of a row in the place of its elements.
+  // Puts the gradients of a row that is not active in the place of its elements.
+  __device__ __forceinline__ void fill(const Row& row, Status status) const {
+    const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+    for (int column = Team::lane(); column < columns; column += Team::LANES) {
+      each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
+    }
+  }
+  // The same for an active row.
   template <class Context>
   __device__ __forceinline__ void differentiate(const Elements& elements, const Context& context,
                                                 const Finished& done) const {
     const Row& row = elements.row;
-    if (context.status != ACTIVE) {
-      const T number = context.status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
-      for (int column = Team::lane(); column < columns; column += Team::LANES) {
-        each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
-      }
-      return;
-    }
-    elements.each([&](int, int column, const auto& x) {
+    elements.each_vector([&](auto size, auto aligned, int column, const auto& xs) {
+      constexpr int SIZE = decltype(size)::value;
+      constexpr bool ALIGNED = decltype(aligned)::value;
       each_wanted([&](auto which) {
         constexpr int I = decltype(which)::value;
-        const N slope = loss.template gradient<I, N>(row, context, done, column, x);
-        set<FIRST + I>(row, column, derivative<(TANGENTS != 0)>(slope));
+        using E = typename Row::template Element<FIRST + I>;
+        Vector<E, SIZE> slopes;
+#pragma unroll
+        for (int j = 0; j < SIZE; ++j) {
+          const N slope = loss.template gradient<I, N>(row, context, done, column + j,
+                                                       Elements::element_of(xs, j));
+          slopes.at[j] = convert<E>(derivative<(TANGENTS != 0)>(slope));
+        }
+        E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
+        if constexpr (ALIGNED && I == 0) {
+          store_vector_in_block(place, slopes);
+        } else {
+#pragma unroll
+          for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
+        }
       });
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
@@ -418,7 +452,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto state = work.accumulate(elements, context);
         const auto outcome = work.finish(row, context, state, VALUES != NO_VALUES, factor, scale);
         take(own, outcome);
-        if constexpr (GRADIENTS) work.differentiate(elements, context, outcome.done);
+        if constexpr (GRADIENTS) {
+          if (context.status == ACTIVE) {
+            work.differentiate(elements, context, outcome.done);
+          } else {
+            work.fill(row, context.status);
+          }
+        }
       }
     } else {
       // One thread does what is done once for a row, LANES threads what is done for its elements.
@@ -451,7 +491,14 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         __syncthreads();
 #pragma unroll 1
         for (int own = Team::row(); own < rows; own += Team::ROWS) {
-          work.differentiate({work.row_at(tile, own, staged), T(0)}, contexts[own], finished[own]);
+          const auto row = work.row_at(tile, own, staged);
+          if (contexts[own].status == ACTIVE) {
+            // A copy: a reference would be read anew after each gradient that is stored.
+            const Finished done = finished[own];
+            work.differentiate({row, T(0)}, contexts[own], done);
+          } else {
+            work.fill(row, contexts[own].status);
+          }
         }
       }
     }

@@ -83,8 +83,9 @@ __device__ __forceinline__ Vector<T, W> load_vector(const T* from) {
   return bits.vector;
 }
 
-template <int W, class T>
-__device__ __forceinline__ void store_vector(T* to, const Vector<T, W>& vector) {
+// f(access, word) for each access that a vector takes at an address.
+template <int W, class T, class F>
+__device__ __forceinline__ void each_word(T* at, const Vector<T, W>& vector, F f) {
   using Unit = typename Word<sizeof(Vector<T, W>)>::type;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
@@ -92,7 +93,16 @@ __device__ __forceinline__ void store_vector(T* to, const Vector<T, W>& vector) 
     Unit unit[UNITS];
   } bits{vector};
 #pragma unroll
-  for (int i = 0; i < UNITS; ++i) __stcs(reinterpret_cast<Unit*>(to) + i, bits.unit[i]);
+  for (int i = 0; i < UNITS; ++i) f(reinterpret_cast<Unit*>(at) + i, bits.unit[i]);
+}
+template <int W, class T>
+__device__ __forceinline__ void store_vector(T* to, const Vector<T, W>& vector) {
+  each_word(to, vector, [](auto* at, auto word) { __stcs(at, word); });
+}
+// The same in shared memory.
+template <int W, class T>
+__device__ __forceinline__ void store_vector_in_block(T* to, const Vector<T, W>& vector) {
+  each_word(to, vector, [](auto* at, auto word) { *at = word; });
 }
 
 // Two numbers in one register.

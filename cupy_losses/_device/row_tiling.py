@@ -25,8 +25,8 @@ WORD_BYTES = 4
 TILE_THREADS = 128
 TILE_BYTES = 20 << 10
 TILE_LIMIT = 28 << 10
-LANES = (1, 4, 8, 16, 32)
-SHARE = 50
+LANES = (1, 2, 4, 8, 16, 32)
+SHARE = 75
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 # A reduced loss is the sum of at most so many partial sums.
