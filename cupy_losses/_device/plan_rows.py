@@ -69,8 +69,8 @@ PARTS = 1024
 PART_BLOCK = 512
 LEFT_BYTES = 256  # in cuda/kernels/rows.cu
 
-# Gradients of so few elements are anticipated to be divided by the number of all rows: to count rows
-# ahead would take longer than to write the gradients anew where some are ignored.
+# Gradients of so few elements are anticipated to be divided by the number of all rows: to count
+# them ahead would take longer than to write the gradients anew where some are ignored.
 FEW_ELEMENTS = 1 << 18
 
 # Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
