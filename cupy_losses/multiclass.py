@@ -22,7 +22,7 @@ import numpy as np
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
-from ._core.loss import Domain, variant
+from ._core.loss import Call, Domain, variant
 from ._core.rows import ELEMENTS, INDEX, LABELS
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
@@ -92,6 +92,27 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     }
 
 
+def _by_counts(z_loss: float = 0.0) -> Call:
+    return Call(_OF_PROBABILITIES[False, z_loss != 0, False], "none", (0.0, z_loss), False, False)
+
+
+def _smoothing_by_counts(
+    call: Call, columns: int, weight: Array, own_weight: Array
+) -> tuple[Call, Array]:
+    """What the smoothing adds by weights that are not that of the class."""
+    share = call.named_parameters["label_smoothing"] / max(columns, 1)
+    return _by_counts(), share * (weight - own_weight)
+
+
+def _probabilities_by_counts(
+    call: Call, columns: int, weight: Array, target: Array
+) -> tuple[Call, Array]:
+    given = call.named_parameters
+    smoothing = given["label_smoothing"]
+    smoothed = (1.0 - smoothing) * target + smoothing / max(columns, 1)
+    return _by_counts(given["z_loss"]), weight * smoothed
+
+
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
 
 _CROSS_ENTROPY = {
@@ -108,6 +129,7 @@ _CROSS_ENTROPY = {
         weights=True,
         weighs_elements=smoothed,
         weighted_mean=True,
+        counts=_smoothing_by_counts if smoothed else None,
         overwrites=overwrites,
         precise=True,
     )
@@ -127,6 +149,7 @@ _OF_PROBABILITIES = {
         classes=True,
         weights=True,
         weighs_elements=True,
+        counts=_probabilities_by_counts,
         overwrites=overwrites,
         precise=True,
         domains={"target": Domain(0.0, 1.0)},

@@ -17,6 +17,12 @@ from .shapes import ArraySpec, Shape
 
 REDUCTIONS = ("none", "mean", "sum")
 
+# Why no kernel has derivatives by a weight; `_torch/weights.py` composes them.
+OF_WEIGHT = (
+    "weight requires grad, which torch's autograd alone can do here, without overwrite_input: "
+    "pass weight.detach()"
+)
+
 _LOSSES: dict[str, Loss] = {}
 _OF_USERS: dict[str, Loss] = {}  # by key
 

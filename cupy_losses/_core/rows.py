@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER
-from .loss import Call, Domain, Formula, Loss, Request
+from .loss import OF_WEIGHT, Call, Domain, Formula, Loss, Request
 from .outputs import PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -48,6 +48,9 @@ class RowFormula(Loss):
         weighs_elements: See above.
         weighted_mean: Whether a mean divides by the sum over the rows of the weight of their class,
             0 for a row that is ignored, not by the number of rows.
+        counts: Where elements have weights, what they add as a loss without: a call of the input
+            and of how much each element counts, and these counts. It takes the call, the number of
+            elements of a row, their weights, and the weight of each row's class or else the target.
         broadcasts: Whether operands of elements broadcast.
         gathers: Whether the element of the target is all that is read of a row.
         precise: See `struct`.
@@ -62,6 +65,7 @@ class RowFormula(Loss):
     weights: bool = False
     weighs_elements: bool = False
     weighted_mean: bool = False
+    counts: Callable[[Call, int, Any, Any], tuple[Call, Any]] | None = None
     broadcasts: bool = False
     gathers: bool = False
     precise: bool = False
@@ -142,6 +146,8 @@ class RowFormula(Loss):
         name = call.names[operand]
         if self.role(name) == ELEMENTS:
             return ""
+        if name == "weight":
+            return OF_WEIGHT
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:

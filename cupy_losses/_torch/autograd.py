@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from .._core.loss import FORWARD, Call, Request
-from . import operators
+from . import operators, weights
 
 Tensor = torch.Tensor
 
@@ -65,6 +65,8 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
     if differentiate:
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
+        if call.weighted and operands[call.masked].requires_grad and weights.is_composed(call):
+            return operators.evaluate(call, operands)
         return _apply_loss(library, call, *operands)
     return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[no-any-return]
 

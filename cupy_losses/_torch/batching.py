@@ -16,6 +16,7 @@ from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
 from .._core.shapes import ArraySpec
+from .weights import weights_of_rows
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -172,13 +173,5 @@ class _Batch:
         """The weights of the classes of the targets, of rows that are not ignored."""
         name = next(name for name in loss.operands if loss.role(name) == INDEX)
         target = arrays[name].movedim(-1, 0) if self._is_behind else arrays[name]
-        target = target.long()  # uint64 beyond it is negative, and no class either
-        counts = target != self._call.named_parameters["ignore_index"]
-        weights: Tensor = counts
-        if "weight" in arrays:
-            weight = arrays["weight"]
-            inside = (target >= 0) & (target < weight.shape[0])
-            # A row whose class is out of range counts once; its loss is NaN.
-            own = torch.where(inside, weight[target.where(inside, 0)], 1)
-            weights = torch.where(counts, own, 0)
+        _, weights = weights_of_rows(self._call, target, arrays.get("weight"))
         return weights.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)

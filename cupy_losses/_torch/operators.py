@@ -27,6 +27,7 @@ from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request, loss_of_key
 from .._core.shapes import ArraySpec
+from . import weights
 from .batching import batched, spec_of
 
 Tensor = torch.Tensor
@@ -291,12 +292,34 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         or _are_transforms_active()
         or forward_ad._current_level >= 0
     ):
+        asked = read(text)
+        if weights.is_composed(asked.call) and _is_weight_varied(asked, operands):
+            return _composed(asked, operands)
         modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
         with enable_single_level_autograd_function():  # that of the present transform
-            return list(_apply(modes, read(text), *operands))
+            return list(_apply(modes, asked, *operands))
     # Compiled code comes here: what the dispatcher would call next is called at once.
     compute = _computes.get((keys & _AFTER_AUTOGRAD).highestPriorityTypeId())
     return _below_autograd(keys, text, operands) if compute is None else compute(text, operands)
+
+
+def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
+    """Whether the present transform, or autograd, differentiates by the weight."""
+    weight = operands[asked.request.extra + asked.call.masked]
+    if torch.is_grad_enabled() and weight.requires_grad:
+        return True
+    return torch._VF._unpack_dual(weight, level=0)[1] is not None
+
+
+def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
+    """The operator by others of it, as no kernel has derivatives by the weight."""
+    call, request = asked.call, asked.request
+    specs = [spec_of(t) for t in operands]
+    results = weights.composed(_dispatched, call, request, operands, specs[request.extra :])
+    outputs = _shapes(asked, operands)
+    if request.value:
+        results[0] = results[0].to(getattr(torch, outputs[0].dtype))
+    return results
 
 
 _AFTER_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset

@@ -505,16 +505,6 @@ def test_options(name: str, options: Any, error: Any, message: str, library: Lib
         case.loss(*(library.array(operands[name]) for name in case.positional), **options)
 
 
-def test_no_gradient_by_weight(torch_library: Library) -> None:
-    input = torch_library.array(np.ones((2, 3)))
-    target = torch_library.array(np.array([0, 1]))
-    weight = torch_library.array(np.ones(3)).requires_grad_()
-    with pytest.raises(ValueError, match="weight requires grad"):
-        cross_entropy(input, target, weight=weight)
-    with torch.no_grad():
-        cross_entropy(input, target, weight=weight)
-
-
 def logits_and_target(library: Library, dtype: str = "float32") -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((4, 5)).astype(DTYPES[dtype])

@@ -1,0 +1,150 @@
+"""Derivatives by weights that no kernel has: those that divide a mean, and those of classes.
+
+Such a loss is linear in calls of which kernels have all derivatives. Their factors, and what they
+are divided by, are made of the weight by torch, which differentiates them. So any request of the
+loss is the same request of these calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from .._core.loss import Call, Request
+from .._core.rows import INDEX, RowFormula
+from .._core.shapes import ArraySpec, Shape
+
+Tensor = torch.Tensor
+Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
+
+
+def is_composed(call: Call) -> bool:
+    """Whether the derivatives by the weight of a call are those of other calls."""
+    if not call.weighted or call.loss.overwrites:
+        return False
+    return call.loss.refusal(call, call.masked) != ""
+
+
+def weights_of_rows(call: Call, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which rows are not ignored, and the weight of the class of each, 0 of those that are."""
+    target = target.long()  # uint64 beyond it is negative, and no class either
+    ignored = call.named_parameters.get("ignore_index")
+    counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
+    if weight is None:
+        return counts, counts
+    inside = (target >= 0) & (target < weight.shape[0])
+    # A row whose class is out of range counts once; its loss is NaN.
+    own = torch.where(inside, weight[target.where(inside, 0)], 1)
+    return counts, torch.where(counts, own, 0)
+
+
+class _Part(NamedTuple):
+    """A call, what multiplies it, and which operand of the whole each of its own is, or -1."""
+
+    call: Call
+    operands: Sequence[Tensor]
+    factor: Tensor | float
+    places: Sequence[int]
+
+    def results(
+        self,
+        run: Run,
+        request: Request,
+        leading: Sequence[Tensor],
+        divisor: Tensor | float,
+        shape: Shape,
+    ) -> list[Tensor]:
+        """Those of a request of the whole on elements of a shape; a value is not reduced yet."""
+        given = list(leading)
+        if request.vjp:
+            grad_output = _wide(given[0])
+            each = (grad_output * self.factor / divisor).to(grad_output.dtype)
+            given[0] = each.expand(self.call.loss.value_shape(self.call, shape))
+        places = self.places.index
+        wanted, tangents = tuple(map(places, request.wanted)), tuple(map(places, request.tangents))
+        own = request._replace(wanted=wanted, tangents=tangents)
+        results = list(run(self.call, own, (*given, *self.operands), True))
+        if request.value:
+            results[0] = results[0] * self.factor
+        return results
+
+
+def composed(
+    run: Run, call: Call, request: Request, operands: Sequence[Tensor], specs: Sequence[ArraySpec]
+) -> list[Tensor]:
+    """The results of a request, differentiable by the weight; a value is in float32 or float64.
+
+    `specs` are those of the operands of the call.
+    """
+    leading, own = operands[: request.extra], operands[request.extra :]
+    shape = call.loss.shape_of(call, specs)
+    if isinstance(call.loss, RowFormula):
+        parts, total = _of_rows(call, call.loss, own, shape)
+    else:
+        parts, total = _of_elements(call, own, shape)
+    for k in (*request.wanted, *request.tangents):
+        if any(k not in part.places for part in parts):
+            raise NotImplementedError(
+                f"derivatives by weight of derivatives by {call.names[k]} are not available where "
+                "two transforms take them: let one take both"
+            )
+    size, of_data, leaves_out = call.loss.denominator(call, shape, specs)
+    divisor = _of_derivatives(total, leaves_out) if of_data else size
+    of_parts = [part.results(run, request, leading, divisor, shape) for part in parts]
+    results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
+    if request.value and call.reduction != "none":
+        value = results[0].sum(dtype=torch.float64) / divisor
+        if of_data and leaves_out and not request.tangents:
+            value = torch.where(total == 0, math.nan, value)
+        results[0] = value
+    return results
+
+
+def _of_derivatives(denominator: Tensor, leaves_out: bool) -> Tensor:
+    """What derivatives are divided by, see `_core/reduction.py`."""
+    return torch.where(denominator == 0, math.inf, denominator) if leaves_out else denominator
+
+
+def _of_elements(
+    call: Call, operands: Sequence[Tensor], shape: Shape
+) -> tuple[list[_Part], Tensor]:
+    """The sum of all elements; the sum of the weights."""
+    weight = _wide(operands[call.masked])
+    counting = torch.where(operands[0], weight, 0) if call.masked else weight
+    total = counting.expand(shape).sum(dtype=torch.float64)
+    given = [weight if k == call.masked else t for k, t in enumerate(operands)]
+    places = [-1 if k == call.masked else k for k in range(len(operands))]
+    return [_Part(call._replace(reduction="sum"), given, 1.0, places)], total
+
+
+def _of_rows(
+    call: Call, loss: RowFormula, operands: Sequence[Tensor], shape: Shape
+) -> tuple[list[_Part], Tensor]:
+    """Each row without weights times the weight of its class, and what weighs its elements."""
+    weight, *own = _wide(operands[0]), *operands[1:]
+    axis = loss.axis(shape)
+    of_elements = weight.reshape(-1, *[1] * (len(shape) - 1 - axis))
+    columns = shape[axis]
+    named = dict(zip(loss.operands, own, strict=True))
+    input, target = named["input"], named["target"]
+    if loss.role("target") != INDEX:
+        assert loss.counts is not None
+        each, counts = loss.counts(call, columns, of_elements, target)
+        return [_Part(each, (input, counts), 1.0, (1, -1))], weight
+    left, share = weights_of_rows(call, target, weight)
+    unweighted = call._replace(reduction="none", weighted=False)
+    parts = [_Part(unweighted, own, share, range(1, 3))]
+    if loss.counts is not None:
+        each, counts = loss.counts(call, columns, of_elements, share.unsqueeze(axis))
+        left = left.unsqueeze(axis)  # what is ignored may be NaN
+        counted = torch.where(left, input, 0), torch.where(left, counts, 0)
+        parts.append(_Part(each, counted, 1.0, (1, -1)))
+    return parts, share.sum(dtype=torch.float64)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor in float32 at least."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()

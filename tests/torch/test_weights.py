@@ -1,0 +1,314 @@
+"""Derivatives by weights that divide a mean and by weights of classes, which calls compose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cupy_losses
+from cupy_losses import cross_entropy, mse_loss, multi_margin_loss, nll_loss
+
+from ..tools.levels import case
+
+Tensor = torch.Tensor
+Function = Callable[..., Any]
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+MSE: Function = F.mse_loss
+IGNORED = -100
+TARGET = torch.tensor([0, 1, 3, IGNORED, 2, 1])
+WHERE = torch.arange(24).view(6, 4) % 3 > 0
+
+
+def of_rows(value: Tensor, weight: Tensor, reduction: str, weighted: bool = True) -> Tensor:
+    """Losses of rows, reduced as torch does."""
+    if reduction == "none":
+        return value
+    return value.sum() / ((weight.sum() if weighted else len(value)) if reduction == "mean" else 1)
+
+
+def classes(
+    input: Tensor, weight: Tensor, reduction: str, label_smoothing: float = 0.0, z: float = 0.0
+) -> Tensor:
+    """cross_entropy of indices, of torch's operations that differentiate by the weight."""
+    left = TARGET != IGNORED
+    target = TARGET.where(left, 0)
+    own, logs = weight[target] * left, input.log_softmax(1)
+    value = -(1 - label_smoothing) * own * logs.gather(1, target[:, None])[:, 0]
+    value = value - label_smoothing / input.shape[1] * (logs * weight).sum(1) * left
+    value = value + z * own * input.logsumexp(1) ** 2
+    return of_rows(value, own, reduction)
+
+
+def likelihood(input: Tensor, weight: Tensor, reduction: str) -> Tensor:
+    left = TARGET != IGNORED
+    target = TARGET.where(left, 0)
+    own = weight[target] * left
+    return of_rows(-own * input.gather(1, target[:, None])[:, 0], own, reduction)
+
+
+def margins(input: Tensor, weight: Tensor, reduction: str) -> Tensor:
+    target = TARGET.clamp(min=0)[:, None]
+    terms = (1 - input.gather(1, target) + input).clamp(min=0) ** 2
+    value = weight[target[:, 0]] * terms.scatter(1, target, 0).sum(1) / input.shape[1]
+    return of_rows(value, weight, reduction, weighted=False)
+
+
+def masked(input: Tensor, target: Tensor, weight: Tensor, reduction: str) -> Tensor:
+    counts = torch.where(WHERE, weight, 0)
+    return (counts * (input - target) ** 2).sum() / counts.sum()
+
+
+def numbers(*shape: int) -> Tensor:
+    return 0.3 + torch.rand(shape, generator=torch.manual_seed(0), dtype=torch.float64)
+
+
+ELEMENTS, CLASSES = numbers(6, 4), numbers(4)
+LOGITS = 3 * torch.randn(6, 4, generator=torch.manual_seed(1), dtype=torch.float64)
+
+
+def smoothed(function: Function, value: float = 0.2, **options: float) -> Function:
+    return lambda *args, **given: function(*args, label_smoothing=value, **given, **options)
+
+
+def of_classes(loss: Function, target: Tensor = TARGET, **options: Any) -> Function:
+    def of_weight(input: Tensor, weight: Tensor, reduction: str) -> Any:
+        return loss(input, target, weight=weight, reduction=reduction, **options)
+
+    return of_weight
+
+
+def of_weight(loss: Function, **options: Any) -> Function:
+    def call(input: Tensor, target: Tensor, weight: Tensor, reduction: str) -> Any:
+        return loss(input, target, weight=weight, reduction=reduction, **options)
+
+    return call
+
+
+# The loss and its reference, as functions of tensors, the last of which is the weight.
+EVERY = ("mean", "sum", "none")
+WEIGHED: dict[str, tuple[Function, Function, tuple[Tensor, ...], tuple[str, ...]]] = {
+    "classes": (of_classes(cross_entropy), classes, (LOGITS, CLASSES), EVERY),
+    "smoothed": (
+        of_classes(smoothed(cross_entropy, z_loss=0.1)),
+        smoothed(classes, z=0.1),
+        (LOGITS, CLASSES),
+        EVERY,
+    ),
+    "smoothed alone": (
+        of_classes(smoothed(cross_entropy, 1.0)),
+        smoothed(classes, 1.0),
+        (LOGITS, CLASSES),
+        EVERY,
+    ),
+    "probabilities": (
+        of_weight(cross_entropy),
+        of_weight(F.cross_entropy),
+        (LOGITS, ELEMENTS, CLASSES),
+        EVERY,
+    ),
+    "smoothed probabilities": (
+        of_weight(smoothed(cross_entropy)),
+        of_weight(smoothed(F.cross_entropy)),
+        (LOGITS, ELEMENTS, CLASSES),
+        EVERY,
+    ),
+    "nll": (of_classes(nll_loss), likelihood, (LOGITS, CLASSES), EVERY),
+    "multi_margin": (
+        of_classes(multi_margin_loss, TARGET.clamp(min=0), p=2),
+        margins,
+        (LOGITS, CLASSES),
+        EVERY,
+    ),
+    "mse": (of_weight(mse_loss), of_weight(MSE), (LOGITS, ELEMENTS, 2 * ELEMENTS), EVERY),
+    "mse of broadcast weights": (
+        of_weight(mse_loss),
+        lambda x, y, w, **given: MSE(x, y, weight=w.expand(6, 4), **given),
+        (LOGITS, ELEMENTS, CLASSES),
+        ("mean",),
+    ),
+    "mse of a mask": (
+        of_weight(mse_loss, where=WHERE),
+        masked,
+        (LOGITS, ELEMENTS, 2 * ELEMENTS),
+        ("mean",),
+    ),
+}
+
+
+def leaves(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    return [t.clone().requires_grad_() for t in tensors]
+
+
+def squared(function: Function) -> Function:
+    """A number, whose derivatives depend on the value."""
+
+    def total(*tensors: Tensor) -> Tensor:
+        value = function(*tensors)
+        return (value * value + value).sum()
+
+    return total
+
+
+def twice(function: Function, *tensors: Tensor) -> Any:
+    """The value, all gradients, and gradients of these."""
+    given = leaves(tensors)
+    value = function(*given)
+    first = torch.autograd.grad((value * value + value).sum(), given, create_graph=True)
+    total = torch.stack([(slope * slope).sum() for slope in first]).sum()
+    return value, first, torch.autograd.grad(total, given, materialize_grads=True)
+
+
+def once(function: Function, *tensors: Tensor) -> Any:
+    given = leaves(tensors)
+    value = function(*given)
+    return value, torch.autograd.grad((value * value + value).sum(), given)
+
+
+def of_samples(transform: Function) -> Function:
+    def of_batch(function: Function, *tensors: Tensor) -> Any:
+        batch = [torch.stack([t, 1.1 * t, 0.9 * t]) for t in tensors]
+        return vmap(transform(function))(*batch)
+
+    return of_batch
+
+
+def by_compile(function: Function, *tensors: Tensor, **options: Any) -> Any:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", **options)
+    return once(compiled, *tensors)
+
+
+MODES: dict[str, Function] = {
+    "eager": twice,
+    "hessian": lambda f, *ts: hessian(squared(f), tuple(range(len(ts))))(*ts),
+    "by input, then by weight": lambda f, *ts: jacrev(grad(squared(f)), len(ts) - 1)(*ts),
+    "along weight, of a gradient": lambda f, *ts: jacfwd(grad(squared(f)), len(ts) - 1)(*ts),
+    "along input, then by weight": lambda f, *ts: jacrev(jacfwd(squared(f)), len(ts) - 1)(*ts),
+    "along weight": lambda f, *ts: jacfwd(f, len(ts) - 1)(*ts),
+    "of samples": of_samples(lambda f: jacrev(f, -1)),
+}
+TRACED: dict[str, tuple[Function, Function]] = {
+    "recorded": (lambda f, *ts: once(make_fx(lambda *given: f(*given))(*ts), *ts), once),
+    "compiled": (by_compile, once),
+    "compiled for all shapes": (lambda f, *ts: by_compile(f, *ts, dynamic=True), once),
+}
+CASES = [(name, reduction) for name, (*_, own) in WEIGHED.items() for reduction in own]
+
+
+def results(mode: Function, reference: Function, name: str, reduction: str) -> tuple[Any, Any]:
+    """What a mode gives of the loss, and of the reference."""
+    loss, expected, tensors, _ = WEIGHED[name]
+    return (
+        mode(lambda *given: loss(*given, reduction=reduction), *tensors),
+        reference(lambda *given: expected(*given, reduction=reduction), *tensors),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "reduction"),
+    [
+        case(mode, name, reduction, default=(k + n) % 4 == 0)
+        for k, mode in enumerate(MODES)
+        for n, (name, reduction) in enumerate(CASES)
+    ],
+)
+def test_derivatives(mode: str, name: str, reduction: str) -> None:
+    torch.testing.assert_close(*results(MODES[mode], MODES[mode], name, reduction))
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "reduction"),
+    [
+        case(mode, name, reduction, default=(k + n) % 19 == 0)
+        for k, mode in enumerate(TRACED)
+        for n, (name, reduction) in enumerate(CASES)
+    ],
+)
+def test_traced(mode: str, name: str, reduction: str) -> None:
+    torch.testing.assert_close(*results(*TRACED[mode], name, reduction))
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    """That of the loss, whose gradients have those of the operands; rounded once."""
+    loss, expected, tensors, (reduction, *_) = WEIGHED[name]
+    given = leaves(tuple(t.to(dtype) for t in tensors))
+    exact = leaves(tuple(t.detach().double() for t in given))
+    pairs = []
+    for function, operands in ((loss, given), (expected, exact)):
+        value = function(*operands, reduction=reduction)
+        pairs.append([value, *torch.autograd.grad(value, operands)])
+    assert pairs[0][0].dtype == loss(*(t.detach() for t in given), reduction=reduction).dtype
+    for got, wanted in zip(*pairs, strict=True):
+        assert got.dtype == dtype
+        limits = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 1e-6}
+        torch.testing.assert_close(got, wanted.to(dtype), **limits)
+
+
+def test_one_pass_over_what_is_ignored_or_masked() -> None:
+    """NaN in it reaches neither the loss nor a gradient."""
+    nan = torch.nan
+    input = LOGITS.where((TARGET != IGNORED)[:, None], nan).requires_grad_()
+    (weight,) = leaves((CLASSES,))
+    for smoothing in (0.0, 0.2):
+        value = cross_entropy(input, TARGET, weight=weight, label_smoothing=smoothing)
+        gradients = torch.autograd.grad(value, (input, weight))
+        assert value.isfinite()
+        assert all(g.isfinite().all() for g in gradients)
+        assert (gradients[0][3] == 0).all()
+    weights = ELEMENTS.where(WHERE, nan).requires_grad_()
+    value = mse_loss(LOGITS.where(WHERE, nan), ELEMENTS, weight=weights, where=WHERE)
+    (slope,) = torch.autograd.grad(value, weights)
+    assert value.isfinite()
+    assert (slope[~WHERE] == 0).all()
+    assert slope.isfinite().all()
+
+
+def test_nothing_left() -> None:
+    """The loss is NaN, its gradients are 0; a class out of range is NaN in both."""
+    input, weight = leaves((LOGITS, CLASSES))
+    losses = [
+        cross_entropy(input, torch.full((6,), IGNORED), weight=weight),
+        mse_loss(input, ELEMENTS, weight=weight, where=torch.zeros(4, dtype=torch.bool)),
+    ]
+    for value in losses:
+        assert value.isnan()
+        for gradient in torch.autograd.grad(value, (input, weight)):
+            assert (gradient == 0).all()
+    each = cross_entropy(input, TARGET + 1, weight=weight, reduction="none")
+    assert each.isnan().tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("reduction", EVERY)
+def test_only_the_weight_requires_grad(reduction: str) -> None:
+    (weight,) = leaves((CLASSES,))
+    value = nll_loss(LOGITS, TARGET, weight=weight, reduction=reduction)
+    got = torch.autograd.grad(value.sum(), weight)
+    expected = torch.autograd.grad(likelihood(LOGITS, weight, reduction).sum(), weight)
+    torch.testing.assert_close(got, expected)
+    with torch.no_grad():
+        assert not nll_loss(LOGITS, TARGET, weight=weight, reduction=reduction).requires_grad
+
+
+def test_what_is_not_available_says_so() -> None:
+    input, weight = leaves((LOGITS, CLASSES))
+    with pytest.raises(ValueError, match="weight requires grad, which torch's autograd alone"):
+        cross_entropy(1 * input, TARGET, weight=weight, overwrite_input=True)
+    with pytest.raises(ValueError, match="weight requires grad, which torch's autograd alone"):
+        cupy_losses.grad(lambda w: mse_loss(LOGITS, ELEMENTS, weight=w))(ELEMENTS)
+
+    def by_target(weight: Tensor) -> Tensor:
+        def loss(target: Tensor) -> Any:
+            return cross_entropy(LOGITS, target, weight=weight)
+
+        return grad(loss)(ELEMENTS).sum()
+
+    with pytest.raises(NotImplementedError, match="by weight of derivatives by target are not"):
+        grad(by_target)(CLASSES)
