@@ -146,6 +146,23 @@ class Loss(ABC):
     def refusal(self, call: Call, operand: int) -> str:
         """Why the loss is not differentiable by an operand; "" where it is."""
 
+    def is_constant(self, call: Call, operand: int) -> bool:
+        """Whether the loss is constant around each value of an operand: autograd has None by it."""
+        return False
+
+    def differentiated(self, call: Call, needed: Sequence[bool]) -> tuple[int, ...]:
+        """The operands that a loss is differentiated by, of those that need a gradient.
+
+        Raises:
+            ValueError: If it is not differentiable by one of them.
+
+        """
+        wanted = [k for k, needs in enumerate(needed) if needs and not self.is_constant(call, k)]
+        for k in wanted:
+            if refusal := self.refusal(call, k):
+                raise ValueError(refusal)
+        return tuple(wanted)
+
     def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:
         """What to warn the caller of; "" for nothing."""
         return ""

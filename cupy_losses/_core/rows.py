@@ -150,6 +150,10 @@ class RowFormula(Loss):
             return OF_WEIGHT
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
+    def is_constant(self, call: Call, operand: int) -> bool:
+        """Numbers of rows, which choose a formula."""
+        return self.role(call.names[operand]) == NUMBER
+
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape of the elements; raises unless the operands fit together."""
         named = dict(zip(call.names, operands, strict=True))

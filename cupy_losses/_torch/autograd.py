@@ -81,6 +81,8 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
         request = _request(call, ctx.needs_input_grad, early=True)
         value, *gradients, waiting = library.run_resolved(call, request, operands)
+        if not request.wanted:
+            ctx.mark_non_differentiable(value)
         ctx.state = library, call, request.wanted
         ctx.ready = gradients, waiting
         ctx.save_for_backward(*operands)
@@ -145,11 +147,7 @@ def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Req
     key = loss.key, reduction, weighted, masked, needs_input_grad, early
     request = _requests.get(key)
     if request is None:
-        needed = needs_input_grad[-len(call.names) :]
-        wanted = tuple(k for k, needs in enumerate(needed) if needs)
-        for k in wanted:
-            if refusal := loss.refusal(call, k):
-                raise ValueError(refusal)
+        wanted = loss.differentiated(call, needs_input_grad[-len(call.names) :])
         if len(_requests) >= _MAX_REQUESTS:
             _requests.clear()
         request = _requests[key] = Request(wanted=wanted, early=early)

@@ -339,11 +339,8 @@ def _of_value(
 ) -> list[Tensor | None]:
     """The gradients of a loss by its operands."""
     (grad_output,) = grad_outputs
-    wanted = tuple(k for k, needs in enumerate(needed) if needs)
-    for k in wanted:
-        if refusal := call.loss.refusal(call, k):
-            raise ValueError(refusal)
-    if grad_output is None:
+    wanted = call.loss.differentiated(call, needed)
+    if grad_output is None or not wanted:
         return [None] * len(operands)
     given = of_elements(call, grad_output), *operands
     backward = Request(value=False, wanted=wanted, vjp=True)
@@ -362,7 +359,7 @@ def of_gradients(
     given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
     varied, tangents = tuple(given), given.values()
     grad_output, *own = operands
-    wanted = tuple(k for k, needs in enumerate(needed[1:]) if needs)
+    wanted = call.loss.differentiated(call, needed[1:])
     gradients: list[Tensor | None] = [None] * len(own)
     of_grad_output = None
     if given and needed[0]:
@@ -397,7 +394,7 @@ def _of_tangents(
     if along:
         backward = Request(value=False, wanted=tuple(along), vjp=True)
         by_tangents = dict(zip(along, run(call, backward, (grad_output, *own)), strict=True))
-    wanted = tuple(k for k, needs in enumerate(needed[count:]) if needs)
+    wanted = call.loss.differentiated(call, needed[count:])
     gradients: list[Tensor | None] = [None] * len(own)
     if wanted:
         second = Request(value=False, wanted=wanted, vjp=True, tangents=request.tangents)
@@ -409,12 +406,9 @@ def _along(
     call: Call, request: Request, tangents: Sequence[Tensor | None], operands: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """The derivatives of the results of a request along tangents of its operands."""
-    own, varied = operands[request.extra :], {}
-    for k, tangent in enumerate(tangents[request.extra :]):
-        if tangent is not None:
-            varied[k] = tangent
-            if refusal := call.loss.refusal(call, k):
-                raise ValueError(refusal)
+    own, of_own = operands[request.extra :], tangents[request.extra :]
+    along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
+    varied = {k: of_own[k] for k in along}
     if request.tangents:
         raise NotImplementedError(
             "forward-mode derivatives of forward-mode derivatives of a loss are not available: "

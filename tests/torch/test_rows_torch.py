@@ -505,6 +505,32 @@ def test_options(name: str, options: Any, error: Any, message: str, library: Lib
         case.loss(*(library.array(operands[name]) for name in case.positional), **options)
 
 
+@pytest.mark.parametrize("loss", [F.cosine_embedding_loss, cupy_losses.cosine_embedding_loss])
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_signs_that_require_grad(loss: Any) -> None:
+    """torch's graph does not lead to them."""
+    x, y, sign = (torch.randn(n, dtype=torch.float64) for n in ((4, 3), (4, 3), 4))
+    for tensor in (x, y, sign.sign_()):
+        tensor.requires_grad_()
+    assert not loss(x.detach(), y.detach(), sign).requires_grad
+    value = loss(x, y, sign)
+    (slope,) = torch.autograd.grad(value, x, create_graph=True)
+    for output in (value, slope.sum()):
+        slopes = torch.autograd.grad(output, (y, sign), allow_unused=True, retain_graph=True)
+        assert slopes[0] is not None
+        assert slopes[1] is None
+        with pytest.raises(RuntimeError, match="not have been used in the graph"):
+            torch.autograd.grad(output, sign, retain_graph=True)
+    tangents = torch.ones_like(x), torch.ones_like(y), torch.ones_like(sign)
+    along_all = torch.func.jvp(loss, (x, y, sign), tangents)[1]
+    assert along_all == torch.func.jvp(lambda x, y: loss(x, y, sign), (x, y), tangents[:2])[1]
+    assert (torch.func.grad(loss, 2)(x, y, sign) == 0).all()
+    torch._dynamo.reset()
+    torch.compile(loss, backend="aot_eager")(x, y, sign).backward()
+    assert sign.grad is None
+    assert x.grad is not None
+
+
 def logits_and_target(library: Library, dtype: str = "float32") -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((4, 5)).astype(DTYPES[dtype])
