@@ -3,7 +3,8 @@
 The scores of a row lie along axis 1 of `input`, (N, C) or (N, C, d1, …), or along the only one,
 (C,), in `cross_entropy` and `nll_loss`, and along the last axis in the others. Targets that are
 classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
-gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read.
+gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read. One class,
+or label, may have shape () or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and

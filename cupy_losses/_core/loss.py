@@ -244,6 +244,11 @@ class Request(NamedTuple):
         """The number of operands in front of those of the call."""
         return self.denominator + self.vjp + len(self.tangents)
 
+    def names(self, call: Call) -> tuple[str, ...]:
+        """The argument names of its operands; a tangent has that of what it varies."""
+        tangents = tuple(call.names[k] for k in self.tangents)
+        return ("",) * (self.denominator + self.vjp) + tangents + call.names
+
     def computed(self, call: Call, operands: Sequence[ArraySpec], shape: Shape) -> list[bool]:
         """Which of the wanted gradients are computed; `operands` are those of the call.
 

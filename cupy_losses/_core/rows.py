@@ -76,8 +76,9 @@ class RowFormula(Loss):
         if role not in (INDEX, LABELS):
             return self.domains.get(name)
         shape = tuple(operands[call.extra].shape)
-        if not shape:
+        if self.classes and not shape:
             return None  # `shape_of` refuses it
+        shape = shape or (1,)
         last = shape[self.axis(shape)] - 1
         if role == LABELS:
             return Domain(-1, last)
@@ -166,8 +167,6 @@ class RowFormula(Loss):
                 f"{elements[0]} must not overlap itself to be overwritten, got shape "
                 f"{first.shape} with strides {first.strides}"
             )
-        if not first.shape:
-            raise ValueError(f"{elements[0]} must have at least one dimension")
         for name in elements[1:]:
             if len(named[name].shape) != len(first.shape) or not (
                 self.broadcasts or named[name].shape == first.shape
@@ -178,19 +177,38 @@ class RowFormula(Loss):
                     f"got {named[name].shape}"
                 )
         shape = broadcast_shape([named[name] for name in elements], elements)
-        columns = shape[self.axis(shape)]
+        if not shape and self.classes:
+            raise ValueError(f"{elements[0]} must have at least one dimension")
+        shape = shape or (1,)  # a row of one element
+        for name in self.operands:
+            shape = self._of_targets(shape, self.role(name), named[name].shape)
+        rows, columns = self.rows_of(shape), shape[self.axis(shape)]
         for name, operand in named.items():
-            expected = {
-                INDEX: self.rows_of(shape),
-                NUMBER: self.rows_of(shape),
-                LABELS: shape,
-                "weight": (columns,),
-            }.get(self.role(name))
-            if expected is not None and operand.shape != expected:
+            role = self.role(name)
+            expected = {INDEX: rows, NUMBER: rows, LABELS: shape, "weight": (columns,)}.get(role)
+            fits = expected in (None, operand.shape)
+            if role == INDEX:
+                fits = fits or (expected, operand.shape) == ((), (1,))
+            elif role == LABELS:
+                fits = fits or (_is_one(expected) and _is_one(operand.shape))
+            elif role == NUMBER and self.broadcasts:
+                fits = _broadcasts(operand.shape, rows)
+            if not fits:
                 raise ValueError(
                     f"{name} must have shape {expected} beside {elements[0]} of shape "
                     f"{first.shape}, got {operand.shape}"
                 )
+        return shape
+
+    def _of_targets(self, shape: Shape, role: str, targets: Shape) -> Shape:
+        """The shape of the elements where an operand of each row adds to it, as torch has it.
+
+        The loss of one row has the shape of its index. Numbers broadcast where elements do.
+        """
+        rows = self.rows_of(shape)
+        one = role == INDEX and not self.classes and _is_one(rows) and _is_one(targets)
+        if one or (role == NUMBER and self.broadcasts and _broadcasts(rows, targets)):
+            return (*targets, shape[-1])
         return shape
 
     def _check_dtype(self, name: str, operand: ArraySpec) -> None:
@@ -204,6 +222,17 @@ class RowFormula(Loss):
             allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
             raise TypeError(f"{name} must have {what}, got {operand.dtype}")
+
+
+def _is_one(shape: Shape | None) -> bool:
+    """Whether it is of one number: torch takes both shapes for each other."""
+    return shape in ((), (1,))
+
+
+def _broadcasts(shape: Shape, to: Shape) -> bool:
+    """Whether an array broadcasts along its axes of length 1."""
+    pairs = zip(shape, to, strict=False)
+    return len(shape) == len(to) and all(n in (1, length) for n, length in pairs)
 
 
 class RowSpace(NamedTuple):
@@ -231,17 +260,15 @@ def row_space(
         return (*steps[:axis], 0, *steps[axis:])
 
     strides = []
-    for operand in operands[request.denominator : request.extra]:
-        elementwise = len(operand.shape) == len(shape)
-        strides.append(broadcast_strides(operand, shape) if elementwise else of_rows(operand))
-    for name, operand in zip(call.names, own, strict=True):
+    names = request.names(call)
+    for name, operand in list(zip(names, operands, strict=True))[request.denominator :]:
         role = loss.role(name)
         if role == "weight":
             steps = [0] * len(shape)
             steps[axis] = operand.strides[0] if operand.shape[0] > 1 else 0
             strides.append(tuple(steps))
-        elif role in (INDEX, NUMBER):
-            strides.append(of_rows(operand))
-        else:
+        elif role in (ELEMENTS, LABELS):
             strides.append(broadcast_strides(operand, shape))
+        else:
+            strides.append(of_rows(operand))
     return RowSpace(shape, axis, strides)

@@ -71,10 +71,13 @@ def broadcast_shape(operands: Sequence[ArraySpec], names: Sequence[str]) -> Shap
 
 
 def broadcast_strides(operand: ArraySpec, shape: Shape) -> Shape:
-    """The strides of `operand` over `shape`: 0 along the axes it is broadcast to."""
+    """The strides of `operand` over `shape`: 0 along the axes it is broadcast to.
+
+    Leading axes of length 1 that `shape` does not have are left out.
+    """
     offset = len(shape) - len(operand.shape)
-    own = zip(operand.shape, operand.strides, shape[offset:], strict=True)
-    return (0,) * offset + tuple(0 if n == 1 else step for n, step, _ in own)
+    own = [0 if n == 1 else step for n, step in zip(operand.shape, operand.strides, strict=True)]
+    return (0,) * offset + tuple(own[max(-offset, 0) :])
 
 
 def overlaps(operand: ArraySpec) -> bool:

@@ -184,14 +184,14 @@ class RowLaunches(Launches):
         order = list(range(len(problem.operands)))
         if problem.call.weighted:
             order.append(order.pop(extra))
-        names = ("",) * extra + problem.call.names
+        names = problem.request.names(problem.call)[-len(order) :]
         self._inputs = [
             RowArray(
                 problem.operands[k].dtype,
                 space.strides[k],
                 problem.misaligned[k],
                 self._operand_addresses[k],
-                not loss.gathers and self._is_streamed(names[k], problem.operands[k]),
+                not loss.gathers and self._is_streamed(names[k]),
             )
             for k in order
         ]
@@ -201,9 +201,7 @@ class RowLaunches(Launches):
         """What is read of each element."""
         return sum(item_size(a.dtype) for a in self._inputs if a.streamed)
 
-    def _is_streamed(self, name: str, operand: ArraySpec) -> bool:
-        if name == "":  # grad_output, or a tangent of elements
-            return len(operand.shape) == len(self._space.shape)
+    def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
         return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
 
@@ -261,8 +259,8 @@ class RowLaunches(Launches):
         if self._loss.overwrites and k == problem.call.weighted:
             strides, misaligned = self._space.strides[index], problem.misaligned[index]
             return RowArray(operand.dtype, strides, misaligned, address, True)
-        if operand.shape == self._space.shape:
-            strides = dense_strides([a for a in self._axes if operand.shape[a] > 1], operand.shape)
+        if operand.size == problem.size:
+            strides = dense_strides(self._axes, self._space.shape)
             return RowArray(operand.dtype, strides, 0, address, True)
         full = self._add_scratch(item_size(problem.real) * problem.size)
         strides = dense_strides(self._axes, self._space.shape)

@@ -83,7 +83,8 @@ class Gradient:
 
     def __init__(self, output: Output, operand: Array, shape: Shape) -> None:
         self._output = output
-        own = (1,) * (len(shape) - len(output.shape)) + output.shape
+        missing = len(shape) - len(output.shape)
+        own = (1,) * missing + output.shape[max(-missing, 0) :]
         self._direct = own == shape
         if self._direct:
             self._array = operand if output.in_place else empty(output)

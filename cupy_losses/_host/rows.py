@@ -85,6 +85,11 @@ def _signed(index: Array) -> Array:
     return index.astype(np.int64)
 
 
+def _broadcast(array: Array, shape: Shape) -> Array:
+    """An array in a shape, without its leading axes of length 1 that this does not have."""
+    return np.broadcast_to(array[(0,) * (array.ndim - len(shape))], shape)
+
+
 def _memory(array: Array) -> Memory:
     return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
 
@@ -122,10 +127,10 @@ class _Operands:
         self._parameters = call.named_parameters
 
     def _of_rows(self, operand: Array) -> Array:
-        return np.broadcast_to(operand, self.rows)[..., None]
+        return _broadcast(operand, self.rows)[..., None]
 
     def _of_elements(self, operand: Array, shape: Shape) -> Array:
-        return np.moveaxis(np.broadcast_to(operand, shape), self.axis, -1)
+        return np.moveaxis(_broadcast(operand, shape), self.axis, -1)
 
     def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
         """The index among all elements of the rows at an index, and their array moved alike."""

@@ -82,7 +82,7 @@ class _Batch:
         self._autocast = autocast or (request.value and call.reduction != "none")
         # The classes stay at axis 1, so that the batch goes behind.
         self._is_behind = isinstance(loss, RowFormula) and loss.classes and len(self._shape) > 1
-        names = ("",) * request.extra + call.names
+        names = request.names(call)
         self._operands = [
             self._placed(name, tensor, dim)
             for name, (tensor, dim) in zip(names, pairs, strict=True)
@@ -104,13 +104,11 @@ class _Batch:
             for k, (result, output) in enumerate(zip(moved, self._outputs, strict=True))
         ]
 
-    def _rank(self, name: str, tensor: Tensor) -> int:
+    def _rank(self, name: str) -> int:
         """The number of axes that an operand is to have, without the batch."""
         loss, rank = self._call.loss, len(self._shape)
         if not isinstance(loss, RowFormula):
             return rank
-        if name == "":  # grad_output is of rows, a tangent of elements
-            return rank if tensor.dim() == rank else rank - 1
         return rank if loss.role(name) in (ELEMENTS, LABELS) else rank - 1
 
     def _placed(self, name: str, tensor: Tensor, dim: int | None) -> Tensor:
@@ -118,9 +116,11 @@ class _Batch:
         if _is_of_classes(self._call, name):
             return tensor
         front = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-        rank = self._rank(name, front[0])
+        rank = self._rank(name)
         while front.dim() <= rank:
             front = front.unsqueeze(1)
+        while front.dim() > rank + 1:
+            front = front.squeeze(1)
         front = front.expand(self._size, *front.shape[1:])
         return front.movedim(0, -1) if self._is_behind else front
 

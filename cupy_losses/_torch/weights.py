@@ -134,7 +134,7 @@ def _of_rows(
         assert loss.counts is not None
         each, counts = loss.counts(call, columns, of_elements, target)
         return [_Part(each, (input, counts), 1.0, (1, -1))], weight
-    left, share = weights_of_rows(call, target, weight)
+    left, share = weights_of_rows(call, target.reshape(loss.rows_of(shape)), weight)
     unweighted = call._replace(reduction="none", weighted=False)
     parts = [_Part(unweighted, own, share, range(1, 3))]
     if loss.counts is not None:

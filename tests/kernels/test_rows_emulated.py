@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import cupy_losses
 from cupy_losses import (
     cross_entropy,
     triplet_margin_loss,
@@ -32,6 +33,7 @@ from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import ROWS, Operands, RowCase, losses_of_all_sizes, surprise
+from ..tables.shapes import ODD, Shapes, of_shapes
 from ..tools import levels
 
 SHAPE = (37, 12)
@@ -260,6 +262,26 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
         assert any(re.search(r"Team<[^>]*, [12]>, WHOLE", name) for name in names(device))
+
+
+@pytest.mark.parametrize(
+    ("name", "operands"), [levels.case(*odd, default=k % 4 == 3) for k, odd in enumerate(ODD)]
+)
+def test_odd_shapes(name: str, operands: Shapes) -> None:
+    """As the host has them; on the CPU tests/torch compares with torch."""
+    arrays = of_shapes(name, operands)
+    loss = getattr(cupy_losses, name)
+    wanted = [k for k, x in enumerate(arrays) if x.dtype.kind == "f"]
+    if name == "cosine_embedding_loss":
+        wanted.pop()
+    value, gradients = value_and_grad(loss, wanted)(*arrays)
+    with installed(multiprocessors=2) as device:
+        given = [device.asarray(x) for x in arrays]
+        close(loss(*given, reduction="none"), loss(*arrays, reduction="none"), 1e-13)
+        got, slopes = value_and_grad(loss, wanted)(*given)
+        close(got, value, 1e-13)
+        for slope, expected in zip(slopes, gradients, strict=True):
+            close(slope, expected, 1e-13)
 
 
 def test_rows_of_no_elements() -> None:

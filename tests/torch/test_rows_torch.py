@@ -442,7 +442,8 @@ def test_shapes(library: Library) -> None:
         (ones(2, 3), index(3), r"target must have shape \(2,\) beside input of shape \(2, 3\)"),
         (ones(2, 3), index(2, 3), r"target must have shape \(2,\)"),
         (ones(2, 3, 4), index(2, 3), r"target must have shape \(2, 4\)"),
-        (ones(3), index(1), r"target must have shape \(\)"),
+        (ones(3), index(2), r"target must have shape \(\)"),
+        (ones(1, 3), index(), r"target must have shape \(1,\)"),
         (ones(2, 3), ones(2), r"target must have the shape of input, \(2, 3\), got \(2,\)"),
         (ones(), index(), "input must have at least one dimension"),
     ):
@@ -456,7 +457,9 @@ def test_shapes(library: Library) -> None:
     with pytest.raises(ValueError, match="input2 must have as many dimensions as input1"):
         cupy_losses.cosine_embedding_loss(ones(2, 3), ones(3), ones(2))
     with pytest.raises(ValueError, match=r"target must have shape \(2,\)"):
-        cupy_losses.cosine_embedding_loss(ones(2, 3), ones(2, 3), ones(1))
+        cupy_losses.cosine_embedding_loss(ones(2, 3), ones(2, 3), ones())
+    with pytest.raises(ValueError, match=r"target must have shape \(2,\)"):
+        cupy_losses.multi_margin_loss(ones(2, 3), index(1))
     with pytest.raises(ValueError, match="positive of shape .* does not broadcast"):
         cupy_losses.triplet_margin_loss(ones(2, 3), ones(2, 4), ones(2, 3))
 
