@@ -42,7 +42,7 @@ def batched(
     """
     pairs = list(zip(operands, dims, strict=True))
     if size == 0:
-        raise ValueError("vmap of a loss needs at least one sample")
+        return _of_no_samples(call, request, autocast, pairs)
 
     def sample(number: int) -> list[Tensor]:
         return [t if d is None else t.select(d, number) for t, d in pairs]
@@ -53,6 +53,21 @@ def batched(
         each = [run(call, request, sample(number), autocast) for number in range(size)]
         return [torch.stack(results) for results in zip(*each, strict=True)]
     return _Batch(run, call, request, autocast, size, pairs, sample(0)).results()
+
+
+def _of_no_samples(
+    call: Call, request: Request, autocast: bool, pairs: Sequence[tuple[Tensor, int | None]]
+) -> list[Tensor]:
+    """Empty results, of the shapes and dtypes that one sample would have."""
+    fronts = [(t, d) if d is None else (t.movedim(d, 0), d) for t, d in pairs]
+    samples = [t if d is None else t.new_empty(t.shape[1:]) for t, d in fronts]
+    outputs = call.loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
+    like = samples[-1]
+    return [
+        like.new_empty((0, *output.shape), dtype=getattr(torch, output.dtype))
+        for output in outputs
+        if output is not None
+    ]
 
 
 def _is_of_classes(call: Call, name: str) -> bool:

@@ -228,12 +228,27 @@ def in_check_values(x: Tensor) -> Any:
             ),
             "third derivatives",
         ),
-        (lambda x: vmap(mse_loss)(x[:0], x[:0]), "needs at least one sample"),
     ],
 )
 def test_what_is_not_available_says_so(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         function(tables()[0])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_vmap_of_no_samples(reduction: str) -> None:
+    """Empty, in the shapes and dtypes of torch's, whose gradients fail."""
+    x, y = torch.rand(0, 5, 3), torch.rand(5, 0, 3, dtype=torch.float64)
+    losses: list[tuple[str, Tensor, int]] = [("mse_loss", y, 1)]
+    losses.append(("cross_entropy", torch.zeros(0, 5, dtype=torch.int64), 0))
+    for name, target, dim in losses:
+        got, expected = (
+            vmap(functools.partial(getattr(module, name), reduction=reduction), (0, dim))(x, target)
+            for module in (cupy_losses, torch.nn.functional)
+        )
+        torch.testing.assert_close(got, expected)
+        loss = getattr(cupy_losses, name)
+        assert vmap(grad(loss), (0, dim))(x, target).shape == x.shape
 
 
 def test_fake_tensors_with_others() -> None:
