@@ -22,7 +22,7 @@ EXPLAINED = {
     rules.SUBCLASS: "`DTensor`, subclasses of one's own; parameters are no such class",
     rules.LAYOUT: "sparse, nested and other layouts",
     rules.EMPTY: "torch's results of nothing differ from loss to loss",
-    rules.GRADIENT: "a weight that requires grad; a target that does, of "
+    rules.GRADIENT: "a weight that requires grad, where torch raises; a target that does, of "
     + ", ".join(f"`{name}`" for name in sorted(rules.NO_GRADIENT_BY_TARGET)),
     rules.DTYPES: "an input of integers, several floating dtypes in some losses (`huber_loss`), "
     "classes that are not int64, targets of bool",

@@ -55,12 +55,13 @@ _OF_VECTORS = {
 }
 # Where torch has no gradient by the target, or NaN at 0.
 NO_GRADIENT_BY_TARGET = {
-    "cosine_embedding_loss",
     "hinge_embedding_loss",
     "kl_div",
     "poisson_nll_loss",
     "soft_margin_loss",
 }
+# Where torch differentiates by the weight; by those of classes, where the target is probabilities.
+_BY_WEIGHT = {"mse_loss", "l1_loss", "huber_loss", "multilabel_soft_margin_loss"}
 _OF_FEW_DIMENSIONS = {"cosine_embedding_loss", "multi_margin_loss", "multilabel_margin_loss"}
 # Where torch does not broadcast, or not as this package does.
 _OF_EQUAL_SHAPES = {"soft_margin_loss", "multilabel_soft_margin_loss"}
@@ -160,7 +161,11 @@ def _by_place(tensors: list[Tensor]) -> str:
 
 
 def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
-    alone = [tensors[key] for key in OPTIONAL if key in tensors]
+    target = tensors.get("target")
+    of_probabilities = target is not None and target.is_floating_point()
+    by_weight = name in _BY_WEIGHT or (name == "cross_entropy" and of_probabilities)
+    keys = OPTIONAL[1:] if by_weight else OPTIONAL
+    alone = [tensors[key] for key in keys if key in tensors]
     if name in NO_GRADIENT_BY_TARGET:
         alone.append(tensors["target"])
     return GRADIENT if any(x.requires_grad for x in alone) else ""

@@ -441,14 +441,13 @@ BY_TORCH: dict[str, list[Callable[[], Any]]] = {
         lambda: F.cross_entropy(torch.ones(4, 0), torch.ones(4, 0)),
     ],
     rules.GRADIENT: [
-        lambda: F.mse_loss(x(), x(), weight=grad()),
+        lambda: F.binary_cross_entropy(x(), x(), grad()),
         lambda: F.binary_cross_entropy_with_logits(x(), x(), pos_weight=grad()),
-        lambda: F.cross_entropy(x(), x(), torch.rand(3).requires_grad_()),
+        lambda: F.cross_entropy(x(), classes(), torch.rand(3).requires_grad_()),
         lambda: F.kl_div(x(), grad()),
         lambda: F.poisson_nll_loss(x(), grad(), full=True),
         lambda: F.hinge_embedding_loss(x(), grad()),
         lambda: F.soft_margin_loss(x(), grad()),
-        lambda: F.cosine_embedding_loss(x(), x(), torch.ones(4).requires_grad_()),
     ],
     rules.DTYPES: [
         lambda: F.huber_loss(x(), x().double()),
@@ -480,8 +479,8 @@ BY_TORCH: dict[str, list[Callable[[], Any]]] = {
         lambda: F.huber_loss(x(), x(), delta=torch.tensor(1.0)),
         lambda: F.huber_loss(x(), x(), delta=1e37),
         lambda: F.gaussian_nll_loss(x(), x(), x(), 1),
-        lambda: F.triplet_margin_loss(*[torch.tensor(1.0)] * 3),
-        lambda: F.cosine_embedding_loss(x(), x(), torch.ones(1)),
+        lambda: F.triplet_margin_loss(x(), x(), x(), p=-1.0),
+        lambda: F.cosine_embedding_loss(*[torch.tensor(1.0)] * 3),
         lambda: F.mse_loss(x(), x(), reduction="average"),
     ],
 }
@@ -509,6 +508,39 @@ def test_reasons(reason: str, call: Callable[[], Any], on_gpu: None) -> None:
         with cupy_losses.accelerate() as acceleration:
             assert error() == expected
     assert reasons(acceleration) == {reason: 1}
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    ("name", "operands", "options"),
+    [
+        ("mse_loss", lambda: (grad(), x()), {"weight": grad}),
+        ("huber_loss", lambda: (grad(), x()), {"weight": grad}),
+        ("multilabel_soft_margin_loss", lambda: (grad(), x()), {"weight": grad}),
+        ("cross_entropy", lambda: (grad(), x()), {"weight": lambda: grad()[0].detach()}),
+        ("cosine_embedding_loss", lambda: (grad(), x(), torch.ones(1).requires_grad_()), {}),
+        ("multi_margin_loss", lambda: (grad()[0], torch.zeros(1, dtype=torch.int64)), {}),
+        ("multilabel_margin_loss", lambda: (grad()[0, 0], torch.tensor([0])), {}),
+        ("triplet_margin_loss", lambda: (grad()[0, 0], x()[1, 0], x()[2, 0]), {}),
+    ],
+)
+def test_gradients_and_shapes_of_torch(
+    name: str, operands: Callable[[], Any], options: dict[str, Callable[[], Any]]
+) -> None:
+    """Weights and targets that require grad, arrays of shape (): where torch has a result."""
+    given = operands()
+    taken = {key: make().detach().requires_grad_() for key, make in options.items()}
+    leaves = [t for t in (*given, *taken.values()) if t.requires_grad]
+
+    def results() -> list[Any]:
+        value = getattr(F, name)(*given, **taken)
+        return [value, *torch.autograd.grad(value, leaves, allow_unused=True)]
+
+    expected = results()
+    with cupy_losses.accelerate() as acceleration:
+        got = results()
+    torch.testing.assert_close(got, expected)
+    assert reasons(acceleration) == {"": 1}
 
 
 def test_every_reason_has_a_case() -> None:
