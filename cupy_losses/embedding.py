@@ -1,7 +1,7 @@
 """Losses of vectors, which lie along the last axis: angles and distances between them.
 
 Vectors, and what there is one of for each, broadcast against each other; arrays of vectors have the
-same number of dimensions. An array of shape () is a vector of one component.
+same number of dimensions. A triplet may be of shape (): vectors of one component.
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
 float32. No rows have mean NaN and sum 0.

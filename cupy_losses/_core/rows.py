@@ -177,7 +177,7 @@ class RowFormula(Loss):
                     f"got {named[name].shape}"
                 )
         shape = broadcast_shape([named[name] for name in elements], elements)
-        if not shape and self.classes:
+        if not shape and (self.classes or NUMBER in self.roles.values()):
             raise ValueError(f"{elements[0]} must have at least one dimension")
         shape = shape or (1,)  # a row of one element
         for name in self.operands:

@@ -198,6 +198,26 @@ def test_all_rows_ignored(
     assert gradients_of(gradient.sum(), input)[0].tolist() == [[0.0] * 3] * 4
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_ignored_rows_may_be_nan(torch_library: Library, smoothing: float) -> None:
+    """Their gradients are 0, where torch's are NaN; nll_loss has that in torch too."""
+    rows = np.array([[1.0, 2.0, 3.0], [np.nan] * 3, [np.inf, 1.0, 2.0]])
+    input = torch_library.array(rows).requires_grad_()
+    target = torch_library.array(np.array([0, -100, -100]))
+    ours, torchs = (
+        module.cross_entropy(input, target, label_smoothing=smoothing)
+        for module in (cupy_losses, F)
+    )
+    assert_close(ours, torchs)
+    first, expected = (gradients_of(loss, input, True)[0] for loss in (ours, torchs))
+    assert_close(first[0], expected[0])
+    assert (first[1:] == 0).all()
+    assert expected[1:].isnan().all()
+    assert (gradients_of(first.sum(), input)[0][1:] == 0).all()
+    slopes = [gradients_of(m.nll_loss(input, target), input) for m in (cupy_losses, F)]
+    assert_close(*slopes)
+
+
 @pytest.mark.parametrize("p", [1, 2])
 def test_ties_of_margins(torch_library: Library, p: int) -> None:
     """At the margin, torch's derivatives."""
@@ -454,6 +474,8 @@ def test_shapes(library: Library) -> None:
     for weight in (ones(2), ones(), ones(2, 3)):
         with pytest.raises(ValueError, match=r"weight must have shape \(3,\)"):
             cross_entropy(ones(2, 3), index(2), weight=weight)
+    with pytest.raises(ValueError, match="input1 must have at least one dimension"):
+        cupy_losses.cosine_embedding_loss(ones(), ones(), ones())
     with pytest.raises(ValueError, match="input2 must have as many dimensions as input1"):
         cupy_losses.cosine_embedding_loss(ones(2, 3), ones(3), ones(2))
     with pytest.raises(ValueError, match=r"target must have shape \(2,\)"):
