@@ -13,15 +13,13 @@ PAGE = Path(__file__).with_suffix(".md")
 EXPLAINED = {
     rules.DEVICE: "CPU tensors, or tensors of several devices",
     rules.NO_GPU: "CuPy is missing, or finds no GPU where torch does; a warning says so",
-    rules.COMPILED: "what these trace by calling it",
-    rules.TRACED: "a trace would not see what this package computes",
-    rules.MODE: "nor would such a mode: fake tensors, `make_fx`, counters of operations",
-    rules.TRANSFORM: "`grad`, `vmap`, `jacrev` and the like",
-    rules.FORWARD_MODE: "`torch.autograd.forward_ad`",
     rules.NO_TENSOR: "lists, numbers, arrays of other libraries",
-    rules.SUBCLASS: "`DTensor`, subclasses of one's own; parameters are no such class",
+    rules.SUBCLASS: "`DTensor`, subclasses of one's own; parameters and the tensors with which "
+    "torch traces are no such classes",
     rules.LAYOUT: "sparse, nested and other layouts",
     rules.EMPTY: "torch's results of nothing differ from loss to loss",
+    rules.UNKNOWN: "`x[mask]` in `torch.export`, where a size is known when the program runs alone",
+    rules.DERIVATIVES: "transforms of torch.func that are nested so deep",
     rules.GRADIENT: "a weight that requires grad, where torch raises; a target that does, of "
     + ", ".join(f"`{name}`" for name in sorted(rules.NO_GRADIENT_BY_TARGET)),
     rules.DTYPES: "an input of integers, several floating dtypes in some losses (`huber_loss`), "

@@ -2,7 +2,11 @@
 
 A function of `torch.nn.functional` stays the object that it is: its code alone is another one. So
 every name of it follows, also one that was imported before. It is pickled, inspected and compared
-as ever, and torch.compile, which knows torch's functions by their identity, still knows it.
+as ever.
+
+torch.compile reads another function in its place: see `_read`. It looks for that function, and for
+the code of torch's, whenever it calls what it has compiled. So what was compiled while acceleration
+was off is compiled anew where it is on, and the other way round; it keeps both.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from torch.nn._reduction import legacy_get_string
 from torch.overrides import has_torch_function
 
 from .. import classification, divergence, embedding, multiclass, ranking, regression
+from .._api import compiled, functions
 from .._api.entrance import evaluate, known
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
@@ -33,11 +38,19 @@ _DEPRECATED = ("size_average", "reduce")
 _MAX_KNOWN = 4096
 # To read an attribute of another type may do anything.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+# What a node of a graph of torch.compile takes.
+_IN_GRAPH = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
+
+# The attribute that names the function which torch.compile reads in place of another.
+_INLINE = "_torchdynamo_inline"
 
 # What every accelerated call does, as short as it can be. It is written once for each function, so
-# that there are no loops and no lists: they would take as long as all the rest.
+# that there are no loops and no lists: they would take as long as all the rest. torch.compile may
+# read its beginning, where it compiles a function that it could not compile the caller of.
 _TEMPLATE = """
 def {name}({declared}):
+    if torch.compiler.is_dynamo_compiling():
+        return {name}.{inline}({called})
 {constants}
     if (
         function_modes()
@@ -94,7 +107,7 @@ class Replaced:
         # What torch.jit.script and torch.compile take in place of the function.
         self._attributes = {
             "__prepare_scriptable__": lambda: self.torch,
-            "_torchdynamo_inline": self.torch,
+            _INLINE: _read(functions.register(function), self.torch),
         }
         self._decided: dict[Any, Tally] = {}
         self._code = self._generated()
@@ -170,6 +183,8 @@ class Replaced:
         text = _TEMPLATE.format(
             name=self.name,
             declared=", ".join(declared),
+            inline=_INLINE,
+            called=", ".join(f"{n}={n}" if n in self._by_name else n for n in names),
             passed=", ".join(names),
             constants=textwrap.indent("\n".join(f"{n} = {_mark(n)!r}" for n in constants), "    "),
             not_plain=" or ".join(not_plain),
@@ -178,7 +193,7 @@ class Replaced:
             options=textwrap.indent("\n".join(options), "    "),
             operands=", ".join(self._operands),
         )
-        return _compiled(self.name, text, constants)
+        return _code_of(self.name, text, constants)
 
     def _decide(self, key: Any, *args: Any) -> Tally:
         """The tally of calls with such tensors, by which the next one is decided too."""
@@ -195,19 +210,32 @@ class Replaced:
         self._decided[key] = tally
         return tally
 
-    def _tally(self, arguments: dict[str, Any], reason: str) -> Tally:
+    def _tally(self, arguments: dict[str, Any], reason: str, traced: bool = False) -> Tally:
         tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-        dtype = str(tensors[0].dtype).removeprefix("torch.")
-        return tally_of(Kind(self.name, dtype, exponent_of([x.numel() for x in tensors]), reason))
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        exponent = exponent_of([x.numel() for x in tensors])
+        return tally_of(Kind(self.name, dtype, exponent, reason, traced))
 
     def _elsewhere(self, *args: Any) -> Array:
-        """A call that is not of plain tensors alone, or not made for its value alone."""
+        """A call that is not of plain tensors alone, or is traced, transformed or watched."""
         if has_torch_function(args):
             # A mode or a class takes over. If it calls the function again, that call is counted.
             return self._call(args)
-        tensors = [x for name, x in self._named(args).items() if name in self._tensors]
-        reason = rules.circumstance(tensors)
-        return self._by_torch(tally_of(Kind(self.name, "", -1, reason)), *args)
+        named = self._named(args)
+        tensors = {name: named[name] for name in self._tensors}
+        if reason := rules.kind_problem(tensors):
+            return self._by_torch(tally_of(Kind(self.name, "", -1, reason)), *args)
+        if any(named.get(name) is not None for name in _DEPRECATED):
+            return self._in_new_words(*args)
+        with rules.unrecorded():
+            reason, example = rules.decide(self.name, self.prepare, tensors)
+            tally = self._tally(tensors, reason, traced=True)
+        tally.example = tally.example or example
+        if not rules.is_traced_again(*tensors.values()):
+            tally.count()
+        if reason:
+            return self._call(args)
+        return evaluate(*self.prepared(named))
 
     def _by_torch(self, tally: Tally, *args: Any) -> Array:
         tally.count()
@@ -232,6 +260,25 @@ class Replaced:
         positional = len(args) - len(self._by_name)
         rest = dict(zip(self._by_name, args[positional:], strict=True))
         return self.torch(*args[:positional], **rest)
+
+
+def _read(name: str, of_torch: Function) -> Callable[..., Array]:
+    """What torch.compile reads in place of a function of torch.
+
+    It makes a node of the graph, which calls torch's function while it is traced: on tensors that
+    stand for others, so that the rules decide of them as of others. What is no argument of a node,
+    or is for a class or a mode to take over, is read on in torch's own code.
+    """
+
+    def read(*args: Any, **kwargs: Any) -> Array:
+        for x in (*args, *kwargs.values()):
+            if type(x) not in _IN_GRAPH:
+                return of_torch(*args, **kwargs)
+        if has_torch_function((*args, *kwargs.values())):
+            return of_torch(*args, **kwargs)
+        return compiled.in_graph(name, args, kwargs)
+
+    return read
 
 
 def _described(x: Any) -> Any:
@@ -261,7 +308,7 @@ def _mark(name: str) -> str:
     return f"cupy_losses: {name}"
 
 
-def _compiled(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
+def _code_of(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
     """The code of a function, in which objects take the place of their marks.
 
     As constants they need no names in torch's module, which another thread could still look up when

@@ -26,6 +26,7 @@ class Line:
         elements: How many elements the largest tensor has, as text.
         calls: How many calls there were.
         reason: Why torch computed; "" where this package did.
+        traced: Whether the calls were traced, transformed or watched.
         example: The error of this package that was the reason, if one was.
         times: The measured times of a call like the first of these; None if there are none.
 
@@ -36,6 +37,7 @@ class Line:
     elements: str
     calls: int
     reason: str
+    traced: bool
     example: str
     times: Times | None
 
@@ -54,8 +56,11 @@ class Report:
             if number:
                 kind = tally.kind
                 elements = _elements(kind.exponent)
-                text = kind.function, kind.dtype, elements, number, kind.reason, tally.example
-                lines.append((kind, Line(*text, times.get(tally))))
+                line = Line(
+                    *(kind.function, kind.dtype, elements, number, kind.reason, kind.traced),
+                    *(tally.example, times.get(tally)),
+                )
+                lines.append((kind, line))
         return cls(tuple(line for _, line in sorted(lines, key=lambda pair: pair[0])))
 
     @property
@@ -85,7 +90,11 @@ class Report:
             return ["There were none."]
         rows = [("function", "dtype", "elements", "calls", "computed by")]
         for line in self.lines:
-            by = f"torch: {line.reason}" if line.reason else "cupy_losses"
+            by = "torch" if line.reason else "cupy_losses"
+            if line.traced:
+                by += ", traced or transformed"
+            if line.reason:
+                by += f": {line.reason}"
             if line.example:
                 by += f" ({line.example})"
             if line.times is not None:

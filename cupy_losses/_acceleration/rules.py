@@ -6,13 +6,18 @@ could show is not seen: docs/accelerate.md lists it, and docs/deviations.md says
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from .._core.dtypes import dtype_name
 from .._core.shapes import ArraySpec
@@ -22,15 +27,12 @@ Tensor = torch.Tensor
 
 DEVICE = "the operands are not all on one GPU"
 NO_GPU = "CuPy finds no GPU"
-COMPILED = "inside torch.compile or torch.export"
-TRACED = "inside torch.jit.trace"
-MODE = "inside a TorchDispatchMode"
-TRANSFORM = "inside a torch.func transform"
-FORWARD_MODE = "inside forward-mode differentiation"
 NO_TENSOR = "an operand is no tensor"
 SUBCLASS = "an operand is of a subclass of Tensor"
 LAYOUT = "an operand is sparse, nested, or not dense otherwise"
 EMPTY = "an operand has no elements"
+UNKNOWN = "shapes that depend on data"
+DERIVATIVES = "a third derivative, or a second one in forward mode"
 GRADIENT = "a gradient by a target or a weight"
 DTYPES = "dtypes of which torch makes another dtype, or an error"
 SHAPES = "shapes of which torch makes another result, or an error"
@@ -39,13 +41,15 @@ DISTANCE = "a distance function of one's own"
 REFUSED = "an argument that cupy_losses does not take"
 
 REASONS = (
-    *(DEVICE, NO_GPU, COMPILED, TRACED, MODE, TRANSFORM, FORWARD_MODE, NO_TENSOR, SUBCLASS, LAYOUT),
-    *(EMPTY, GRADIENT, DTYPES, SHAPES, AUTOCAST, DISTANCE, REFUSED),
+    *(DEVICE, NO_GPU, NO_TENSOR, SUBCLASS, LAYOUT, EMPTY, UNKNOWN, DERIVATIVES, GRADIENT, DTYPES),
+    *(SHAPES, AUTOCAST, DISTANCE, REFUSED),
 )
 
 # Arguments that may be None, and are looked at as operands are where they are not.
 OPTIONAL = ("weight", "pos_weight", "distance_function")
 
+# Subclasses of others may do anything. The last two are torch's own, for tracing.
+_CLASSES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 _WEIGHTED_MEANS = {"mse_loss", "l1_loss", "huber_loss"}
 _OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
 _OF_VECTORS = {
@@ -107,22 +111,57 @@ def gpu_is_there() -> bool:
     return True
 
 
-def circumstance(arguments: list[Any]) -> str:
-    """Why torch computes a call that is not of plain tensors, or not made for its value alone."""
-    tensors = [x for x in arguments if isinstance(x, Tensor)]
+def kind_problem(arguments: dict[str, Any]) -> str:
+    """Why a call is not one of tensors that this package takes; "" where it is.
+
+    Args:
+        arguments: As those of `decide`, of any types.
+
+    """
+    tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    others = {key: x for key, x in arguments.items() if key not in tensors}
     for happens, reason in (
-        (torch.compiler.is_compiling(), COMPILED),
-        (torch._C._is_tracing(), TRACED),
-        (torch._C._are_functorch_transforms_active(), TRANSFORM),
-        (forward_ad._current_level >= 0, FORWARD_MODE),
-        (torch._C._len_torch_dispatch_stack() > 0, MODE),
-        (any(callable(x) and not isinstance(x, Tensor) for x in arguments), DISTANCE),
-        (any(x.is_nested for x in tensors), LAYOUT),
-        (any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors), SUBCLASS),
+        (any(callable(x) for x in others.values()), DISTANCE),
+        (any(x.is_nested for x in tensors.values()), LAYOUT),
+        (any(type(x) not in _CLASSES for x in tensors.values()), SUBCLASS),
+        (not all(_is_no_operand(key, x) for key, x in others.items()), NO_TENSOR),
     ):
         if happens:
             return reason
-    return NO_TENSOR
+    return ""
+
+
+def _is_no_operand(name: str, x: Any) -> bool:
+    return x is None if name in OPTIONAL else name == "var" and isinstance(x, float)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Let torch.jit.trace, to which sizes are tensors, see nothing of a decision."""
+    state = torch._C._get_tracing_state()
+    if state is None:
+        yield
+        return
+    set_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
+    set_state(None)
+    try:
+        yield
+    finally:
+        set_state(state)
+
+
+def is_traced_again(*operands: Any) -> bool:
+    """Whether torch.compile traces a second time what it has traced already."""
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    return any(isinstance(x, FunctionalTensor) for tensor in tensors for x in _layers(tensor))
+
+
+def _layers(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, and those that transforms of torch.func have made it of."""
+    yield tensor
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+        yield tensor
 
 
 def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[str, str]:
@@ -131,13 +170,13 @@ def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) ->
     Args:
         name: The name of the function.
         prepare: What prepares the call of this package.
-        arguments: Its operands, and those of `OPTIONAL` that it takes, by name. They are plain
-            tensors, None, or a float for `var`.
+        arguments: Its operands, and those of `OPTIONAL` that it takes, by name. They are tensors
+            of `_CLASSES`, None, or a float for `var`.
 
     """
     tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
     first = next(iter(tensors.values()))
-    reason = _by_place([*tensors.values()])
+    reason = _by_place([*tensors.values()]) or _by_derivatives()
     if not reason:
         autocast = torch._C._is_any_autocast_enabled()
         reason = (
@@ -157,7 +196,29 @@ def _by_place(tensors: list[Tensor]) -> str:
         return DEVICE
     if any(x.layout is not torch.strided for x in tensors):
         return LAYOUT
-    return EMPTY if any(x.numel() == 0 for x in tensors) else ""
+    if any(_depends_on_data(x) for x in tensors):
+        return UNKNOWN
+    # A batch of no samples has samples with elements.
+    return EMPTY if any(x.numel() == 0 for each in tensors for x in _layers(each)) else ""
+
+
+def _depends_on_data(tensor: Tensor) -> bool:
+    """Whether a size is known when the program runs alone, so that nothing is to be decided."""
+    return any(
+        isinstance(size, torch.SymInt) and has_free_unbacked_symbols(size) for size in tensor.shape
+    )
+
+
+def _transforms() -> Sequence[Any]:
+    """The transforms of torch.func that what runs is nested in."""
+    return torch._C._functorch.get_interpreter_stack() or ()
+
+
+def _by_derivatives() -> str:
+    """Transforms that are nested deeper than the derivatives of this package go."""
+    kinds = [level.key() for level in _transforms()]
+    forward = kinds.count(TransformType.Jvp)
+    return DERIVATIVES if forward > 1 or forward + kinds.count(TransformType.Grad) > 2 else ""
 
 
 def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
@@ -168,7 +229,21 @@ def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
     alone = [tensors[key] for key in keys if key in tensors]
     if name in NO_GRADIENT_BY_TARGET:
         alone.append(tensors["target"])
-    return GRADIENT if any(x.requires_grad for x in alone) else ""
+    return GRADIENT if any(map(_is_differentiated, alone)) else ""
+
+
+def _is_differentiated(tensor: Tensor) -> bool:
+    """Whether a backward pass, forward mode or a transform may differentiate by a tensor."""
+    layers = [*_layers(tensor)]
+    if any(x.requires_grad for x in layers):
+        return True
+    if transforms := _transforms():
+        forward = [level.level() for level in transforms if level.key() == TransformType.Jvp]
+        return any(torch._C._functorch.maybe_get_level(x) in forward for x in layers)
+    if forward_ad._current_level < 0:
+        return False
+    dual: Any = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 def _by_dtypes(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
@@ -219,7 +294,7 @@ def _by_shapes(name: str, first: Tensor, tensors: dict[str, Tensor]) -> str:
     if (
         (name in _OF_FEW_DIMENSIONS and first.ndim > 2)
         # One number for each vector would be broadcast before distances are taken.
-        or (name in _OF_VECTORS and len({shape[-1:] for shape in of_vectors}) > 1)
+        or (name in _OF_VECTORS and any(shape[-1:] != first.shape[-1:] for shape in of_vectors))
         or (name == "margin_ranking_loss" and len({*map(len, shapes.values())}) > 1)
         or (unequal and (weighted or name in _OF_EQUAL_SHAPES))
         or (weighted and name in _WEIGHTED_MEANS and shapes["weight"] != first.shape)

@@ -14,8 +14,9 @@ class Kind(NamedTuple):
         function: The name of the function.
         dtype: The dtype of its first tensor; "" where it was not looked at.
         exponent: The largest tensor has from 2**exponent elements to twice as many; -1 where it was
-            not looked at.
+            not looked at, or is of any size.
         reason: Why torch computed; "" where this package did.
+        traced: Whether the call was traced, transformed or watched. A graph may compute it often.
 
     """
 
@@ -23,6 +24,7 @@ class Kind(NamedTuple):
     dtype: str
     exponent: int
     reason: str
+    traced: bool = False
 
 
 class Layout(NamedTuple):
@@ -87,8 +89,10 @@ def tally_of(kind: Kind) -> Tally:
         return _tallies.setdefault(kind, Tally(kind))
 
 
-def exponent_of(sizes: list[int]) -> int:
-    """The exponent of the largest number of elements; -1 of none."""
+def exponent_of(sizes: list[Any]) -> int:
+    """The exponent of the largest number of elements; -1 of none, and where one is not known."""
+    if not all(isinstance(size, int) for size in sizes):
+        return -1
     return max(sizes, default=0).bit_length() - 1
 
 
