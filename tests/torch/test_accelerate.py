@@ -837,39 +837,3 @@ def test_report_of_measured_times() -> None:
         "1010 calls."
     )
     assert str(reports.Report.of({measured: 0}, {})).splitlines()[2] == "There were none."
-
-
-def train(losses: dict[str, torch.nn.Module], steps: int) -> list[float]:
-    """The loss curve of a small network of two tasks."""
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    features = torch.randn(32, 6)
-    target, values = features[:, :4].argmax(dim=1), features.sum(dim=1)
-    curve = []
-    for _ in range(steps):
-        output = network(features)
-        loss = losses["classes"](output[:, :4], target) + losses["values"](output[:, 4], values)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
-def test_training(on_gpu: None) -> None:
-    """One curve: torch's losses, the modules of this package, torch's under acceleration."""
-
-    def losses(module: Any) -> dict[str, torch.nn.Module]:
-        return {
-            "classes": module.CrossEntropyLoss(label_smoothing=0.1),
-            "values": module.SmoothL1Loss(beta=0.5),
-        }
-
-    steps = 200
-    curve = train(losses(torch.nn), steps)
-    assert curve[-1] < curve[0] / 2
-    assert train(losses(nn), steps) == pytest.approx(curve, rel=1e-4)
-    with cupy_losses.accelerate() as acceleration:
-        assert train(losses(torch.nn), steps) == pytest.approx(curve, rel=1e-4)
-    assert reasons(acceleration) == {"": 2 * steps}
