@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
@@ -73,7 +71,15 @@ class Exporter(Locatable):
             consumer.wait_event(event)
 
 
-_WITHOUT_MEMORY = FakeTensor, FunctionalTensor
+_disabled: Any = torch._C._disabled_torch_function_impl
+
+
+def _is_overriding(kind: type) -> bool:
+    """Whether tensors of a class see to operators themselves, as FakeTensors do and wrappers."""
+    if kind is Tensor or not issubclass(kind, Tensor):
+        return False
+    own_dispatch = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return own_dispatch or kind.__torch_function__ is not _disabled
 
 
 class TensorLibrary(ArrayLibrary):
@@ -92,10 +98,10 @@ class TorchLibrary(TensorLibrary):
 
     @classmethod
     def owns(cls, array: Any) -> bool:
-        """Dense tensors on the devices of the class, but for those without memory."""
+        """Dense tensors on the devices of the class, but for those that `TorchTraced` has."""
         return (
             isinstance(array, Tensor)
-            and not isinstance(array, _WITHOUT_MEMORY)
+            and not _is_overriding(type(array))
             and array.layout is torch.strided
             and array.device.type == cls.device_type
         )
@@ -314,7 +320,9 @@ def _from_numpy(array: Any) -> Tensor:
 
 @register
 class TorchTraced(TensorLibrary):
-    """Tensors without memory, which stand for others while something is traced."""
+    """Tensors that need not have memory: they stand for others while something is traced, or wrap
+    others. What they do with an operator, they decide.
+    """
 
     name = "torch traced"
     on_host = False
@@ -322,17 +330,17 @@ class TorchTraced(TensorLibrary):
 
     @classmethod
     def owns(cls, array: Any) -> bool:
-        """Those of dense tensors on any device, and meta tensors."""
+        """Those of subclasses, dense and on any device, and meta tensors."""
         return (
             isinstance(array, Tensor)
             and array.layout is torch.strided
-            and (isinstance(array, _WITHOUT_MEMORY) or array.is_meta)
+            and (_is_overriding(type(array)) or array.is_meta)
         )
 
     @classmethod
     def by_type(cls, kind: type) -> Callable[[Any], ArrayLibrary] | None:
         """Meta tensors have the class of those with memory."""
-        return super().by_type(kind) if issubclass(kind, _WITHOUT_MEMORY) else None
+        return super().by_type(kind) if _is_overriding(kind) else None
 
     def adopt(self, array: Any) -> Any:
         """Every tensor as it is; what else there is, the operator refuses."""

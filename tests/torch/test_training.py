@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import cupy_losses
@@ -290,6 +291,62 @@ def test_inference_mode() -> None:
     for function in (mse_loss, torch.nn.functional.mse_loss):
         with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
             function(x, made)
+
+
+class Named(Tensor):
+    """A class that is told of every function, as all subclasses are."""
+
+    called: list[Any] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        cls.called.append(function)
+        return super().__torch_function__(function, kinds, args, kwargs or {})
+
+
+class Wrapper(Tensor):
+    """A tensor without memory, which has another one and hands every operator to it."""
+
+    inner: Any
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, requires_grad: bool = False) -> Any:
+        wrapper: Any = Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, requires_grad=requires_grad
+        )
+        wrapper.inner = inner
+        return wrapper
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = tree_map(lambda x: x.inner if isinstance(x, cls) else x, (args, kwargs or {}))
+        result = function(*given[0], **given[1])
+        return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, result)
+
+
+def test_subclasses() -> None:
+    """The operator reaches them, and results have their class."""
+    x, y = xy()
+    named = x.detach().as_subclass(Named).requires_grad_()
+    loss = mse_loss(named, y)
+    assert isinstance(loss, Named)
+    assert torch.ops.cupy_losses.evaluate.default in Named.called
+    torch.testing.assert_close(torch.autograd.grad(loss, named)[0].as_subclass(Tensor), slope(x, y))
+
+
+@pytest.mark.parametrize("example", OF_EACH, ids=str)
+def test_wrappers(example: Example) -> None:
+    """Values and gradients of every loss; the options are plain tensors beside them."""
+    expected = backward(example)
+    wrapped = [Wrapper(x.detach(), x.requires_grad) for x in example.operands]
+    got = backward(Example(example.name, wrapped, example.options))
+    for x, y in zip(got, expected, strict=True):
+        assert isinstance(x, Wrapper)
+        torch.testing.assert_close(x.inner, y)
 
 
 def test_integers_have_no_gradient() -> None:
