@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:reduction.*mean. divides"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
 ]
 
 F: Any = torch.nn.functional
@@ -116,6 +117,41 @@ def test_in_a_cuda_graph() -> None:
         x.zero_()
         graph.replay()
     torch.testing.assert_close(loss, F.mse_loss(x, y))
+    assert_all_ours(acceleration)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("example", WITHOUT_A_DISTANCE[::5], ids=str)
+def test_compiled(example: Example, backend: str) -> None:
+    """Values and gradients of a compiled step, by the operator."""
+    function = getattr(F, example.name)
+    expected = [x.cuda() for x in example.results(function, **example.options)]
+    example = moved(example)
+
+    def loss(*operands: Any) -> Any:
+        return function(*operands, **example.options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    with cupy_losses.accelerate() as acceleration:
+        for _ in range(2):
+            torch.testing.assert_close(example.results(compiled), expected)
+    assert_all_ours(acceleration)
+    assert (acceleration.report().calls, acceleration.report().lines[0].traced) == (1, True)
+
+
+def test_a_transform_does_not_wait_for_the_gpu() -> None:
+    x, y = torch.rand(2, 50, 300, device="cuda")
+    transformed = torch.func.vmap(torch.func.grad(F.mse_loss))
+    expected = transformed(x, y)
+    with cupy_losses.accelerate() as acceleration:
+        transformed(x, y)  # compiles
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            got = transformed(x, y)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(got, expected)
     assert_all_ours(acceleration)
 
 
