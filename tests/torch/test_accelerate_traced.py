@@ -23,7 +23,7 @@ from cupy_losses import nn
 from cupy_losses._acceleration import rules
 
 from ..tables.examples import Example
-from ..tools.levels import first
+from ..tools.levels import covering, first
 from .test_accelerate import EXAMPLES, assert_off, expected_reasons, reasons, xy
 from .test_nn import city_block
 
@@ -309,8 +309,7 @@ def of_dual_numbers(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
         return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent(x)))).tangent
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("example", OF_EACH, ids=str)
+@pytest.mark.parametrize(("example", "name"), covering(3, OF_EACH, TRANSFORMS))
 def test_transforms(example: Example, name: str) -> None:
     if name == "hessian" and example.name in WITHOUT_HESSIAN:
         pytest.skip("torch has no second derivative to compare with")

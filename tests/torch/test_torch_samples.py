@@ -250,8 +250,8 @@ def is_deviating(name: str, sample: Sample) -> bool:
 
 
 SMALLEST = [
-    case(name, number, default=number == 0, id=f"{name}-{number}")
-    for name in NAMES
+    case(name, number, default=number == 0 and k % 2 == 0, id=f"{name}-{number}")
+    for k, name in enumerate(NAMES)
     for number in range(4)
 ]
 
@@ -275,7 +275,14 @@ def test_second_derivatives(name: str, number: int) -> None:
     assert torch.autograd.gradgradcheck(of_leaves, sample.leaves)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name not in WITHOUT_MODULE_SAMPLES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        case(name, default=name != "CrossEntropyLoss", id=name)  # which has a hundred samples
+        for name in MODULES
+        if name not in WITHOUT_MODULE_SAMPLES
+    ],
+)
 def test_modules(name: str) -> None:
     """torch's results, and those of torch's reference functions."""
     for constructor, sample, reference in module_samples(name):
@@ -303,7 +310,7 @@ def module_samples(name: str) -> Iterator[tuple[Sample, Sample, Any]]:
 
 
 @pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [case(x, default=k % 3 == 0, id=x) for k, x in enumerate(NAMES)])
 def test_accelerated_functions(name: str) -> None:
     """Where torch has another result, it computes: there are no deviations, of errors neither."""
     function = getattr(torch.nn.functional, name)

@@ -108,7 +108,7 @@ def train(source: str, steps: int) -> list[float]:
 @pytest.mark.usefixtures("on_gpu")
 def test_curves(evaluations: list[str]) -> None:
     """One curve, whatever computes the losses."""
-    steps = 200
+    steps = 100
     curve = train("torch", steps)
     assert curve[-1] < curve[0] / 2
     assert evaluations == []
