@@ -79,7 +79,8 @@ class Graphs:
 def step(function: Callable[..., Tensor], *tensors: Tensor) -> list[Tensor]:
     value = function(*tensors)
     leaves = [x for x in tensors if x.requires_grad]
-    return [value.detach(), *torch.autograd.grad(value.sum(), leaves)]
+    gradients = torch.autograd.grad(value.sum(), leaves, materialize_grads=True)
+    return [value.detach(), *gradients]
 
 
 def two(a: Tensor, b: Tensor) -> Tensor:
@@ -111,7 +112,8 @@ def test_compiled(example: Example, dynamic: bool) -> None:
             torch.testing.assert_close(step(compiled, *example.operands), expected)
     if expected_reasons(example) == {"": 1}:
         assert graphs.ran() == {OURS}
-        assert reasons(acceleration) == {"": 1}
+        # With a number that is dynamic at first, torch.compile begins anew.
+        assert reasons(acceleration) in ([{"": 1}, {"": 2}] if dynamic else [{"": 1}])
     assert graphs.compiled == 2
 
 
