@@ -229,13 +229,18 @@ class Replaced:
             return self._in_new_words(*args)
         with rules.unrecorded():
             reason, example = rules.decide(self.name, self.prepare, tensors)
+        prepared = None
+        if not reason:
+            try:
+                prepared = self.prepared(named)
+            except (TypeError, ValueError) as error:
+                reason, example = rules.REFUSED, str(error)
+        with rules.unrecorded():
             tally = self._tally(tensors, reason, traced=True)
         tally.example = tally.example or example
         if not rules.is_traced_again(*tensors.values()):
             tally.count()
-        if reason:
-            return self._call(args)
-        return evaluate(*self.prepared(named))
+        return self._call(args) if prepared is None else evaluate(*prepared)
 
     def _by_torch(self, tally: Tally, *args: Any) -> Array:
         tally.count()

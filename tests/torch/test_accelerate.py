@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import mse_loss as imported_before
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cupy_losses
@@ -27,7 +28,7 @@ from cupy_losses._acceleration.switch import Acceleration
 from cupy_losses._device import driver
 
 from ..tables.examples import Example
-from ..tools.levels import covering
+from ..tools.levels import case, covering
 from . import test_nn as of_nn
 from .test_nn import NAMES, REDUCTIONS, city_block
 from .test_nn import parameters as parameters_of
@@ -481,6 +482,8 @@ BY_TORCH: dict[str, list[Callable[[], Any]]] = {
         lambda: F.triplet_margin_loss(x(), x(), x(), p=-1.0),
         lambda: F.cosine_embedding_loss(*[torch.tensor(1.0)] * 3),
         lambda: F.mse_loss(x(), x(), reduction="average"),
+        lambda: torch.func.grad(lambda a: F.huber_loss(a, x(), delta=torch.tensor(1.0)))(x()),
+        lambda: torch.func.vmap(lambda a: F.mse_loss(a, a, reduction="average"))(x()),
     ],
 }
 CASES = [
@@ -764,17 +767,43 @@ def outcome(function: Callable[..., Any], tensors: Tensors, options: dict[str, A
         return value.dtype, type(error), str(error)
 
 
+class Through(TorchDispatchMode):
+    """A mode that watches, and changes nothing."""
+
+    def __torch_dispatch__(
+        self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*args, **kwargs or {})
+
+
+WATCHED = {"alone": contextlib.nullcontext, "watched": Through}
+DRAWN = [
+    case(name, autocast, watched, 60, default=watched == "alone" or k % 4 == autocast, id=label)
+    for k, name in enumerate(NAMES)
+    for autocast in (False, True)
+    for watched in WATCHED
+    for label in [f"{name}-{autocast}-{watched}"]
+]
+MANY_DRAWN = [
+    case(name, autocast, watched, 3000, default=False, id=f"{name}-{autocast}-{watched}-many")
+    for name in NAMES
+    for autocast in (False, True)
+    for watched in WATCHED
+]
+
+
 @pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("draws", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
-def test_all_arguments_give_what_torch_gives(name: str, autocast: bool, draws: int) -> None:
+@pytest.mark.parametrize(("name", "autocast", "watched", "draws"), DRAWN + MANY_DRAWN)
+def test_all_arguments_give_what_torch_gives(
+    name: str, autocast: bool, watched: str, draws: int
+) -> None:
     """Values, dtypes, gradients, which gradients there are, errors with their messages."""
     drawn, replaced = Draws(name, seed=draws), BY_NAME[name]
     with (
         cupy_losses.accelerate() as acceleration,
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast),
         warnings.catch_warnings(),
+        WATCHED[watched](),
     ):
         warnings.simplefilter("ignore")
         for _ in range(draws):
