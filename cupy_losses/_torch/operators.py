@@ -223,6 +223,8 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.modes, ctx.asked, *operands = inputs
+        if forward_ad._current_level < 0 and _is_constant(ctx.asked, ctx.needs_input_grad[2:]):
+            ctx.mark_non_differentiable(*output)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands)
         ctx.save_for_forward(*operands)
@@ -246,6 +248,15 @@ class _Evaluate(torch.autograd.Function):
             # Without the tangents of this transform; those of an outer one stay.
             primals = [torch._VF._unpack_dual(t, level=0)[0] for t in ctx.saved_tensors]
             return tuple(_along(call, request, tangents[2:], primals))
+
+
+def _is_constant(asked: Asked, needed: Sequence[bool]) -> bool:
+    """Whether a loss is differentiated by nothing but what it is constant in."""
+    call, extra = asked.call, asked.request.extra
+    own = [k for k, needs in enumerate(needed[extra:]) if needs]
+    return (
+        not any(needed[:extra]) and all(call.loss.is_constant(call, k) for k in own) and own != []
+    )
 
 
 # Not its `apply`, which looks for transforms: those have called the operator for a level of theirs.

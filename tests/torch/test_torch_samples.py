@@ -76,25 +76,9 @@ def detached(number: int) -> Callable[[Sample], Sample]:
     return lambda s: s._replace(args=(*s.args[:number], s.args[number].detach()))
 
 
-def with_shapes(*shapes: tuple[int, ...]) -> Callable[[Sample], Sample]:
-    """Samples with arguments of other shapes."""
-    return lambda s: s._replace(args=tuple(map(torch.reshape, s.args, shapes)))
-
-
 DEVIATIONS = (
-    # Never silently dropped: torch has no gradient by it, and says nothing.
-    Deviation("cosine_embedding_loss", lambda s: s.args[2].requires_grad, detached(2)),
     # From the formula it is 0; torch has None.
     Deviation("hinge_embedding_loss", lambda s: s.args[1].requires_grad, detached(1)),
-    # Classes are along an axis.
-    Deviation("multi_margin_loss", lambda s: s.args[0].ndim == 0, with_shapes((1,), ())),
-    Deviation("multilabel_margin_loss", lambda s: s.args[0].ndim == 0, with_shapes((1,), (1,))),
-    # One row without an axis of rows has one class without it.
-    Deviation(
-        "multi_margin_loss",
-        lambda s: s.args[0].ndim == 1 and s.args[1].ndim == 1,
-        with_shapes((5,), ()),
-    ),
     # What is masked is not differentiated; torch has NaN where the target is 0.
     Deviation(
         "poisson_nll_loss",
