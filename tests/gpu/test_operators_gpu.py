@@ -16,6 +16,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, of its memory
+    pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
 ]
 Tensor = torch.Tensor
 Make = Callable[[], tuple[Tensor, Tensor]]
@@ -55,10 +57,11 @@ def test_compiled(loss: Callable[..., Any], make: Make, backend: str) -> None:
             assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize(("loss", "make"), CASES)
-def test_a_compiled_step_takes_no_more_launches_and_memory(
-    loss: Callable[..., Any], make: Make
+@pytest.mark.parametrize(("loss", "make", "more"), [(*CASES[0], 0), (*CASES[1], 1)])
+def test_launches_and_memory_of_a_compiled_step(
+    loss: Callable[..., Any], make: Make, more: int
 ) -> None:
+    """No more than in eager mode, but for one that counts rows ahead of the backward pass."""
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     x, target = make()
@@ -75,7 +78,7 @@ def test_a_compiled_step_takes_no_more_launches_and_memory(
         events = [e for e in profiler.events() or () if e.device_type.name == "CUDA"]
         counts.append(len(events))
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert 2 <= counts[1] <= counts[0]
+    assert 2 <= counts[1] <= counts[0] + more
     assert peaks[1] <= peaks[0]
 
 
