@@ -211,6 +211,50 @@ def small(result: dict[str, Any]) -> str:
     return table(["µs", "cupy_losses", "F.mse_loss, or the CuPy expression"], rows)
 
 
+def steps_section(path: Path) -> list[str]:
+    """The part on small steps of training; none without results of them."""
+    path = path.with_name(f"{path.stem}-steps.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    header = ["host time, µs", "this package", "torch", "ratio"]
+    lines = [
+        [
+            f"{section}: {label}",
+            f"**{row['ours']:.1f}**",
+            f"{row['torch']:.1f}" if "torch" in row else "",
+            f"{row['ours'] / row['torch']:.2f}" if "torch" in row else "",
+        ]
+        for section in ("eager", "compiled", "network", "cupy")
+        for label, row in results[section].items()
+    ]
+    return [
+        "## Small steps of training",
+        "`python -m benchmarks.steps`: 1024 elements or 32 × 10 logits, "
+        f"{source(results, path).format(prefix='../')}.",
+        table(header, lines),
+    ]
+
+
+def accelerated_section(path: Path) -> list[str]:
+    """The part on a program that is written for torch alone; none without results of it."""
+    path = path.with_name(f"{path.stem}-accelerated.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    plain, accelerated = min(results["torch_s"]), min(results["accelerated_s"])
+    losses = results["last_losses"]
+    return [
+        "## A program of torch, accelerated",
+        f"`python -m benchmarks.accelerated`: {results['steps']} steps of "
+        f"`examples/{results['example']}`, its start and the compilation of kernels included, "
+        f"{source(results, path).format(prefix='../')}: {plain:.1f} s with torch's loss, "
+        f"{accelerated:.1f} s accelerated. The last loss is {losses['torch']:.4f} and "
+        f"{losses['accelerated']:.4f}. The report:",
+        "\n".join(["```", *results["report"], "```"]),
+    ]
+
+
 def memory(result: dict[str, Any]) -> str:
     """Memory beyond the inputs, in gradients."""
     unit = result["gradient_bytes"]
@@ -306,6 +350,8 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         *(" ".join(paragraph.split()) for paragraph in SWEEPS.split("\n\n")),
         "## Small arrays",
         small(results["small"]),
+        *steps_section(path),
+        *accelerated_section(path),
         "## Memory",
         memory(results["memory"]),
         "## First call in a process",
