@@ -14,19 +14,21 @@
 // first, then those it was broadcast along: element output * repeats + r. A block computes
 // OUTPUTS_PER_BLOCK outputs, 32 where neighbouring outputs are neighbours in memory, else 1. It
 // adds chunk blockIdx.y of the repeats, of `chunk` of them. With one chunk the result is final;
-// with more there is a partial sum for each output and chunk. `divisor` and `denominator` are as in
-// kernels/pointwise.cu, EMPTY_IS_ZERO is as in reduction/reduction.cuh.
+// with more there is a partial sum for each output and chunk. `divisor`, `denominator` and
+// `scale` are as in kernels/pointwise.cu, EMPTY_IS_ZERO is as in reduction/reduction.cuh.
 template <class T, class Loss, class Layout, int THREADS, int OUTPUTS_PER_BLOCK, int OPERAND,
           bool EMPTY_IS_ZERO, class Result, class... P>
 __global__ void __launch_bounds__(THREADS)
-    broadcast_sum(Loss loss, Layout layout, long long outputs, long long repeats, long long chunk,
-                  double divisor, const double* denominator, Result* result, P... pointer) {
+    broadcast_sum(Loss loss, double scale, Layout layout, long long outputs, long long repeats,
+                  long long chunk, double divisor, const double* denominator, Result* result,
+                  P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, 1, NO_VALUES, 0u, Result, Pointers>;
   constexpr int THREADS_PER_OUTPUT = THREADS / OUTPUTS_PER_BLOCK;
 
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
   const Work work{loss, layout, pointers, Reciprocal<T>(1.0), nullptr};
   const int own_output = threadIdx.x % OUTPUTS_PER_BLOCK, thread = threadIdx.x / OUTPUTS_PER_BLOCK;
   const long long output = (long long)blockIdx.x * OUTPUTS_PER_BLOCK + own_output;
@@ -53,6 +55,7 @@ __global__ void __launch_bounds__(THREADS)
     sum = interleaved_sums<THREADS, OUTPUTS_PER_BLOCK>(sum);
   }
   if (thread == 0 && output < outputs) {
-    result[output * gridDim.y + blockIdx.y] = reduced<EMPTY_IS_ZERO, Result>(sum, divisor);
+    result[output * gridDim.y + blockIdx.y] =
+        reduced<EMPTY_IS_ZERO, Result>(sum, divisor, scaling.value());
   }
 }

@@ -49,6 +49,8 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   template <int I>
   static constexpr int GRADIENT = Layout::OPERANDS + ones_below(WANTED, I);
 
+  static constexpr int ARRAYS = Layout::OPERANDS + ones_below(WANTED, Layout::OPERANDS);
+
   using Vectors = Tuple<Vector<Element<K>, WIDTH>...>;
   using Wide = Tuple<Vector<Repeat<T, K>, WIDTH>...>;
   using Gradients = Vectors;
@@ -56,7 +58,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
-  const Reciprocal<T> scale;
+  const Reciprocal<T> reciprocal;
   Result* const values;
   Sum<T> sum = Sum<T>::zero();
   Sum<T> denominator = Sum<T>::zero();
@@ -81,7 +83,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   // there. They are computed one by one, which takes few registers.
   __device__ __forceinline__ void compute_singly(long long element, long long end) {
     using Single = Worker<T, Loss, Layout, 1, VALUES, WANTED, Result, Pointers>;
-    const Single single{loss, layout, pointers, scale, values};
+    const Single single{loss, layout, pointers, reciprocal, values};
     typename Single::VectorSum single_sum;
 #pragma unroll 1
     for (; element < end; ++element) {
@@ -133,7 +135,8 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto loss_of_element = evaluate<I>(x, j);
-      const Element<I> gradient = scale.template times<Element<I>>(plain(loss_of_element.slope));
+      const Element<I> gradient =
+          reciprocal.template times<Element<I>>(plain(loss_of_element.slope));
       // An infinite or NaN factor does not reach what the mask leaves out.
       get<I>(gradients).at[j] =
           leaves_out(loss, get<K>(x).at[j]...) ? convert<Element<I>>(T(0)) : gradient;

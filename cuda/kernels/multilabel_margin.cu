@@ -681,17 +681,17 @@ template <class Team>
 constexpr int resident_blocks = Team::RESIDENT;
 #endif
 
-// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
-// rows for elements. A VJP has its grad_output among the operands. Blocks stride over segments, and
-// a segment over groups of rows. The dynamic shared memory holds the marks of `window` columns of
-// each row of a block.
+// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands.
+// Blocks stride over segments, and a segment over groups of rows. The dynamic shared memory holds
+// the marks of `window` columns of each row of a block.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
-    multilabel_margin(Loss loss, Layout layout, long long n, long long columns, long long window,
-                      long long segments, double divisor, const double* denominator,
-                      const Result* grad_output, double* guess, Result* value, unsigned* counter,
-                      double* partials, P... pointer) {
+    multilabel_margin(Loss loss, double scale, Layout layout, long long n, long long columns,
+                      long long window, long long segments, double divisor,
+                      const double* denominator, const Result* grad_output, double* guess,
+                      Result* value, unsigned* counter, double* partials, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -712,9 +712,10 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
                   reinterpret_cast<unsigned*>(shared),
                   *states_of_block<typename Work::Lists, 1>()};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value, counter, partials, segments, divisor};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
+      value, counter, partials, segments, divisor, scaling};
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -723,7 +724,7 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
     for (Index group = Index(segment); group < groups; group += Index(segments)) {
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
-      const T own = work.template evaluate<VALUES != NO_VALUES>(index, present, factor, scale);
+      const T own = work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
       if (!present || Team::lane() != 0) continue;
       if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
       if constexpr (REDUCED) sum += own;

@@ -19,14 +19,15 @@ constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 
 // EACH_VALUE writes n values, a reduction one: the mean, or the pair where Result is Pair.
 // `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
-// at `denominator`. `grad_output` and `guess` say what gradients are multiplied by: see Factor. A
+// at `denominator`. `scale` multiplies both, and so does a number behind all other pointers: see
+// Scaling. `grad_output` and `guess` say what gradients are multiplied by besides: see Factor. A
 // backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
-    pointwise(Loss loss, Layout layout, long long n, long long segments, double divisor,
-              const double* denominator, const Result* grad_output, double* guess, Result* value,
-              unsigned* counter, double* partials, P... pointer) {
+    pointwise(Loss loss, double scale, Layout layout, long long n, long long segments,
+              double divisor, const double* denominator, const Result* grad_output, double* guess,
+              Result* value, unsigned* counter, double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
@@ -35,11 +36,13 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value);
-  Work work{loss, layout, pointers, scale, value};
+  const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
+                                 scaling.value());
+  Work work{loss, layout, pointers, reciprocal, value};
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
-  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,
-                                                                          segments, divisor};
+  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
+      value, counter, partials, segments, divisor, scaling};
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {

@@ -227,7 +227,7 @@ struct Outcome {
 template <bool GRADIENTS, class Loss, class Row, class Context, class State, class T>
 __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, const Context& context,
                                            const State& state, bool valued, T factor,
-                                           const Reciprocal<T>& scale) {
+                                           const Reciprocal<T>& reciprocal) {
   using N = typename Row::N;
   const bool invalid = context.status == INVALID;
   Outcome<T, typename Loss::template Finished<N>> outcome{
@@ -238,7 +238,7 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
     outcome.denominator = outcome.done.denominator;
     if constexpr (GRADIENTS) {
       if constexpr (Row::HAS_GRAD_OUTPUT) factor = row.grad_output();
-      scale_gradients(loss, outcome.done, factor, scale);
+      scale_gradients(loss, outcome.done, factor, reciprocal);
     }
   }
   return outcome;

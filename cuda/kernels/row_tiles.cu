@@ -298,8 +298,8 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   template <class Context, class Settled>
   __device__ __forceinline__ auto finish(const Row& row, const Context& context,
                                          const Settled& state, bool valued, T factor,
-                                         const Reciprocal<T>& scale) const {
-    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, scale);
+                                         const Reciprocal<T>& reciprocal) const {
+    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, reciprocal);
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
@@ -394,15 +394,16 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   }
 };
 
-// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
-// rows for elements: any mean may have all rows ignored. The dynamic shared memory holds two tiles.
+// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. The dynamic
+// shared memory holds two tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
-    row_tiles(Loss loss, Layout layout, TilePlaces<sizeof...(P)> places, long long n,
-              long long columns, long long segments, double divisor, const double* denominator,
-              const Result* grad_output, double* guess, Result* value, unsigned* counter,
-              double* partials, P... pointer) {
+    row_tiles(Loss loss, double scale, Layout layout, TilePlaces<Layout::ARRAYS> places,
+              long long n, long long columns, long long segments, double divisor,
+              const double* denominator, const Result* grad_output, double* guess, Result* value,
+              unsigned* counter, double* partials, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -414,10 +415,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, n, int(columns)};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value,    counter, partials,
-      segments, divisor, Loss::WEIGHTED ? nullptr : given.counted(divisor)};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
+      value,
+      counter,
+      partials,
+      segments,
+      divisor,
+      scaling,
+      Loss::WEIGHTED ? nullptr : given.counted(divisor)};
 
   const long long tiles = (n + places.rows - 1) / places.rows;
   long long segment = blockIdx.x, tile = segment;
@@ -450,7 +457,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto context = work.begin(row);
         const auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
-        const auto outcome = work.finish(row, context, state, VALUES != NO_VALUES, factor, scale);
+        const auto outcome =
+            work.finish(row, context, state, VALUES != NO_VALUES, factor, reciprocal);
         take(own, outcome);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
@@ -483,7 +491,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();
       if (mine < rows) {
         const auto outcome = work.finish(work.row_at(tile, mine, staged), contexts[mine],
-                                         states[mine], VALUES != NO_VALUES, factor, scale);
+                                         states[mine], VALUES != NO_VALUES, factor, reciprocal);
         take(mine, outcome);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }

@@ -644,15 +644,15 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }
 
-// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
-// rows for elements. A VJP has its grad_output among the operands. Any mean may have all rows
-// ignored. The work of a block, of the blocks of a cluster, or of one for each rank: every so
-// many-th of the groups of rows that a block holds at a time, so that all read what lies together.
-// What that sums is a segment; where rows have many ranks, each row is one, as clusters take more
-// rows at a time than single blocks do. `ranks` are those of PARTIAL and FINISH; `slots` the
-// vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes after the first `kept`
-// ones releases what it keeps in the cache. In phase WHOLE the dynamic shared memory holds a share
-// of a row for each row of the block.
+// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands. Any
+// mean may have all rows ignored. The work of a block, of the blocks of a cluster, or of one for
+// each rank: every so many-th of the groups of rows that a block holds at a time, so that all read
+// what lies together. What that sums is a segment; where rows have many ranks, each row is one, as
+// clusters take more rows at a time than single blocks do. `ranks` are those of PARTIAL and FINISH;
+// `slots` the vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes after the
+// first `kept` ones releases what it keeps in the cache. In phase WHOLE the dynamic shared memory
+// holds a share of a row for each row of the block.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
@@ -660,8 +660,8 @@ __global__ void
 __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
-        rows(Loss loss, Layout layout, long long n, long long columns, long long ranks,
-             long long slots, long long segments, long long kept, double divisor,
+        rows(Loss loss, double scale, Layout layout, long long n, long long columns,
+             long long ranks, long long slots, long long segments, long long kept, double divisor,
              const double* denominator, const Result* grad_output, double* guess, Result* value,
              unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
@@ -722,10 +722,16 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     context = work.begin(row, first < end, ahead);
   }
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value,    counter, partials,
-      segments, divisor, Loss::WEIGHTED ? nullptr : given.counted(divisor)};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
+      value,
+      counter,
+      partials,
+      segments,
+      divisor,
+      scaling,
+      Loss::WEIGHTED ? nullptr : given.counted(divisor)};
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
@@ -838,7 +844,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     if constexpr (GRADIENTS) {
       if constexpr (VJP) factor = row.grad_output();
-      if (context.status == ACTIVE) scale_gradients(loss, done, factor, scale);
+      if (context.status == ACTIVE) scale_gradients(loss, done, factor, reciprocal);
     }
     if constexpr (STAYS) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);

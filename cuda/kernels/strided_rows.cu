@@ -256,8 +256,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   __device__ __forceinline__ auto finish(const Row& row, const Context& context,
                                          const Settled& state, bool valued, T factor,
-                                         const Reciprocal<T>& scale) const {
-    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, scale);
+                                         const Reciprocal<T>& reciprocal) const {
+    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, reciprocal);
   }
 
   // Writes the gradients of a batch.
@@ -369,14 +369,15 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// VALUES, Result, divisor, denominator, grad_output and guess are as in kernels/pointwise.cu, with
-// rows for elements: any mean may have all rows ignored.
+// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
-    strided_rows(Loss loss, Layout layout, long long n, long long columns, long long segments,
-                 double divisor, const double* denominator, const Result* grad_output,
-                 double* guess, Result* value, unsigned* counter, double* partials, P... pointer) {
+    strided_rows(Loss loss, double scale, Layout layout, long long n, long long columns,
+                 long long segments, double divisor, const double* denominator,
+                 const Result* grad_output, double* guess, Result* value, unsigned* counter,
+                 double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Rows = typename Work::Rows;
@@ -393,10 +394,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<true>(divisor));
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result> reduction{
-      value,    counter, partials,
-      segments, divisor, Loss::WEIGHTED ? nullptr : given.counted(divisor)};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
+      value,
+      counter,
+      partials,
+      segments,
+      divisor,
+      scaling,
+      Loss::WEIGHTED ? nullptr : given.counted(divisor)};
 
   const long long tiles = (n + ROWS - 1) / ROWS;
   long long segment = blockIdx.x, tile = segment;
@@ -451,7 +458,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       for (int v = 0; v < WIDTH; ++v) {
         const auto outcome =
             work.finish(work.row_at(rows, v), contexts[v], combined_in_warp<1>(states[v]),
-                        VALUES != NO_VALUES, factor, scale);
+                        VALUES != NO_VALUES, factor, reciprocal);
         if (rows.present) take(rows.first + v, outcome);
         done[v] = outcome.done;
       }
@@ -472,8 +479,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();
       if (mine < ROWS) {
         const long long index = tile * ROWS + mine;
-        const auto outcome = work.finish(work.row_at(index), contexts_of_rows[mine],
-                                         states_of_rows[mine], VALUES != NO_VALUES, factor, scale);
+        const auto outcome =
+            work.finish(work.row_at(index), contexts_of_rows[mine], states_of_rows[mine],
+                        VALUES != NO_VALUES, factor, reciprocal);
         if (index < n) take(index, outcome);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }

@@ -272,9 +272,9 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
-    tiled(Loss loss, Layout layout, long long tiles, long long segments, double divisor,
-          const double* denominator, const Result* grad_output, double* guess, Result* value,
-          unsigned* counter, double* partials, P... pointer) {
+    tiled(Loss loss, double scale, Layout layout, long long tiles, long long segments,
+          double divisor, const double* denominator, const Result* grad_output, double* guess,
+          Result* value, unsigned* counter, double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   using OnTiles = TileWorker<Work, Layout, Tile, Pointers>;
@@ -285,11 +285,13 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
-  const Reciprocal<T> scale(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value);
-  Work work{loss, layout, pointers, scale, value};
+  const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
+                                 scaling.value());
+  Work work{loss, layout, pointers, reciprocal, value};
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
-  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result> reduction{value, counter, partials,
-                                                                          segments, divisor};
+  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
+      value, counter, partials, segments, divisor, scaling};
 
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();

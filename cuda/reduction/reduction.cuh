@@ -2,6 +2,7 @@
 // last block divides one by the other or hands both out.
 #pragma once
 #include "memory/vector.cuh"
+#include "numbers/tuple.cuh"
 #include "reduction/sum.cuh"
 
 // What a pass makes of the loss values of elements or rows.
@@ -33,16 +34,63 @@ __device__ __forceinline__ double denominator_of_derivatives(double denominator)
   return CAN_BE_EMPTY && denominator == 0.0 ? 1.0 / denominator : denominator;
 }
 
-// What is asked for of a sum and its denominator: the quotient or the pair. EMPTY_IS_ZERO where the
-// sum is one of derivatives of a mean that may have nothing left.
+// What multiplies a reduced loss and its derivatives: a number, times one in memory if there is a
+// pointer behind the first ARRAYS ones. That is read where it is used: kept, it would take
+// registers.
+template <int ARRAYS, class Pointers>
+struct Scaling;
+template <int ARRAYS, class I, class... P>
+struct Scaling<ARRAYS, Slots<I, P...>> {
+  double number;
+  const Slots<I, P...>& pointers;
+
+  __device__ __forceinline__ double value() const {
+    if constexpr (sizeof...(P) > ARRAYS) {
+      return number * convert<double>(*get<ARRAYS>(pointers));
+    } else {
+      return number;
+    }
+  }
+};
+
+// The division of numbers by a denominator, after multiplication by a factor and a scale: a product
+// with the quotient of these in two parts, so that the result is rounded once.
+template <class T>
+struct Reciprocal {
+  T high, low;
+  __device__ __forceinline__ explicit Reciprocal(double denominator, double factor = 1.0,
+                                                 double scale = 1.0) {
+    const double product = factor * scale, quotient = product / denominator;
+    high = T(quotient);
+    if constexpr (sizeof(T) == sizeof(double)) {
+      const double left = fma(-quotient, denominator, product);
+      low = (left + fma(factor, scale, -product)) / denominator;
+    } else {
+      low = T(quotient - double(high));
+    }
+    if (!isfinite(high) || !isfinite(low)) low = T(0);
+  }
+  // x * factor * scale / denominator, to be stored as an E: one of half precision has no use for
+  // the low part.
+  template <class E>
+  __device__ __forceinline__ E times(T x) const {
+    if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
+    const T refined = fma(x, high, x * low);
+    return convert<E>(isfinite(refined) ? refined : x * high);
+  }
+};
+
+// What is asked for of a sum and its denominator: the quotient, scaled, or the pair, as it is.
+// EMPTY_IS_ZERO where the sum is one of derivatives of a mean that may have nothing left.
 template <bool EMPTY_IS_ZERO, class Result>
-__device__ __forceinline__ Result reduced(const Sum<double>& sum, double denominator) {
+__device__ __forceinline__ Result reduced(const Sum<double>& sum, double denominator,
+                                          double scale) {
   if constexpr (is_pair<Result>) {
     const Sum<double> finite = sum.widened();  // an infinite sum has no error
     return {finite.high, finite.low, denominator};
   } else {
     const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
-    return convert<Result>(sum.total() / divisor);
+    return Reciprocal<double>(divisor, sum.total(), scale).times<Result>(1.0);
   }
 }
 
@@ -106,36 +154,13 @@ struct Factor {
   }
 };
 
-// The division of gradients by a denominator, after multiplication by a factor: a product with the
-// quotient of the two in two parts, so that the gradient is rounded once.
-template <class T>
-struct Reciprocal {
-  T high, low;
-  __device__ __forceinline__ explicit Reciprocal(double denominator, double factor = 1.0) {
-    const double quotient = factor / denominator;
-    high = T(quotient);
-    if constexpr (sizeof(T) == sizeof(double)) {
-      low = fma(-quotient, denominator, factor) / denominator;
-    } else {
-      low = T(quotient - double(high));
-    }
-    if (!isfinite(high) || !isfinite(low)) low = T(0);
-  }
-  // x * factor / denominator, to be stored as an E: half precision has no use for the low part.
-  template <class E>
-  __device__ __forceinline__ E times(T x) const {
-    if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
-    const T refined = fma(x, high, x * low);
-    return convert<E>(isfinite(refined) ? refined : x * high);
-  }
-};
-
 // The sum and the denominator of a call. The elements (or rows) form segments, each the work of one
 // block, and the last block adds them up. With more than one segment, `counter` (zeroed) and
 // `partials` (2 doubles a segment, 4 where the pass adds up the denominator) are workspace of this
 // launch alone. Nothing is stored where `value` is null. `denominator` is that of SUM_OF_VALUES.
-// For a COUNT, blocks add theirs to the value, which is a zeroed double.
-template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result>
+// `scaling` multiplies the quotient. For a COUNT, blocks add theirs to the value, which is a zeroed
+// double.
+template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
   Result* value;
@@ -143,6 +168,7 @@ struct Reduction {
   double* partials;
   long long segments;
   double denominator;
+  Scaling scaling;
   double* counted = nullptr;  // where the denominator goes too, if it is added up
 
   // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
@@ -242,7 +268,8 @@ struct Reduction {
     if (threadIdx.x == 0) write(sums);
   }
   __device__ __forceinline__ void write(const Sum<double> (&sums)[2]) const {
-    if (SUMS == 2 && counted != nullptr) *counted = sums[1].total();
-    *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], SUMS == 2 ? sums[1].total() : denominator);
+    const double divisor = SUMS == 2 ? sums[1].total() : denominator;
+    if (SUMS == 2 && counted != nullptr) *counted = divisor;
+    *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
   }
 };

@@ -162,7 +162,7 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
     """The request for a value and its gradients."""
-    loss, reduction, _, weighted, masked = call
+    loss, reduction, _, weighted, masked, *_ = call
     key = loss.key, reduction, weighted, masked, argnums, *[x.dtype for x in operands]
     request = _requests.get(key)
     if request is None:

@@ -186,7 +186,11 @@ class Call(NamedTuple):
     """A loss with all its arguments but the arrays.
 
     The arrays go beside it as `operands`: the mask where there is one, then the weight where there
-    is one, then those of the loss.
+    is one, then those of the loss, then the scale where that is an array of shape ().
+
+    The value and all derivatives of a reduced loss are multiplied by `scale`, or, where the call is
+    `scaled`, by that array. Plans and shapes are those of the call `unscaled`, and on the host the
+    array has become the number.
     """
 
     loss: Loss
@@ -194,6 +198,8 @@ class Call(NamedTuple):
     parameters: tuple[float | int, ...]
     weighted: bool
     masked: bool
+    scale: float = 1.0
+    scaled: bool = False
 
     @property
     def extra(self) -> int:
@@ -204,7 +210,12 @@ class Call(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """The argument names of the operands."""
         extra = ("where",) * self.masked + ("weight",) * self.weighted
-        return extra + self.loss.operands
+        return extra + self.loss.operands + ("scale",) * self.scaled
+
+    @property
+    def unscaled(self) -> Call:
+        """The call with scale 1; its operands are those but the array of the scale."""
+        return self._replace(scale=1.0, scaled=False)
 
     @property
     def named_parameters(self) -> dict[str, float | int]:
@@ -222,9 +233,10 @@ class Request(NamedTuple):
         (grad_output *) (sum over k in tangents of tangent_k * d/dx_k) (weight *) loss
 
     and the results are its value, reduced as the call says, if `value`, and its derivatives by the
-    operands of the call in `wanted`. Both are divided by the denominator of the call, or by the one
-    that is given, a scalar of float64. With `pair` the value is not divided: it is an array of
-    float64 that holds the sum, its rounding error and the denominator.
+    operands of the call in `wanted`. Both are multiplied by the scale of the call and divided by
+    its denominator, or by the one that is given, a scalar of float64. With `pair` the value is
+    neither: it is an array of float64 that holds the sum, its rounding error and the denominator.
+    Who divides it multiplies it by the scale.
 
     An `early` request is that of a forward pass. It multiplies the gradients by the grad_output
     that it anticipates, and leaves out (None) those that are better computed when that is known.

@@ -1,7 +1,8 @@
 """A reduction is a pair: a sum, and the denominator that divides it.
 
-The value of a call is sum / denominator. A mean divides by the number of elements or rows, by the
-sum of their weights, or by what a mask or ignored rows leave; a sum divides by 1.
+The value of a call is sum * scale / denominator, with a scale of 1 unless it is given. A mean
+divides by the number of elements or rows, by the sum of their weights, or by what a mask or ignored
+rows leave; a sum divides by 1.
 
 What "nothing left" means is decided here for all losses, libraries and devices. The value is then
 0 / 0: NaN. Its derivatives are 0, because they are divided by `NOTHING_LEFT` instead.

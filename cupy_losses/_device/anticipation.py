@@ -80,7 +80,7 @@ class Slots:
 class Again(NamedTuple):
     """How a plan computes gradients anew where another grad_output came: one launch."""
 
-    start: Callable[[int, Parameters, Sequence[int]], None]
+    start: Callable[[int, Parameters, float, Sequence[int]], None]
     choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and later ones
     slots: Slots
     library: DeviceLibrary
@@ -92,19 +92,19 @@ class Again(NamedTuple):
 class Waiting:
     """A call whose gradients are written, until its backward pass or the end of its graph."""
 
-    __slots__ = ("_addresses", "_again", "_home", "_is_captured", "_keep", "_parameters", "_stream")
+    __slots__ = ("_addresses", "_again", "_home", "_is_captured", "_keep", "_numbers", "_stream")
 
     def __init__(
         self,
         again: Again,
-        parameters: Parameters,
+        numbers: tuple[Parameters, float],  # the hyper-parameters and the scale
         addresses: list[int],  # of the call; the slot is added
         stream: int,
         keep: Any,
         operands: Sequence[Array],
     ) -> None:
         self._home: list[int] = []  # nobody's
-        self._again, self._parameters, self._stream = again, parameters, stream
+        self._again, self._numbers, self._stream = again, numbers, stream
         self._addresses, self._keep = addresses, keep
         self._is_captured = again.is_capturing(stream)
         if self._is_captured:
@@ -129,12 +129,12 @@ class Waiting:
             stream != self._stream
             or pointers != addresses[1 : 1 + len(pointers)]
             # What a hook copies is contiguous, and may lie where the original was.
-            or (again.strided and [*map(library.spec, operands)] != again.strided)
+            or [*map(library.spec, operands[: len(again.strided)])] != again.strided
             or again.is_capturing(stream) != self._is_captured
         ):
             return False
         chosen = again.choose([*addresses, address(grad_output), addresses[-1] + COUNTED])
-        again.start(stream, self._parameters, chosen)
+        again.start(stream, *self._numbers, chosen)
         return True
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:

@@ -33,8 +33,8 @@ def run(
         if pointer & 15:
             misaligned = tuple([pointer & 15 for pointer in pointers])
             break
-    loss, reduction, parameters, weighted, masked = call
-    key = loss.key, reduction, weighted, masked, request, misaligned, described
+    loss, reduction, parameters, weighted, masked, scale, scaled = call
+    key = loss.key, reduction, weighted, masked, scaled, request, misaligned, described
     try:
         plan = _plans[key]
     except KeyError:
@@ -48,9 +48,9 @@ def run(
         if plan.notice:
             warn(plan.notice)
     if plan.device == library.current_device():
-        return plan.run(operands, pointers, parameters)
+        return plan.run(operands, pointers, parameters, scale)
     with library.use_device(plan.device):
-        return plan.run(operands, pointers, parameters)
+        return plan.run(operands, pointers, parameters, scale)
 
 
 def _check_overwritten(
@@ -91,9 +91,14 @@ def _new_plan(
 ) -> Plan:
     """Check the arguments of a call and decide how to compute it."""
     specs = tuple(library.spec(operand) for operand in operands)
-    shape = call.loss.shape_of(call, specs[request.extra :])
+    scale = specs[-1].dtype if call.scaled else ""
+    count = len(specs) - call.scaled
+    specs, misaligned = specs[:count], misaligned[:count]
+    shape = call.loss.shape_of(call.unscaled, specs[request.extra :])
     device = _common_device(library, call, operands[request.extra :])
-    problem = Problem(call, request, specs, misaligned, shape, library.autocast(), device)
+    problem = Problem(
+        call.unscaled, request, specs, misaligned, shape, library.autocast(), device, scale
+    )
     with library.use_device(device):
         plan: Plan = call.loss.plan(library, problem)
     return plan

@@ -62,7 +62,7 @@ class _Block:
         starts = [*offsets, *range(end, len(self._buffer), 8)]
         self._addresses = self._buffer.ctypes.data + np.array(starts, np.uint64)
         self.address = int(self._addresses.ctypes.data)
-        self.parameters = parameters
+        self.parameters, self.scale = parameters, 1.0
         pack = struct.Struct(f"={pointers}Q").pack_into
         self.pack_pointers = functools.partial(pack, self.bytes, end)
 
@@ -71,9 +71,10 @@ class Launch:
     """A kernel with its grid and all its arguments but the pointers, which come last.
 
     `fields` packs the hyper-parameters of a call to the first argument, `parameters` are those of
-    the first call. `arguments` are the bytes of the other arguments by value, `shared` those of
-    dynamic shared memory. One launch costs 3 µs of host time this way and 10 µs through
-    RawKernel.__call__, which boxes every argument anew.
+    the first call. The next argument is then the scale of a call, or 1 if the launch is not
+    `scaled`. `arguments` are the bytes of the others by value, `shared` those of dynamic shared
+    memory. One launch costs 3 µs of host time this way and 10 µs through RawKernel.__call__, which
+    boxes every argument anew.
     """
 
     def __init__(
@@ -86,14 +87,16 @@ class Launch:
         shared: int = 0,
         fields: Callable[[Parameters], bytes] | None = None,
         parameters: Parameters = (),
+        scaled: bool = False,
     ) -> None:
-        self._fields = fields
+        self._fields, self._scaled = fields, scaled
         if fields is not None:
-            arguments = [fields(parameters), *arguments]
+            arguments = [fields(parameters), float64(1.0), *arguments]
         packed, offsets = b"", []
         for argument in arguments:
             offsets.append(len(packed))
             packed += argument + bytes(-len(argument) % 8)
+        self._offsets = offsets
         self._new_block = functools.partial(_Block, packed, offsets, pointers, parameters)
         # Each thread that launches takes one; pop and append are one step each.
         self._free = [self._new_block()]
@@ -103,14 +106,16 @@ class Launch:
         )
 
     # A method by name: a call of the object itself would take a third longer.
-    def start(self, stream: int, parameters: Parameters, pointers: Sequence[int]) -> None:
+    def start(
+        self, stream: int, parameters: Parameters, scale: float, pointers: Sequence[int]
+    ) -> None:
         """Launch on a stream."""
         try:
             block = self._free.pop()
         except IndexError:
             block = self._new_block()
-        if parameters is not block.parameters:
-            self._pack_fields(block, parameters)
+        if parameters is not block.parameters or scale != block.scale:
+            self._pack_numbers(block, parameters, scale)
         block.pack_pointers(*pointers)
         try:
             self._launch(stream, block.address, 0)
@@ -119,12 +124,15 @@ class Launch:
             self._launch(stream, block.address, 0)
         self._free.append(block)
 
-    def _pack_fields(self, block: _Block, parameters: Parameters) -> None:
-        """Take the hyper-parameters of a call, if they are not those of the last one."""
+    def _pack_numbers(self, block: _Block, parameters: Parameters, scale: float) -> None:
+        """Take the numbers of a call, as far as they are not those of the last one."""
         if self._fields is not None and parameters != block.parameters:
             fields = self._fields(parameters)
             block.bytes[: len(fields)] = fields
-        block.parameters = parameters
+        if self._scaled:
+            begin = self._offsets[1]
+            block.bytes[begin : begin + 8] = float64(scale)
+        block.parameters, block.scale = parameters, scale
 
 
 def iteration_space(space: IterationSpace) -> bytes:

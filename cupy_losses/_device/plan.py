@@ -28,7 +28,7 @@ from .library import Allocator, Array, DeviceLibrary
 
 @dataclass(frozen=True)
 class Problem:
-    """A request on operands without their data."""
+    """A request on operands without their data; the call is unscaled."""
 
     call: Call
     request: Request
@@ -37,6 +37,12 @@ class Problem:
     shape: Shape
     autocast: bool
     device: int
+    scale: str = ""  # the dtype of the array, behind the operands, that scales the results
+
+    @property
+    def arrays(self) -> int:
+        """The number of arrays that come with a call."""
+        return len(self.given) + bool(self.scale)
 
     @property
     def operands(self) -> tuple[ArraySpec, ...]:
@@ -137,7 +143,7 @@ class Plan:
 
     # A method by name: a call of the object itself would take longer.
     def run(
-        self, operands: Sequence[Array], pointers: list[int], parameters: Parameters
+        self, operands: Sequence[Array], pointers: list[int], parameters: Parameters, scale: float
     ) -> list[Any]:
         """Allocate the outputs and launch: the value, if asked for, then the gradients.
 
@@ -155,9 +161,10 @@ class Plan:
                     self._memset(base, 0, self._counters, stream)
                 addresses += [base + start for start in self._scratch]
             if self._again is not None:
-                waiting = Waiting(self._again, parameters, addresses, stream, memory, operands)
+                numbers = parameters, scale
+                waiting = Waiting(self._again, numbers, addresses, stream, memory, operands)
             for start, choose in self._steps:
-                start(stream, parameters, choose(addresses))
+                start(stream, parameters, scale, choose(addresses))
         results = outputs if self._left_out is None else self._with_gaps(outputs)
         if self._is_early:
             results.append(waiting)
@@ -270,7 +277,7 @@ class Builder(ABC):
         else:
             self._allocators.append(self._library.allocator(output))
         made = sum(allocator is not None for allocator in self._allocators)
-        self._output_addresses.append(len(self._problem.given) + made)
+        self._output_addresses.append(self._problem.arrays + made)
 
     def _value(self) -> Address:
         """The address of the value; 0 where it is not asked for."""
@@ -287,6 +294,15 @@ class Builder(ABC):
         if gradients and self._problem.request.early:
             return GRAD_OUTPUT, SLOT
         return NO_FACTOR
+
+    def _scale(self, scaled: bool = True) -> tuple[list[str], list[Address]]:
+        """The C++ type and the address of the array that scales a launch, if there is one.
+
+        It comes behind all others that the kernel has.
+        """
+        if not scaled or not self._problem.scale:
+            return [], []
+        return [f"const {c_type(self._problem.scale)}*"], [self._problem.arrays]
 
     def _values_mode(self) -> str:
         """What the kernels make of values, see cuda/reduction/reduction.cuh."""
@@ -329,7 +345,7 @@ class Builder(ABC):
 
     def _finish(self) -> Plan:
         made = sum(allocator is not None for allocator in self._allocators)
-        first = 1 + len(self._problem.given) + made
+        first = 1 + self._problem.arrays + made
         starts = [16 * self._counters]
         for size in self._scratch_sizes:
             starts.append(starts[-1] + size)

@@ -136,7 +136,8 @@ class MarginLaunches(RowLaunches):
         if gradients:
             threads = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
-        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        scale_type, scale = self._scale()
+        pointers += [*(f"{c_type(a.dtype)}*" for a in outputs), *scale_type]
         name = template(
             "multilabel_margin",
             c_type(problem.real),
@@ -174,6 +175,7 @@ class MarginLaunches(RowLaunches):
                 shared=team.shared,
                 fields=Fields(self._loss, problem.real),
                 parameters=problem.call.parameters,
+                scaled=True,
             )
 
         factor = self._factor(bool(gradients))
@@ -184,6 +186,7 @@ class MarginLaunches(RowLaunches):
             value,
             *workspace,
             *(array.address for array in arrays),
+            *scale,
         )
         self._steps.append((launch(segments), chosen))
         if SLOT in factor:

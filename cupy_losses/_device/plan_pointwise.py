@@ -84,6 +84,7 @@ class Quotient:
     denominator: Address
     result: Address
     empty_is_zero: bool = False  # see cuda/reduction/reduction.cuh
+    scaled: bool = False  # as the call is
 
 
 def without_parameters(parameters: Parameters) -> bytes:
@@ -119,12 +120,15 @@ class Launches(Builder):
         factor: tuple[Address, Address],
         gradients: dict[int, Address],
         divisor: float,
+        scaled: bool = True,
     ) -> None:
         space = coalesce(memory_order(shape, function.strides), shape, function.strides)
         schedule = _schedule(function.operands, function.misaligned, space, len(gradients))
         segments = min(schedule.tiles, MAX_SEGMENTS)
         c_types = [c_type(o.dtype) for o in function.operands]
+        scale_type, scale = self._scale(scaled)
         pointers = [f"const {c}*" for c in c_types] + [f"{c_types[k]}*" for k in gradients]
+        pointers += scale_type
         kernel = compiler.kernel(
             f"kernels/{schedule.kernel}.cu",
             f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
@@ -152,9 +156,10 @@ class Launches(Builder):
             pointers=6 + len(pointers),
             fields=function.fields,
             parameters=function.parameters,
+            scaled=scaled,
         )
         workspace = counter, partials
-        arrays = *function.addresses, *gradients.values()
+        arrays = *function.addresses, *gradients.values(), *scale
         step = launch, (denominator, *factor, value, *workspace, *arrays)
         self._steps.append(step)
         if SLOT in factor:
@@ -211,7 +216,8 @@ class Launches(Builder):
         outputs, repeats, chunk, blocks, chunks = grid
         sizes = [item_size(o.dtype) for o in function.operands]
         layout, layout_bytes = _layout(space, sizes, [1] * len(sizes), 1)
-        pointers = [f"const {c_type(o.dtype)}*" for o in function.operands]
+        scale_type, scale = self._scale(quotient.scaled)
+        pointers = [f"const {c_type(o.dtype)}*" for o in function.operands] + scale_type
         kernel = compiler.kernel(
             "kernels/broadcast_sum.cu",
             template(
@@ -242,8 +248,9 @@ class Launches(Builder):
             pointers=2 + len(pointers),
             fields=function.fields,
             parameters=function.parameters,
+            scaled=quotient.scaled,
         )
-        chosen = (quotient.denominator, quotient.result, *function.addresses)
+        chosen = (quotient.denominator, quotient.result, *function.addresses, *scale)
         self._steps.append((launch, chosen))
 
 
@@ -328,6 +335,7 @@ class _Planner(Launches):
             NO_FACTOR,
             {},
             divisor,
+            scaled=False,
         )
         return denominator
 
@@ -368,7 +376,9 @@ class _Planner(Launches):
             self._axes,
             repeated,
             operand,
-            Quotient(dtype, problem.denominator.size, denominator, result, empty_is_zero),
+            Quotient(
+                dtype, problem.denominator.size, denominator, result, empty_is_zero, scaled=True
+            ),
         )
 
     def _expression(self, first: int) -> str:

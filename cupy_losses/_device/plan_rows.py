@@ -492,7 +492,8 @@ class RowLaunches(Launches):
         resident = self._resident(team.threads, threads)
         result = "double" if denominator_only else self._result_type()
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
-        pointers += [f"{c_type(a.dtype)}*" for a in outputs]
+        scale_type, scale = self._scale(not denominator_only)
+        pointers += [*(f"{c_type(a.dtype)}*" for a in outputs), *scale_type]
         name = template(
             "rows",
             real,
@@ -532,6 +533,7 @@ class RowLaunches(Launches):
                 shared=shared,
                 fields=Fields(self._loss, problem.real),
                 parameters=call.parameters,
+                scaled=not denominator_only,
             )
 
         factor = self._factor(bool(wanted))
@@ -545,6 +547,7 @@ class RowLaunches(Launches):
             partials,
             memory,
             *(a.address for a in arrays),
+            *scale,
         )
         self._steps.append((launch(workers), chosen))
         if SLOT in factor and not denominator_only:
@@ -596,7 +599,8 @@ class RowLaunches(Launches):
     def _launch_segments(self, tiles: _Tiles, results: _Results) -> None:
         problem, request, call = self._problem, self._problem.request, self._problem.call
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
-        pointers += [f"{c_type(a.dtype)}*" for a in results.outputs]
+        scale_type, scale = self._scale()
+        pointers += [*(f"{c_type(a.dtype)}*" for a in results.outputs), *scale_type]
         name = template(
             tiles.kernel,
             c_type(problem.real),
@@ -629,11 +633,12 @@ class RowLaunches(Launches):
             shared=tiles.shared,
             fields=Fields(self._loss, problem.real),
             parameters=call.parameters,
+            scaled=True,
         )
         factor = self._factor(bool(results.wanted))
         workspace = results.value, counter, partials
         addresses = (a.address for a in [*self._inputs, *results.outputs])
-        step = launch, (results.denominator, *factor, *workspace, *addresses)
+        step = launch, (results.denominator, *factor, *workspace, *addresses, *scale)
         self._steps.append(step)
         if SLOT in factor:
             self._launch_again(*step)

@@ -46,7 +46,7 @@ def evaluate(
         number = _sum_of_data(call, views[leading:], blocks, loss.divides_by_weights(call))
     else:
         number = np.longdouble(denominator.size)
-    divisors = Divisors(request, denominator, number)
+    divisors = Divisors(call, request, denominator, number)
 
     value = None
     if request.value:
@@ -65,7 +65,11 @@ def evaluate(
             for k, gradient in zip(request.wanted, gradients, strict=True):
                 if gradient is not None:
                     slope = slope_of(_at(loss, call, request, x, k))
-                    gradient.add(index, np.asarray(slope / divisors.of_derivatives))
+                    quotient = divisors.derivatives(np.asarray(slope))
+                    # An infinite or NaN scale does not reach what the mask leaves out.
+                    if call.masked:
+                        quotient = np.where(x[leading] != 0, quotient, 0.0)
+                    gradient.add(index, quotient)
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
         results += [None if gradient is None else gradient.finish() for gradient in gradients]
     return results

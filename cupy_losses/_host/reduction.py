@@ -17,13 +17,24 @@ from .chunks import Array, ChunkIndex, Sum, dtype, empty
 
 
 class Divisors:
-    """What the value and the derivatives of a request are divided by."""
+    """What the value and the derivatives of a request are divided by, and multiplied."""
 
-    def __init__(self, request: Request, of_call: Denominator, denominator: np.longdouble) -> None:
+    def __init__(
+        self, call: Call, request: Request, of_call: Denominator, denominator: np.longdouble
+    ) -> None:
         self.denominator = denominator
-        self.of_derivatives = np.float64(of_call.of_derivatives(float(denominator)))
+        self._scale = np.float64(call.scale)
+        self._of_derivatives = np.float64(of_call.of_derivatives(float(denominator)))
         # Derivatives along tangents are the value of a request.
-        self.of_value = np.longdouble(self.of_derivatives) if request.tangents else denominator
+        self._of_value = np.longdouble(self._of_derivatives) if request.tangents else denominator
+
+    def value(self, sums: Array) -> Array:
+        """What the value is, from the sum."""
+        return sums * self._scale / self._of_value
+
+    def derivatives(self, slopes: Array) -> Array:
+        """What the gradients are, from those of the sum."""
+        return slopes * self._scale / self._of_derivatives
 
 
 class Value:
@@ -53,5 +64,5 @@ class Value:
         if self._pair:
             high = np.float64(sums.sum())
             return np.array([high, np.float64(sums.sum() - high), divisors.denominator], np.float64)
-        quotient: Any = sums.reshape(self._shape) / divisors.of_value
+        quotient: Any = divisors.value(sums.reshape(self._shape))
         return np.asarray(quotient).astype(dtype(self._output.dtype))

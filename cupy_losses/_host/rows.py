@@ -214,7 +214,7 @@ def evaluate(
             number = _sum_of_data(views, blocks)
         else:
             number = np.longdouble(denominator.size)
-        divisors = Divisors(request, denominator, number)
+        divisors = Divisors(call, request, denominator, number)
         for index in blocks:
             chunk = views.at(index)
             each, derivatives = loss.formula(chunk.rows)
@@ -222,7 +222,7 @@ def evaluate(
                 value.add(index, chunk.settle(each, along)[..., 0])
             for k, gradient in gradients.items():
                 slope = chunk.settle(derivatives[call.names[k]](), along)
-                quotient = chunk.mask(slope / divisors.of_derivatives)
+                quotient = chunk.mask(divisors.derivatives(slope))
                 gradient.add(*views.among_elements(index, quotient))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
         for k in request.wanted:

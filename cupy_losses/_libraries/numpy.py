@@ -45,5 +45,8 @@ class NumpyLibrary(ArrayLibrary):
 def on_host(
     call: Call, request: Request, operands: Sequence[Array], autocast: bool = False
 ) -> list[Array | None]:
-    """Evaluate a request on NumPy arrays."""
+    """Evaluate a request on NumPy arrays; the array of a scale is a number here."""
+    if call.scaled:
+        *operands, scale = operands
+        call = call.unscaled._replace(scale=float(scale))
     return call.loss.on_host(call, request, operands, autocast)

@@ -239,7 +239,7 @@ class TorchCuda(TorchLibrary):
         device = gradient.get_device()
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         addresses = gradient.data_ptr(), grad_output.data_ptr()
-        launch.start(_current_stream(device), (), addresses)
+        launch.start(_current_stream(device), (), 1.0, addresses)
 
 
 @functools.cache

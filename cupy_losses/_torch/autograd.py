@@ -143,7 +143,7 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
     """The request of a forward pass for the operands that need a gradient."""
-    loss, reduction, _, weighted, masked = call
+    loss, reduction, _, weighted, masked, *_ = call
     key = loss.key, reduction, weighted, masked, needs_input_grad, early
     request = _requests.get(key)
     if request is None:

@@ -93,6 +93,8 @@ def read(text: str) -> Asked:
         given.pop("parameters", ()),
         given.pop("weighted", False),
         given.pop("masked", False),
+        given.pop("scale", 0.0),
+        given.pop("scaled", False),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)

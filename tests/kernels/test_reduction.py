@@ -52,6 +52,7 @@ def pointwise(
     segments: int = 1,
     divisor: float = 1.0,
     denominator: float | None = None,
+    scale: float = 1.0,
 ) -> Array:
     """Run a pass over dense operands into `result`, three doubles for a pair."""
     wanted = wanted or {}
@@ -70,7 +71,7 @@ def pointwise(
         (min(segments, 2),),
         (THREADS,),
         (
-            *(b"\0", space(n, *count * [(1,)]), n, segments, divisor),
+            *(b"\0", scale, space(n, *count * [(1,)]), n, segments, divisor),
             None if denominator is None else np.array([denominator]),
             *(None, None),  # no grad_output, no guess
             *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
@@ -162,6 +163,25 @@ def test_a_denominator_from_outside(dtype: str, segments: int) -> None:
         np.testing.assert_allclose(gradient.astype(np.float64), slopes, rtol=unit)
 
 
+def test_a_scaled_quotient_is_rounded_once() -> None:
+    """In float64 too, where the product of the sum and the scale is rounded. A pair is neither."""
+    rng = np.random.default_rng(8)
+    for total, divisor, scale in rng.uniform(0.1, 10, (40, 3)).tolist():
+        value, gradient, pair = np.zeros(1), np.zeros(1), np.zeros(3)
+        for result in value, pair:
+            pointwise(
+                *("Identity<double>", "SUM_OF_VALUES", result, [np.array([total])]),
+                real="double",
+                wanted={0: gradient},
+                divisor=divisor,
+                scale=scale,
+            )
+        exact = Fraction(scale) / Fraction(divisor)
+        assert gradient[0] == float(exact)
+        assert value[0] == float(exact * Fraction(total))
+        assert pair.tolist() == [total, 0.0, divisor]
+
+
 @pytest.mark.parametrize("values", ["MEAN_OF_VALUES", "SUM_OF_VALUES"])
 def test_a_mask_that_leaves_nothing(values: str) -> None:
     """The mean is NaN, its derivatives are 0, the pair is of zeros."""
@@ -216,8 +236,9 @@ def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: flo
         )
         kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
         layout = iteration_space(IterationSpace((40, 7), ((1, 40), (1, 0))))
+        fields = b"\0", 1.0, layout
         given = None if denominator is None else np.array([denominator])
-        kernel((2,), (256,), (b"\0", layout, 40, 7, 7, 3.0, given, result, input, target))
+        kernel((2,), (256,), (*fields, 40, 7, 7, 3.0, given, result, input, target))
         if kind == "float":
             np.testing.assert_allclose(result, expected * scale, rtol=1e-5)
         else:
@@ -261,7 +282,7 @@ def rows(
         (segments,),
         (256,),
         (
-            *(int64(-100), space(n, *strides) + int64(*steps)),
+            *(int64(-100), 1.0, space(n, *strides) + int64(*steps)),
             *(n, COLUMNS, 0, COLUMNS, segments, segments),
             divisor,
             None if denominator is None else np.array([denominator]),

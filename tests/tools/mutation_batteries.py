@@ -250,7 +250,7 @@ def _scale(device: Device) -> None:
         gradient = device.asarray(host, writable=True)
         scalar = device.asarray(np.asarray(factor, np.float32))
         launch = plan_pointwise.scale_launch("float32", "float32", host.size, 0)
-        launch.start(0, (), (gradient.data.ptr, scalar.data.ptr))
+        launch.start(0, (), 1.0, (gradient.data.ptr, scalar.data.ptr))
         close(gradient, factor * host)
 
 
