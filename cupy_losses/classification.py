@@ -63,6 +63,7 @@ def binary_cross_entropy(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -78,6 +79,7 @@ def binary_cross_entropy(
         input: The probabilities.
         target: The classes, or their probabilities, the same shape.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -90,7 +92,7 @@ def binary_cross_entropy(
     100.69314718055995
 
     """
-    return call_of(_BCE, (input, target), reduction, weight, where)
+    return call_of(_BCE, (input, target), reduction, weight, where, scale=scale)
 
 
 _BCE_WITH_LOGITS = PointwiseLoss(
@@ -125,6 +127,7 @@ def binary_cross_entropy_with_logits(
     *,
     pos_weight: Array | None = None,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -141,6 +144,7 @@ def binary_cross_entropy_with_logits(
         target: The classes, or their probabilities, the same shape.
         pos_weight: The weight of the class 1, an array that broadcasts to the shape, or None.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -154,8 +158,10 @@ def binary_cross_entropy_with_logits(
 
     """
     if pos_weight is None:
-        return call_of(_BCE_WITH_LOGITS, (input, target), reduction, weight, where)
-    return call_of(_POSITIVE_WEIGHTED, (input, target, pos_weight), reduction, weight, where)
+        return call_of(_BCE_WITH_LOGITS, (input, target), reduction, weight, where, scale=scale)
+    return call_of(
+        _POSITIVE_WEIGHTED, (input, target, pos_weight), reduction, weight, where, scale=scale
+    )
 
 
 def _focal(balanced: bool) -> Any:
@@ -190,6 +196,7 @@ def sigmoid_focal_loss(
     gamma: float = 2.0,
     *,
     reduction: str = "none",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -207,6 +214,7 @@ def sigmoid_focal_loss(
         alpha: The weight of the class 1 against that of the class 0; below 0 there is none.
         gamma: How little weight, at least 0.
         reduction: "none", "mean" or "sum"; torchvision's default is "none".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -221,7 +229,7 @@ def sigmoid_focal_loss(
 
     """
     loss = _FOCAL[alpha >= 0, gamma == 2]
-    return call_of(loss, (input, target), reduction, weight, where, (alpha, gamma))
+    return call_of(loss, (input, target), reduction, weight, where, (alpha, gamma), scale=scale)
 
 
 _SOFT_MARGIN = PointwiseLoss(
@@ -238,6 +246,7 @@ def soft_margin_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -252,6 +261,7 @@ def soft_margin_loss(
         input: The scores.
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -264,7 +274,7 @@ def soft_margin_loss(
     [0.6931471805599453, 10000.0]
 
     """
-    return call_of(_SOFT_MARGIN, (input, target), reduction, weight, where)
+    return call_of(_SOFT_MARGIN, (input, target), reduction, weight, where, scale=scale)
 
 
 _MULTILABEL = PointwiseLoss(
@@ -283,6 +293,7 @@ def multilabel_soft_margin_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -298,6 +309,7 @@ def multilabel_soft_margin_loss(
         input: The log-odds (logits), of shape (…, C).
         target: The labels, 0 or 1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -311,4 +323,4 @@ def multilabel_soft_margin_loss(
     [0.6931, 0.6931]
 
     """
-    return call_of(_MULTILABEL, (input, target), reduction, weight, where)
+    return call_of(_MULTILABEL, (input, target), reduction, weight, where, scale=scale)

@@ -19,7 +19,7 @@ __all__ = [
 
 Array = Any
 
-_RESERVED = ("reduction", "weight", "where")
+_RESERVED = ("reduction", "scale", "weight", "where")
 
 
 def pointwise_loss(
@@ -50,11 +50,11 @@ def pointwise_loss(
             the arrays that it gets are parts of the operands. One number stands for all elements.
 
     Returns:
-        A function `loss(*operands, reduction="mean", weight=None, where=None, **parameters)`;
-        shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean divides by the
-        sum of the weights. A formula that does not compile raises ValueError with its line and
-        column; so does a NumPy formula that does not return one real number for each element, or is
-        not elementwise, which is seen from a few elements.
+        A function of the operands and, by keyword, `reduction`, `scale`, `weight`, `where` and the
+        parameters; shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean
+        divides by the sum of the weights. A formula that does not compile raises ValueError with
+        its line and column; so does a NumPy formula that does not return one real number for each
+        element, or is not elementwise, which is seen from a few elements.
 
     Raises:
         TypeError: If the formula is no text.
@@ -92,6 +92,7 @@ def pointwise_loss(
     def prepare_call(
         *args: Array,
         reduction: str = "mean",
+        scale: float | Array = 1.0,
         weight: Array | None = None,
         where: Array | None = None,
         **given: Any,
@@ -102,7 +103,7 @@ def pointwise_loss(
         if unknown:
             raise TypeError(f"{name}() got an unexpected argument {unknown[0]!r}")
         values = tuple([given.get(parameter, default) for parameter, default in defaults.items()])
-        return call_of(loss, args, reduction, weight, where, values)
+        return call_of(loss, args, reduction, weight, where, values, scale)
 
     prepare_call.__name__ = prepare_call.__qualname__ = name
     prepare_call.__doc__ = f"Compute a loss of one's own.\n\nFormula: {formula}\n"
@@ -139,7 +140,7 @@ def _signature(operands: tuple[str, ...], defaults: dict[str, float]) -> inspect
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
     )
-    options = {"reduction": "mean", "weight": None, "where": None, **defaults}
+    options = {"reduction": "mean", "scale": 1.0, "weight": None, "where": None, **defaults}
     return inspect.Signature(
         [inspect.Parameter(operand, positional) for operand in operands]
         + [inspect.Parameter(k, keyword, default=v) for k, v in options.items()]

@@ -63,6 +63,7 @@ def kl_div(
     *,
     log_target: bool = False,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -80,6 +81,7 @@ def kl_div(
         target: The true probabilities, a shape that broadcasts with `input`.
         log_target: Whether `target` holds log-probabilities too.
         reduction: "none", "mean", "sum" or "batchmean".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -98,7 +100,7 @@ def kl_div(
             "reduction 'mean' divides by the number of elements: 'batchmean' divides by the number "
             "of distributions, as the mathematical definition does"
         )
-    return call_of(_KL[log_target], (input, target), reduction, weight, where)
+    return call_of(_KL[log_target], (input, target), reduction, weight, where, scale=scale)
 
 
 def _poisson(log_input: bool, full: bool) -> Any:
@@ -136,6 +138,7 @@ def poisson_nll_loss(
     *,
     eps: float = 1e-8,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -153,6 +156,7 @@ def poisson_nll_loss(
         full: Whether to add the term that depends on the target alone.
         eps: What keeps log(0) away without `log_input`, at least 0.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -166,7 +170,7 @@ def poisson_nll_loss(
 
     """
     loss = _POISSON[log_input, full]
-    return call_of(loss, (input, target), reduction, weight, where, (eps,))
+    return call_of(loss, (input, target), reduction, weight, where, (eps,), scale=scale)
 
 
 def _gaussian(full: bool) -> Any:
@@ -219,6 +223,7 @@ def gaussian_nll_loss(
     *,
     eps: float = 1e-6,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -237,6 +242,7 @@ def gaussian_nll_loss(
         full: Whether to add the constant.
         eps: The smallest variance, at least 0.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -253,7 +259,7 @@ def gaussian_nll_loss(
     if isinstance(var, numbers.Real):
         parameters = (eps, _VARIANCE.checked("var", var))
         loss = _OF_ONE_VARIANCE[full]
-        return call_of(loss, (input, target), reduction, weight, where, parameters)
+        return call_of(loss, (input, target), reduction, weight, where, parameters, scale=scale)
     shape, of_var = getattr(input, "shape", None), getattr(var, "shape", None)
     if shape is not None and of_var is not None and shape != of_var:
         if tuple(of_var) == tuple(shape[:-1]):
@@ -264,7 +270,7 @@ def gaussian_nll_loss(
                 f"length 1, or without its last axis, got {tuple(of_var)}"
             )
     loss = _GAUSSIAN[full]
-    return call_of(loss, (input, target, var), reduction, weight, where, (eps,))
+    return call_of(loss, (input, target, var), reduction, weight, where, (eps,), scale=scale)
 
 
 def _has_one_axis_of_length_1(shape: tuple[int, ...], of_var: tuple[int, ...]) -> bool:

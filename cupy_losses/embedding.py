@@ -4,7 +4,7 @@ Vectors, and what there is one of for each, broadcast against each other; arrays
 same number of dimensions. A triplet may be of shape (): vectors of one component.
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
-float32. No rows have mean NaN and sum 0.
+float32. No rows have mean NaN and sum 0. `scale` is what `cupy_losses.regression` says.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -74,6 +74,7 @@ def cosine_embedding_loss(
     *,
     margin: float = 0.0,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
 ) -> Prepared:
     """Compute how far the angle between two vectors is from what it should be.
 
@@ -89,6 +90,7 @@ def cosine_embedding_loss(
         target: 1 for vectors that should be alike, -1 for those that should not, of shape (…).
         margin: The cosine up to which vectors are not alike.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -101,7 +103,7 @@ def cosine_embedding_loss(
 
     """
     operands = input1, input2, target
-    return call_of(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,))
+    return call_of(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,), scale=scale)
 
 
 # The norms that the kernels tell apart: 0, 1, 2, any other and infinity.
@@ -213,6 +215,7 @@ def triplet_margin_loss(
     eps: float = 1e-6,
     swap: bool = False,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
 ) -> Prepared:
     """Compute how far a vector is from being nearer to one vector than to another by a margin.
 
@@ -232,6 +235,7 @@ def triplet_margin_loss(
         eps: What is added to the differences.
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -247,7 +251,9 @@ def triplet_margin_loss(
     norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(p, _OTHER)
     parameters = margin, 1.0 if norm == _INFINITE else p, eps
     loss = _TRIPLET_MARGIN[norm, swap]
-    return call_of(loss, (anchor, positive, negative), reduction, parameters=parameters)
+    return call_of(
+        loss, (anchor, positive, negative), reduction, parameters=parameters, scale=scale
+    )
 
 
 def _prepare_with_distance(
@@ -276,6 +282,7 @@ def triplet_margin_with_distance_loss(
     margin: float = 1.0,
     swap: bool = False,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
 ) -> Array:
     """Compute `triplet_margin_loss` with a distance of one's own.
 
@@ -294,6 +301,7 @@ def triplet_margin_with_distance_loss(
         margin: How much nearer, above 0.
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -310,7 +318,7 @@ def triplet_margin_with_distance_loss(
     """
     if distance_function is None:
         return triplet_margin_loss(
-            anchor, positive, negative, margin=margin, swap=swap, reduction=reduction
+            anchor, positive, negative, margin=margin, swap=swap, reduction=reduction, scale=scale
         )
     if not callable(distance_function):
         raise TypeError(
@@ -324,4 +332,4 @@ def triplet_margin_with_distance_loss(
         swapped = distance_function(positive, negative)
         far = far.minimum(swapped) if of_torch else np.minimum(far, swapped)
     sign = far.new_full((), -1.0) if of_torch else np.full_like(far, -1.0, shape=())
-    return margin_ranking_loss(near, far, sign, margin=margin, reduction=reduction)
+    return margin_ranking_loss(near, far, sign, margin=margin, reduction=reduction, scale=scale)

@@ -8,7 +8,8 @@ or label, may have shape () or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
-bfloat16 are computed in float32. No rows have mean NaN and sum 0.
+bfloat16 are computed in float32. No rows have mean NaN and sum 0. `scale` is what
+`cupy_losses.regression` says.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -171,6 +172,7 @@ def cross_entropy(
     *,
     weight: Array | None = None,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -197,6 +199,7 @@ def cross_entropy(
             the shape of `input`.
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
         label_smoothing: How much of y is spread over all classes, in [0, 1].
         z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
@@ -218,14 +221,16 @@ def cross_entropy(
     options = label_smoothing != 0, z_loss != 0, overwrite_input
     if not _is_floating(target):
         loss, parameters = _CROSS_ENTROPY[options], (ignore_index, label_smoothing, z_loss)
-        return call_of(loss, (input, target), reduction, weight, parameters=parameters)
+        return call_of(loss, (input, target), reduction, weight, parameters=parameters, scale=scale)
     if ignore_index >= 0:
         raise ValueError(
             "ignore_index is not supported where target is probabilities, of a floating dtype, "
             f"got {ignore_index}"
         )
     loss = _OF_PROBABILITIES[options]
-    return call_of(loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss))
+    return call_of(
+        loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss), scale=scale
+    )
 
 
 def _is_floating(array: Array) -> bool:
@@ -260,6 +265,7 @@ def nll_loss(
     *,
     weight: Array | None = None,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     ignore_index: int = -100,
 ) -> Prepared:
     """Compute the negative log-likelihood of a class, from log-probabilities.
@@ -273,6 +279,7 @@ def nll_loss(
         target: The classes, integers of shape (), (N,) or (N, d1, …).
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
 
     Returns:
@@ -284,7 +291,9 @@ def nll_loss(
     2.5
 
     """
-    return call_of(_NLL, (input, target), reduction, weight, parameters=(ignore_index,))
+    return call_of(
+        _NLL, (input, target), reduction, weight, parameters=(ignore_index,), scale=scale
+    )
 
 
 def _multi_margin(squared: bool) -> Any:
@@ -328,6 +337,7 @@ def multi_margin_loss(
     margin: float = 1.0,
     weight: Array | None = None,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
 ) -> Prepared:
     """Compute how far the scores of all other classes are from being a margin below the class's.
 
@@ -343,6 +353,7 @@ def multi_margin_loss(
         margin: The margin.
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -355,7 +366,7 @@ def multi_margin_loss(
 
     """
     loss = _MULTI_MARGIN[p == 2]
-    return call_of(loss, (input, target), reduction, weight, parameters=(margin,))
+    return call_of(loss, (input, target), reduction, weight, parameters=(margin,), scale=scale)
 
 
 def _multilabel_margin(rows: Rows) -> Evaluated:
@@ -387,7 +398,9 @@ _MULTILABEL_MARGIN = MultilabelLoss(
 
 
 @loss_function()
-def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mean") -> Prepared:
+def multilabel_margin_loss(
+    input: Array, target: Array, *, reduction: str = "mean", scale: float | Array = 1.0
+) -> Prepared:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
 
     Formula: 1 / C sum over labels t that hold and all j that do not of max(1 - input_t + input_j,
@@ -400,6 +413,7 @@ def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mea
         target: The labels that hold, integers of the same shape: those of a row come first, a
             negative one ends them.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -410,4 +424,4 @@ def multilabel_margin_loss(input: Array, target: Array, *, reduction: str = "mea
     0.16666666666666666
 
     """
-    return call_of(_MULTILABEL_MARGIN, (input, target), reduction)
+    return call_of(_MULTILABEL_MARGIN, (input, target), reduction, scale=scale)

@@ -43,6 +43,7 @@ def hinge_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -57,6 +58,7 @@ def hinge_loss(
         input: The scores.
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -69,7 +71,7 @@ def hinge_loss(
     [0.5, 3.0]
 
     """
-    return call_of(_HINGE, (input, target), reduction, weight, where)
+    return call_of(_HINGE, (input, target), reduction, weight, where, scale=scale)
 
 
 def _squared_hinge(input: Any, target: Any) -> Any:
@@ -91,6 +93,7 @@ def squared_hinge_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -104,6 +107,7 @@ def squared_hinge_loss(
         input: The scores.
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -116,7 +120,7 @@ def squared_hinge_loss(
     [0.25, 9.0]
 
     """
-    return call_of(_SQUARED_HINGE, (input, target), reduction, weight, where)
+    return call_of(_SQUARED_HINGE, (input, target), reduction, weight, where, scale=scale)
 
 
 def _hinge_embedding(input: Any, target: Any, margin: float) -> Any:
@@ -140,6 +144,7 @@ def hinge_embedding_loss(
     margin: float = 1.0,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -155,6 +160,7 @@ def hinge_embedding_loss(
         target: 1 for alike, -1 for not, a shape that broadcasts with `input`.
         margin: The distance that is far enough.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -167,7 +173,9 @@ def hinge_embedding_loss(
     [0.5, 0.75]
 
     """
-    return call_of(_HINGE_EMBEDDING, (input, target), reduction, weight, where, (margin,))
+    return call_of(
+        _HINGE_EMBEDDING, (input, target), reduction, weight, where, (margin,), scale=scale
+    )
 
 
 _MARGIN_RANKING = PointwiseLoss(
@@ -188,6 +196,7 @@ def margin_ranking_loss(
     margin: float = 0.0,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -204,6 +213,7 @@ def margin_ranking_loss(
         target: 1 where the first should rank higher, -1 where the second; broadcasts with both.
         margin: By how much it should.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -216,4 +226,6 @@ def margin_ranking_loss(
     2.5
 
     """
-    return call_of(_MARGIN_RANKING, (input1, input2, target), reduction, weight, where, (margin,))
+    return call_of(
+        _MARGIN_RANKING, (input1, input2, target), reduction, weight, where, (margin,), scale=scale
+    )

@@ -11,6 +11,10 @@ promotes the arguments. No elements have mean NaN and sum 0.
 array of bool that broadcasts to the same shape, says which elements count: the others add nothing
 and have the gradient 0, even if they are NaN, and a mean divides by what is left.
 
+`scale` multiplies a loss that is reduced and its gradients, before they are rounded: a number, or
+an array of shape () of a floating dtype on the same device, which is read there. It does not decide
+on the dtype of the result.
+
 All raise TypeError for what is no array, has a complex dtype, or where all dtypes are integers;
 ValueError for shapes that do not broadcast, devices that differ, an unknown reduction, or a
 parameter out of range.
@@ -53,6 +57,7 @@ def l1_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -66,6 +71,7 @@ def l1_loss(
         input: The predictions.
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -78,7 +84,7 @@ def l1_loss(
     1.0
 
     """
-    return call_of(_L1, (input, target), reduction, weight, where)
+    return call_of(_L1, (input, target), reduction, weight, where, scale=scale)
 
 
 _MSE = PointwiseLoss(
@@ -95,6 +101,7 @@ def mse_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -108,6 +115,7 @@ def mse_loss(
         input: The predictions.
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -120,7 +128,7 @@ def mse_loss(
     2.0
 
     """
-    return call_of(_MSE, (input, target), reduction, weight, where)
+    return call_of(_MSE, (input, target), reduction, weight, where, scale=scale)
 
 
 def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
@@ -144,6 +152,7 @@ def smooth_l1_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     beta: float = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
@@ -158,6 +167,7 @@ def smooth_l1_loss(
         input: The predictions.
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         beta: Where the parabola ends, at least 0; 0 gives `l1_loss`.
         weight: The weight of each element, or None. torch's function has none.
         where: Which elements count, or None for all.
@@ -172,8 +182,8 @@ def smooth_l1_loss(
 
     """
     if beta < _SMALLEST_BETA:
-        return call_of(_L1, (input, target), reduction, weight, where)
-    return call_of(_SMOOTH_L1, (input, target), reduction, weight, where, (beta,))
+        return call_of(_L1, (input, target), reduction, weight, where, scale=scale)
+    return call_of(_SMOOTH_L1, (input, target), reduction, weight, where, (beta,), scale=scale)
 
 
 def _huber(input: Any, target: Any, delta: float) -> Any:
@@ -197,6 +207,7 @@ def huber_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     delta: float = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
@@ -211,6 +222,7 @@ def huber_loss(
         input: The predictions.
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         delta: Where the parabola ends, above 0.
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
@@ -226,7 +238,7 @@ def huber_loss(
     [0.125, 4.0]
 
     """
-    return call_of(_HUBER, (input, target), reduction, weight, where, (delta,))
+    return call_of(_HUBER, (input, target), reduction, weight, where, (delta,), scale=scale)
 
 
 def _log_cosh(input: Any, target: Any) -> Any:
@@ -246,6 +258,7 @@ def log_cosh_loss(
     target: Array,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -260,6 +273,7 @@ def log_cosh_loss(
         input: The predictions.
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -272,7 +286,7 @@ def log_cosh_loss(
     999.30685331944
 
     """
-    return call_of(_LOG_COSH, (input, target), reduction, weight, where)
+    return call_of(_LOG_COSH, (input, target), reduction, weight, where, scale=scale)
 
 
 def _quantile(input: Any, target: Any, quantile: float) -> Any:
@@ -296,6 +310,7 @@ def quantile_loss(
     quantile: float = 0.5,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -310,6 +325,7 @@ def quantile_loss(
         target: The true values, a shape that broadcasts with `input`.
         quantile: Which quantile is predicted, from 0 to 1.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -322,7 +338,7 @@ def quantile_loss(
     [0.9, 0.1]
 
     """
-    return call_of(_QUANTILE, (input, target), reduction, weight, where, (quantile,))
+    return call_of(_QUANTILE, (input, target), reduction, weight, where, (quantile,), scale=scale)
 
 
 _CHARBONNIER = PointwiseLoss(
@@ -341,6 +357,7 @@ def charbonnier_loss(
     eps: float = 1e-3,
     *,
     reduction: str = "mean",
+    scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared:
@@ -355,6 +372,7 @@ def charbonnier_loss(
         target: The true values, a shape that broadcasts with `input`.
         eps: The loss at 0, above 0.
         reduction: "none", "mean" or "sum".
+        scale: What the reduced loss is multiplied by, a number or an array of shape ().
         weight: The weight of each element, or None.
         where: Which elements count, or None for all.
 
@@ -368,4 +386,4 @@ def charbonnier_loss(
     [4.0, 5.0]
 
     """
-    return call_of(_CHARBONNIER, (input, target), reduction, weight, where, (eps,))
+    return call_of(_CHARBONNIER, (input, target), reduction, weight, where, (eps,), scale=scale)

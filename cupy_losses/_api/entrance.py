@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from .._core.arguments import Argument, Choice
+from .._core.arguments import Argument, Choice, Scale
 from .._core.loss import REDUCTIONS, Call, Loss
 from .._libraries.registry import resolve
 from . import check, compiled, functions
@@ -20,7 +20,7 @@ Array = Any
 Arguments = ParamSpec("Arguments")
 Prepared = tuple[Call, tuple[Array, ...]]
 
-_REDUCTION = Choice(REDUCTIONS)
+_COMMON: dict[str, Argument] = {"reduction": Choice(REDUCTIONS), "scale": Scale()}
 _checking = check.enabled.get
 
 
@@ -31,15 +31,22 @@ def call_of(
     weight: Array | None = None,
     where: Array | None = None,
     parameters: tuple[float | int, ...] = (),
+    scale: float | Array = 1.0,
 ) -> Prepared:
     """A call of `loss` and its operands."""
-    if weight is None and where is None:
+    scaled = type(scale) is not float
+    if not scaled and scale == 1.0 and weight is None and where is None:
         return Call(loss, reduction, parameters, False, False), operands
+    if reduction == "none" and (scaled or scale != 1.0):
+        raise ValueError("scale must be 1 with reduction 'none': pass a weight")
     if weight is not None:
         operands = (weight, *operands)
     if where is not None:
         operands = (where, *operands)
-    return Call(loss, reduction, parameters, weight is not None, where is not None), operands
+    if scaled:
+        operands, scale = (*operands, scale), 1.0
+    weighted, masked = weight is not None, where is not None
+    return Call(loss, reduction, parameters, weighted, masked, scale, scaled), operands
 
 
 def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
@@ -62,7 +69,7 @@ def loss_function(
 
     Args:
         **kinds: The kind of each argument that is no array. `reduction` is one of the common three
-            unless it is given.
+            unless it is given, `scale` always the same.
 
     """
 
@@ -101,8 +108,7 @@ class Checks:
 
     def __init__(self, function: Callable[..., Any], kinds: dict[str, Argument]) -> None:
         parameters = inspect.signature(function).parameters
-        if "reduction" in parameters:
-            kinds = {"reduction": _REDUCTION, **kinds}
+        kinds = {name: kind for name, kind in _COMMON.items() if name in parameters} | kinds
         for name, parameter in parameters.items():
             array = parameter.default in (parameter.empty, None)
             variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

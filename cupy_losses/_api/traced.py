@@ -222,6 +222,10 @@ class VariableLibrary(ArrayLibrary):
         trace = variables[0][1].trace
         for _, variable in variables:
             trace.check(variable.trace)
+        if call.scaled and isinstance(operands[-1], Variable):
+            raise ValueError(
+                "scale must be no argument to differentiate by: multiply the loss by a constant"
+            )
         for k, _ in variables:
             if refusal := call.loss.refusal(call, k):
                 raise ValueError(refusal)

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .dtypes import FLOATING, dtype_name
+
 # The reciprocal of the largest hyper-parameter is still a normal float32, see
 # cuda/numbers/dual.cuh.
 LARGEST = 2.0**120
@@ -54,6 +56,22 @@ class Real:
         raise ValueError(
             f"{name} must be {bound} {self.minimum:g} and at most {self.maximum:.2g}, got {value}"
         )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A real number, or an array of shape () and a floating dtype, which stays where it is."""
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The number as a float, or the array."""
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None or isinstance(value, numbers.Real):
+            return Real().checked(name, value)
+        if tuple(shape) != ():
+            raise ValueError(f"{name} must be a number or have shape (), got {tuple(shape)}")
+        if dtype_name(dtype) not in FLOATING:
+            raise TypeError(f"{name} must have a floating dtype, got {dtype_name(dtype)}")
+        return value
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A loss of which `torch.nn` has a module is a subclass of that here: the same arguments, attributes,
 buffers and `repr`, and a `forward` that calls this package. Every other loss has a module whose
-arguments are those of the function that are no arrays. A weight of classes is a buffer; the
-operands, a weight of elements and a mask are passed to `forward`.
+arguments are those of the function that are no arrays, but for `scale`. A weight of classes is a
+buffer; the operands, a weight of elements and a mask are passed to `forward`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def module_of(function: Callable[..., Array], name: str) -> type[Module]:
     options: list[inspect.Parameter] = []
     arrays: list[inspect.Parameter] = []
     for parameter in parameters.values():
+        if parameter.name == "scale":
+            continue  # of a call, not of a module
         is_array = parameter.default in (parameter.empty, None)
         passed_on = is_array and (parameter.name != "weight" or weighs_elements)
         (arrays if passed_on else options).append(parameter)

@@ -98,6 +98,7 @@ PAIRS = [
     (mse_loss, {"reduction": "sum"}),
     (cross_entropy, {}),
     (cross_entropy, {"weight": 1}),
+    (mse_loss, {"weight": 1, "scale": 0.3}),
 ]
 
 
@@ -155,7 +156,8 @@ def test_parts_of_the_data_add_up(loss: Any, options: dict[str, Any], place: str
     assert all(pair.dtype == np.float64 and pair.shape == (3,) for pair in pairs)
     total = sum(pair[0] + pair[1] for pair in pairs)
     denominator = 1.0 if options.get("reduction") == "sum" else sum(pair[2] for pair in pairs)
-    np.testing.assert_allclose(total / denominator, whole, rtol=1e-6)
+    scale = options.get("scale", 1.0)  # which a pair has not
+    np.testing.assert_allclose(total * scale / denominator, whole, rtol=1e-6)
 
     values, gradients = [], []
     for call, operands in parts():
@@ -193,6 +195,11 @@ def test_hyper_parameters_make_no_plans() -> None:
             expected = value_and_grad(smooth_l1_loss)(x, np.zeros(300, np.float32), beta=beta)
             np.testing.assert_allclose(value.get(), expected[0], rtol=1e-6)
             np.testing.assert_allclose(gradient.get(), expected[1], rtol=1e-5)
+        assert len(engine._plans) == 1
+        for scale in (2.0, 0.5, 0.5, 1.0):
+            value, _ = value_and_grad(smooth_l1_loss)(a, b, scale=scale)
+            expected = smooth_l1_loss(x, np.zeros(300, np.float32), scale=scale)
+            np.testing.assert_allclose(value.get(), expected, rtol=1e-6)
         assert len(engine._plans) == 1
         drawn = np.random.default_rng(0).standard_normal((4, 3))
         logits = device.asarray(drawn.astype(np.float32))

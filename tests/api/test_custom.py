@@ -129,7 +129,7 @@ def test_more_operands(torch_library: Library) -> None:
 def test_signature_and_arguments(library: Library) -> None:
     signature = inspect.signature(smooth)
     assert str(signature) == (
-        "(input, target, *, reduction='mean', weight=None, where=None, beta=1.0)"
+        "(input, target, *, reduction='mean', scale=1.0, weight=None, where=None, beta=1.0)"
     )
     assert smooth.__name__ == "smooth"
     assert smooth.__doc__ is not None

@@ -99,11 +99,14 @@ def cases(device: Device, dtype: Any) -> Iterator[Calls]:
     input, target = pair(dtype)
     weight, where = np.abs(target) + dtype.type(0.5), target > -1
     yield Calls(device, mse_loss, (input, target), (0, 1))
+    yield Calls(device, mse_loss, (input, target), scale=np.asarray(0.3, dtype))
+    yield Calls(device, mse_loss, (input[:9], target[:9]), reduction="sum", scale=0.3)
     if dtype == np.float64:
         return
     yield Calls(device, huber_loss, (input[:9], target[:9]), (0,), reduction="sum")
     yield Calls(device, mse_loss, (input, target), (0,), weight=weight, where=where)
     yield Calls(device, cross_entropy, scores(dtype))
+    yield Calls(device, cross_entropy, scores(dtype), scale=np.asarray(0.3, dtype))
     weight = np.linspace(0.5, 2, 40).astype(dtype)
     yield Calls(device, cross_entropy, scores(dtype), weight=weight)
     if dtype == np.float32:
@@ -301,9 +304,10 @@ def test_operands_that_a_hook_moved(device: Device) -> None:
 def test_operands_that_a_hook_made_contiguous(device: Device) -> None:
     """At the address of the original, which was freed meanwhile."""
     table = np.random.default_rng(8).standard_normal((9, 12)).astype(np.float32)
-    calls = Calls(device, mse_loss, (table.T, table.T))
+    calls = Calls(device, mse_loss, (table.T, table.T), scale=np.asarray(0.3, np.float32))
     _, _, waiting = calls.forward()
-    copies = [x.T.reshape(12, 9) for x in calls.operands]
+    *tables, scale = calls.operands
+    copies = [*(x.T.reshape(12, 9) for x in tables), scale]
     assert [x.data.ptr for x in copies] == [x.data.ptr for x in calls.operands]
     assert not waiting.finish(copies, calls.grad_output(1.0, np.float32))
     assert waiting.finish(calls.operands, calls.grad_output(1.0, np.float32))

@@ -38,7 +38,7 @@ from cupy_losses._libraries.registry import resolve
 from ..emulator import Device
 from ..emulator.cupy_lookalike import forget
 from ..kernels import test_numbers
-from ..tables.arrays import BFLOAT16, ulps
+from ..tables.arrays import BFLOAT16, DTYPES, ulps
 from ..tables.rows import losses_of_all_sizes, surprise
 
 DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
@@ -112,6 +112,8 @@ def pointwise(device: Device) -> None:
     compare(device, l1_loss, pair(100))
     compare(device, mse_loss, [pair(4099, dtype=np.float16)[0], pair(4099)[1]])
     _exact_division(device)
+    for scale in (0.3, *(np.asarray(0.3, dtype) for dtype in DTYPES.values())):
+        compare(device, mse_loss, pair(100), scale=scale)
     for k in (0, 1):
         one = pair(100)
         close(grad(mse_loss, k)(*map(device.asarray, one)), grad(mse_loss, k)(*one))
@@ -423,6 +425,7 @@ def _cross_entropy(device: Device, rng: Any) -> None:
     }
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
     check((x, target), shifted=True, **everything)
+    check((x, target), shifted=True, **everything, scale=0.3)
     astray = target.copy()
     astray[[0, 1, 2, 270]] = 12, -1, -100, 99
     check((x, astray), reduction="none")
