@@ -12,8 +12,15 @@ from .functions import Array, functions
 def call(name: str, args: Any, kwargs: Any) -> Array:
     """Call a function: with tensors that stand for others while the graph is made.
 
-    Numbers that the compiler would keep open are constants of the graph.
+    Numbers that the compiler would keep open are constants of the graph. But a scale that changes
+    becomes a tensor, by a product, which the compiler leaves open: nothing is compiled anew.
     """
+    scale: Any = kwargs.get("scale")
+    is_open = isinstance(scale, torch.SymFloat | torch.SymInt)
+    if is_open:
+        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+        one = torch.ones((), dtype=torch.float64, device=first.device)
+        kwargs = {**kwargs, "scale": one * scale}
     numbers = {key: _number(value) for key, value in kwargs.items()}
     return functions[name](*map(_number, args), **numbers)
 

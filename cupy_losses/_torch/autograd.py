@@ -63,6 +63,10 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
             differentiate = True
     differentiate = differentiate and torch.is_grad_enabled()
     if differentiate:
+        if call.scaled and operands[-1].requires_grad:
+            *own, scale = operands
+            value = evaluate(library, call.unscaled, own)
+            return (value * scale).to(value.dtype)
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
         if call.weighted and operands[call.masked].requires_grad and weights.is_composed(call):

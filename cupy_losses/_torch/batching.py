@@ -61,7 +61,8 @@ def _of_no_samples(
     """Empty results, of the shapes and dtypes that one sample would have."""
     fronts = [(t, d) if d is None else (t.movedim(d, 0), d) for t, d in pairs]
     samples = [t if d is None else t.new_empty(t.shape[1:]) for t, d in fronts]
-    outputs = call.loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
+    specs = [spec_of(t) for t in samples[: len(samples) - call.scaled]]
+    outputs = call.loss.outputs(call.unscaled, request, specs, autocast)
     like = samples[-1]
     return [
         like.new_empty((0, *output.shape), dtype=getattr(torch, output.dtype))
@@ -87,6 +88,11 @@ class _Batch:
         pairs: Sequence[tuple[Tensor, int | None]],
         samples: Sequence[Tensor],
     ) -> None:
+        self._scale: Tensor | float = call.scale
+        if call.scaled:  # of shape (), or one of each sample
+            *pairs, (self._scale, _) = pairs
+            samples = samples[:-1]
+        call = call.unscaled
         self._run, self._call, self._request, self._size = run, call, request, size
         self._each = call._replace(reduction="none")
         loss, own = call.loss, [spec_of(t) for t in samples[request.extra :]]
@@ -148,16 +154,17 @@ class _Batch:
             shape = (*shape[:-1], 1)
         # One that is divided may be too small for half precision.
         wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
-        factor = (factor.to(wide) / self._denominator_of_derivatives()).to(wide)
+        scaled = factor.to(wide) * self._scale
+        factor = (scaled / self._denominator_of_derivatives()).to(wide)
         front = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
         return front.movedim(0, -1) if self._is_behind else front
 
     def _reduced(self, each: Tensor, output: ArraySpec) -> Tensor:
-        """The losses of each sample, added up and divided."""
+        """The losses of each sample, added up, scaled and divided."""
         if self._call.reduction == "none":
             return each
         total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
-        return (total / self._denominator).to(getattr(torch, output.dtype))
+        return (total * self._scale / self._denominator).to(getattr(torch, output.dtype))
 
     def _denominator_of_derivatives(self) -> Tensor | float:
         denominator = self._denominator

@@ -128,7 +128,7 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     if not request.wanted or request.vjp:
         return _dispatched(call, request, operands, autocast)
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
-    wide = any(t.dtype == torch.float64 for t in operands)
+    wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
     of_value = _dispatched(call, request._replace(wanted=()), operands, autocast)
     chained = request._replace(value=False, vjp=True)
@@ -201,8 +201,9 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
 
 
 def _shapes(asked: Asked, operands: Sequence[Tensor]) -> Sequence[ArraySpec]:
-    specs = [spec_of(t) for t in operands]
-    return asked.call.loss.outputs(asked.call, asked.request, specs, asked.autocast)  # type: ignore[return-value]
+    call, request, autocast = asked.call, asked.request, asked.autocast
+    specs = [spec_of(t) for t in operands[: len(operands) - call.scaled]]
+    return call.loss.outputs(call.unscaled, request, specs, autocast)  # type: ignore[return-value]
 
 
 def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -241,7 +242,14 @@ class _Evaluate(torch.autograd.Function):
             raise NotImplementedError("third derivatives of a loss are not available")
         else:
             derivatives = of_gradients
-        return None, None, *derivatives(call, request, grad_outputs, needed, ctx.saved_tensors)
+        of_scale = None
+        if call.scaled and needed[-1]:
+            of_scale = _by_scale(call, request, grad_outputs, ctx.saved_tensors)
+            needed = (*needed[:-1], False)
+        gradients = derivatives(call, request, grad_outputs, needed, ctx.saved_tensors)
+        if of_scale is not None:
+            gradients[-1] = of_scale
+        return None, None, *gradients
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -327,8 +335,9 @@ def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
 def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator by others of it, as no kernel has derivatives by the weight."""
     call, request = asked.call, asked.request
-    specs = [spec_of(t) for t in operands]
-    results = weights.composed(_dispatched, call, request, operands, specs[request.extra :])
+    *own, scale = operands if call.scaled else (*operands, call.scale)
+    specs = [spec_of(t) for t in own[request.extra :]]
+    results = weights.composed(_dispatched, call.unscaled, request, own, specs, scale)
     outputs = _shapes(asked, operands)
     if request.value:
         results[0] = results[0].to(getattr(torch, outputs[0].dtype))
@@ -358,6 +367,23 @@ def _of_value(
     given = of_elements(call, grad_output), *operands
     backward = Request(value=False, wanted=wanted, vjp=True)
     return _placed(len(operands), wanted, run(call, backward, given))
+
+
+def _by_scale(
+    call: Call,
+    request: Request,
+    grad_outputs: Sequence[Tensor | None],
+    operands: Sequence[Tensor],
+) -> Tensor | None:
+    """The gradient by the array of the scale, which all results are proportional to."""
+    *own, scale = operands
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    total: Tensor | None = None
+    for grad_output, result in zip(grad_outputs, run(call.unscaled, request, own), strict=True):
+        if grad_output is not None:
+            part = (grad_output.to(wide) * result.to(wide)).sum()
+            total = part if total is None else total + part
+    return None if total is None else total.to(scale.dtype)
 
 
 def of_gradients(
@@ -419,6 +445,12 @@ def _along(
     call: Call, request: Request, tangents: Sequence[Tensor | None], operands: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """The derivatives of the results of a request along tangents of its operands."""
+    parts: list[Sequence[Tensor]] = []
+    along_scale = tangents[-1] if call.scaled else None
+    if along_scale is not None:
+        tangents = tangents[:-1]
+        unscaled = run(call.unscaled, request, operands[:-1])
+        parts.append([(along_scale * result).to(result.dtype) for result in unscaled])
     own, of_own = operands[request.extra :], tangents[request.extra :]
     along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
     varied = {k: of_own[k] for k in along}
@@ -427,7 +459,6 @@ def _along(
             "forward-mode derivatives of forward-mode derivatives of a loss are not available: "
             "let one of the two be reverse-mode, as torch.func.hessian does"
         )
-    parts: list[Sequence[Tensor]] = []
     if varied:
         directed = request._replace(tangents=tuple(varied))
         leading = operands[: request.extra]

@@ -54,6 +54,7 @@ class _Part(NamedTuple):
         run: Run,
         request: Request,
         leading: Sequence[Tensor],
+        scale: Tensor | float,
         divisor: Tensor | float,
         shape: Shape,
     ) -> list[Tensor]:
@@ -61,7 +62,7 @@ class _Part(NamedTuple):
         given = list(leading)
         if request.vjp:
             grad_output = _wide(given[0])
-            each = (grad_output * self.factor / divisor).to(grad_output.dtype)
+            each = (grad_output * self.factor * scale / divisor).to(grad_output.dtype)
             given[0] = each.expand(self.call.loss.value_shape(self.call, shape))
         places = self.places.index
         wanted, tangents = tuple(map(places, request.wanted)), tuple(map(places, request.tangents))
@@ -73,11 +74,16 @@ class _Part(NamedTuple):
 
 
 def composed(
-    run: Run, call: Call, request: Request, operands: Sequence[Tensor], specs: Sequence[ArraySpec]
+    run: Run,
+    call: Call,
+    request: Request,
+    operands: Sequence[Tensor],
+    specs: Sequence[ArraySpec],
+    scale: Tensor | float,
 ) -> list[Tensor]:
     """The results of a request, differentiable by the weight; a value is in float32 or float64.
 
-    `specs` are those of the operands of the call.
+    The call is unscaled, and `specs` are those of its operands. The results are scaled.
     """
     leading, own = operands[: request.extra], operands[request.extra :]
     shape = call.loss.shape_of(call, specs)
@@ -93,10 +99,10 @@ def composed(
             )
     size, of_data, leaves_out = call.loss.denominator(call, shape, specs)
     divisor = _of_derivatives(total, leaves_out) if of_data else size
-    of_parts = [part.results(run, request, leading, divisor, shape) for part in parts]
+    of_parts = [part.results(run, request, leading, scale, divisor, shape) for part in parts]
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
     if request.value and call.reduction != "none":
-        value = results[0].sum(dtype=torch.float64) / divisor
+        value = results[0].sum(dtype=torch.float64) * scale / divisor
         if of_data and leaves_out and not request.tangents:
             value = torch.where(total == 0, math.nan, value)
         results[0] = value
