@@ -335,7 +335,8 @@ def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
 def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator by others of it, as no kernel has derivatives by the weight."""
     call, request = asked.call, asked.request
-    *own, scale = operands if call.scaled else (*operands, call.scale)
+    own = operands[: len(operands) - call.scaled]
+    scale = operands[-1] if call.scaled else call.scale
     specs = [spec_of(t) for t in own[request.extra :]]
     results = weights.composed(_dispatched, call.unscaled, request, own, specs, scale)
     outputs = _shapes(asked, operands)

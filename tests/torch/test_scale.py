@@ -153,17 +153,18 @@ def test_weights_that_require_grad(torch_library: Library) -> None:
     input, target, drawn = (torch.rand(6, 5, dtype=F64, device=device) + 0.5 for _ in range(3))
     classes = torch.tensor([0, 3, -100, 4, 1, 1], device=device)
 
-    def of_elements(input: Tensor, weight: Tensor, scale: Any) -> Tensor:
+    def of_elements(input: Tensor, weight: Tensor, scale: Any = 1.0) -> Tensor:
         return mse_loss(input, target, weight=weight, scale=scale)
 
-    def of_classes(input: Tensor, weight: Tensor, scale: Any) -> Tensor:
+    def of_classes(input: Tensor, weight: Tensor, scale: Any = 1.0) -> Tensor:
         return cross_entropy(input, classes, weight=weight, label_smoothing=0.1, scale=scale)
 
     scale = torch.tensor(0.3, dtype=F64, device=device)
-    for loss, weight in ((of_elements, drawn), (of_classes, drawn[0])):
+    losses: list[tuple[Loss, Tensor]] = [(of_elements, drawn), (of_classes, drawn[0])]
+    for loss, weight in losses:
         given = [x.clone().requires_grad_() for x in (input, weight, scale)]
         assert torch.autograd.gradcheck(loss, given, check_forward_ad=True)
-        expected = torch.autograd.grad(loss(*given[:2], 1.0), given[:2])
+        expected = torch.autograd.grad(loss(*given[:2]), given[:2])
         for number in (0.3, scale):
             got = torch.autograd.grad(loss(*given[:2], number), given[:2])
             torch.testing.assert_close(got, tuple(0.3 * x for x in expected))
