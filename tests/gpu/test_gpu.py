@@ -155,6 +155,7 @@ def test_torch_graph(size: int) -> None:
     """Captured forward and backward replay on new data, next to eager calls on other streams."""
     input, target = tensors(size)
     input.requires_grad_()
+    task = torch.ones((), device="cuda")  # the weight of a task, which each replay reads
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -163,14 +164,15 @@ def test_torch_graph(size: int) -> None:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = smooth_l1_loss(input, target, weight=target.abs())
+        loss = smooth_l1_loss(input, target, weight=target.abs(), scale=task)
         (gradient,) = torch.autograd.grad(loss, input)
     for scale in (1.0, 0.5, 3.0):
         with torch.no_grad():
             input.copy_(scale * torch.randn_like(target))
+        task.fill_(0.3 * scale)
         leaf = input.detach().clone().requires_grad_()
         graph.replay()
-        expected = smooth_l1_loss(leaf, target, weight=target.abs())
+        expected = smooth_l1_loss(leaf, target, weight=target.abs(), scale=task)
         expected.backward()
         assert torch.equal(loss, expected)
         assert torch.equal(gradient, leaf.grad)
