@@ -21,7 +21,7 @@ import torch
 from .measure import environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "language_model_torch.py"
-STEPS = 1000
+STEPS = 300
 COMMANDS = {"torch": [], "accelerated": ["-m", "cupy_losses", "accelerate", "--report"]}
 
 
