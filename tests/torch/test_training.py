@@ -124,10 +124,10 @@ def test_curves(evaluations: list[str]) -> None:
         evaluations.clear()
 
 
-def example() -> types.ModuleType:
-    """A new copy of examples/multitask_torch.py."""
-    path = ROOT / "examples" / "multitask_torch.py"
-    spec = importlib.util.spec_from_file_location("multitask", path)
+def example(name: str = "multitask_torch") -> types.ModuleType:
+    """A new copy of an example."""
+    path = ROOT / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -166,6 +166,19 @@ def test_the_example_of_several_tasks(source: str, steps: int, evaluations: list
             curve = module.train(steps, 64, "cpu")
     assert curve == pytest.approx(expected, rel=1e-3)
     assert len(set(evaluations)) == 8
+
+
+def test_the_example_of_a_language_model(on_gpu: None, evaluations: list[str]) -> None:
+    """Under autocast, with positions that are not asked for; it learns the grammar."""
+    size = "--batch 8 --length 16 --vocabulary 64 --width 32 --layers 1 --rate 0.01 --device cpu"
+    arguments = ["--steps", "60", *size.split()]
+    expected = example("language_model_torch").main(arguments)
+    assert evaluations == []
+    with cupy_losses.accelerate():
+        curve = example("language_model_torch").main(arguments)
+    assert curve == pytest.approx(expected, rel=0.05)  # logits of bfloat16, as are torch's
+    assert set(evaluations) == {"cross_entropy"}
+    assert curve[-1] < 0.8 * curve[0]
 
 
 OF_EACH = list({example.name: example for example in EXAMPLES}.values())
