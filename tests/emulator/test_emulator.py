@@ -473,7 +473,7 @@ def test_arguments_of_the_package_are_checked(
 ) -> None:
     monkeypatch.setattr("cupy_losses._device.plan_pointwise.float64", lambda value: bytes(24))
     x = device.asarray(np.ones(4, np.float32))
-    with pytest.raises(EmulatorError, match="argument 4 has 24 bytes, not 8"):
+    with pytest.raises(EmulatorError, match="argument 5 has 24 bytes, not 8"):
         cupy_losses.mse_loss(x, x)
 
 
