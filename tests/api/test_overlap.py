@@ -125,6 +125,7 @@ def test_overlap(library: Library) -> None:
     check_overlap(library.array, library.host)
 
 
+@pytest.mark.exhaustive
 def test_overlap_on_the_device() -> None:
     emulator.require()
     with installed(multiprocessors=3, seed=1) as device:

@@ -139,6 +139,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_address() -> None:
         assert bits[0] == bits[1] == bits[2]
 
 
+@pytest.mark.exhaustive
 def test_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of which not all is marked at a time."""
     rng = np.random.default_rng(5)
@@ -249,6 +250,7 @@ def test_scores_of_any_size() -> None:
     np.testing.assert_allclose(each, expected, rtol=2e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("columns", "reduction"), levels.covering(2, [50, 3, 1001], ["mean", "none"])
 )

@@ -204,6 +204,7 @@ FAST_SHAPES = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
 def test_row_kernels_do_not_spill(asked: Request) -> None:
     """But for a register or two, once a row."""
@@ -225,6 +226,7 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
     assert max(spills for _, spills in spilled.values()) <= 24 * bool(asked.wanted), spilled
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
@@ -246,6 +248,7 @@ def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
 def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:

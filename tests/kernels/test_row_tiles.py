@@ -187,6 +187,7 @@ def test_targets_that_are_not_neighbours() -> None:
                 np.testing.assert_allclose(result.get(), wanted, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("first", "second"),
     [("float32", "float16"), ("float16", "float32")],

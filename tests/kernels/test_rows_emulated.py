@@ -163,6 +163,7 @@ BY_SHARED_MEMORY = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "case",
     [
@@ -250,6 +251,7 @@ def test_rows_divided_among_blocks(
         assert any(clusters.search(name) for name in names(device))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "layout"),
     levels.covering(2, FEW, ["dense", "transposed"]),
@@ -296,6 +298,7 @@ def test_rows_of_no_elements() -> None:
     np.testing.assert_array_equal(value, triplet_margin_loss(*3 * [empty]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch

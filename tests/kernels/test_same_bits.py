@@ -133,6 +133,7 @@ def test_whatever_the_addresses_of_three_operands() -> None:
     assert results[2] == results[0]
 
 
+@pytest.mark.exhaustive
 @cases(
     "a row that does not fit into shared memory is divided among ranks where there are clusters",
     failing=[((3, 1100), "float32"), ((3, 5000), "float32")],
@@ -147,6 +148,7 @@ def test_with_and_without_clusters(shape: Shape, dtype: str) -> None:
     assert changed(some, none) == []
 
 
+@pytest.mark.exhaustive
 @cases(
     "a row is divided by what of it fits into shared memory",
     failing=[((3, 1100), "float32"), ((3, 5000), "float32"), ((40, 4100), "bfloat16")],
