@@ -731,7 +731,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       segments,
       divisor,
       scaling,
-      Loss::WEIGHTED ? nullptr : given.counted(divisor)};
+      given.template counted < VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED > (divisor)};
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;

@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       segments,
       divisor,
       scaling,
-      Loss::WEIGHTED ? nullptr : given.counted(divisor)};
+      given.template counted < VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED > (divisor)};
 
   const long long tiles = (n + ROWS - 1) / ROWS;
   long long segment = blockIdx.x, tile = segment;

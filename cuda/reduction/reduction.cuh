@@ -119,9 +119,11 @@ struct Factor {
     }
   }
 
-  // Leaves what this pass divides by. The result is where it leaves what it counts, or null.
+  // Where a pass leaves the number of rows, if it COUNTS them, or null; leaves what it divides by.
+  template <bool COUNTS>
   __device__ __forceinline__ double* counted(double divisor) const {
-    if (counts != nullptr && blockIdx.x == 0 && threadIdx.x == 0) counts[1] = divisor;
+    if (!COUNTS || counts == nullptr) return nullptr;
+    if (blockIdx.x == 0 && threadIdx.x == 0) counts[1] = divisor;
     return counts;
   }
   // Whether the last call had all of `n` rows, so that a pass ahead of this one need not count.

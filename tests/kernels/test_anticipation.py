@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import cross_entropy, huber_loss, mse_loss
+from cupy_losses import cross_entropy, huber_loss, mse_loss, multi_margin_loss, nll_loss
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import anticipation, engine, plan_rows
@@ -109,6 +109,9 @@ def cases(device: Device, dtype: Any) -> Iterator[Calls]:
     yield Calls(device, cross_entropy, scores(dtype), scale=np.asarray(0.3, dtype))
     weight = np.linspace(0.5, 2, 40).astype(dtype)
     yield Calls(device, cross_entropy, scores(dtype), weight=weight)
+    yield Calls(device, nll_loss, scores(dtype))
+    input, target = scores(dtype)
+    yield Calls(device, multi_margin_loss, (input, abs(target) % 40))
     if dtype == np.float32:
         for rows in (2, 33):  # two launches, a cluster
             calls = Calls(device, cross_entropy, scores(dtype, rows, 16_640))
