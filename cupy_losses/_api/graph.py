@@ -16,7 +16,8 @@ def call(name: str, args: Any, kwargs: Any) -> Array:
     becomes a tensor, by a product, which the compiler leaves open: nothing is compiled anew.
     """
     scale: Any = kwargs.get("scale")
-    is_open = isinstance(scale, torch.SymFloat | torch.SymInt)
+    reduces = kwargs.get("reduction") != "none"  # else it is 1, and a constant
+    is_open = isinstance(scale, torch.SymFloat | torch.SymInt) and reduces
     if is_open:
         first = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
         one = torch.ones((), dtype=torch.float64, device=first.device)

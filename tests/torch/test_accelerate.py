@@ -811,6 +811,8 @@ def test_all_arguments_give_what_torch_gives(
             expected = outcome(replaced.torch, tensors, options)
             if "not implemented for" in str(expected[-1]):
                 continue  # on the CPU alone
+            if "size mismatch (got input" in str(expected[-1]):
+                continue  # torch's backward pass fails after its forward pass
             got = outcome(getattr(F, name), tensors, options)
             half = any(x.dtype in FLOATING[:2] for x in tensors.values())
             rtol, atol = (0.03, 0.03) if half else (1e-4, 1e-5)
