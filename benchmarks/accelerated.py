@@ -20,7 +20,7 @@ import torch
 
 from .measure import environment
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "language_model_torch.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "transformer_torch.py"
 STEPS = 300
 COMMANDS = {"torch": [], "accelerated": ["-m", "cupy_losses", "accelerate", "--report"]}
 

@@ -1,6 +1,6 @@
-"""Train a small language model with torch alone: it knows nothing of this package.
+"""Train a small transformer with torch alone: it knows nothing of this package.
 
-`python -m cupy_losses accelerate --report examples/language_model_torch.py` runs it with the losses
+`python -m cupy_losses accelerate --report examples/transformer_torch.py` runs it with the losses
 of this package, on a GPU. Its text is drawn from a grammar of its own, so that it needs no data.
 """
 
@@ -54,7 +54,7 @@ class Block(nn.Module):
         return changed
 
 
-class LanguageModel(nn.Module):
+class Transformer(nn.Module):
     """A decoder: the logits of the next token at every position."""
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int) -> None:
@@ -110,7 +110,7 @@ def train(options: argparse.Namespace) -> list[float]:
     """Train, and return the losses of every tenth step and, last, of one more batch."""
     torch.manual_seed(0)
     text = Text(2048, options.length, options.vocabulary, options.device)
-    model = LanguageModel(options.vocabulary, options.length, options.width, options.layers)
+    model = Transformer(options.vocabulary, options.length, options.width, options.layers)
     model.to(options.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
     warm_up = max(1, options.steps // 10)
@@ -141,7 +141,7 @@ def train(options: argparse.Namespace) -> list[float]:
 
 def main(arguments: list[str] | None = None) -> list[float]:
     """Train as the command line says, and print the losses."""
-    parser = argparse.ArgumentParser(description="Train a small language model.")
+    parser = argparse.ArgumentParser(description="Train a small transformer to predict tokens.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16, help="texts of a batch")
     parser.add_argument("--length", type=int, default=512, help="tokens of a text")
