@@ -243,3 +243,16 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
   }
   return outcome;
 }
+
+// The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
+// on that counts them, unless classes have weights.
+template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
+__device__ __forceinline__ auto reduction_of_rows(const Factor& given, Result* value,
+                                                  unsigned* counter, double* partials,
+                                                  long long segments, double divisor,
+                                                  const Scaling& scaling) {
+  constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED;
+  double* const counted = given.template counted<COUNTS>(divisor);
+  return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
+      value, counter, partials, segments, divisor, scaling, counted};
+}

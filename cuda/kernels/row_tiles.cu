@@ -417,14 +417,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
-      value,
-      counter,
-      partials,
-      segments,
-      divisor,
-      scaling,
-      given.template counted < VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED > (divisor)};
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
 
   const long long tiles = (n + places.rows - 1) / places.rows;
   long long segment = blockIdx.x, tile = segment;
