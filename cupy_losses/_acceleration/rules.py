@@ -52,6 +52,7 @@ OPTIONAL = ("weight", "pos_weight", "distance_function")
 _CLASSES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 _WEIGHTED_MEANS = {"mse_loss", "l1_loss", "huber_loss"}
 _OF_CLASSES = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
+_OF_INDICES = {"cross_entropy", "nll_loss"}
 _OF_VECTORS = {
     "cosine_embedding_loss",
     "triplet_margin_loss",
@@ -291,6 +292,9 @@ def _by_shapes(name: str, first: Tensor, tensors: dict[str, Tensor]) -> str:
     of_vectors = [shape for key, shape in shapes.items() if key != "target"]
     unequal = "target" in shapes and shapes["target"] != first.shape
     weighted = "weight" in shapes and name not in _OF_CLASSES
+    of_one_row = (
+        name in _OF_INDICES and first.ndim == 1 and not tensors["target"].is_floating_point()
+    )
     if (
         (name in _OF_FEW_DIMENSIONS and first.ndim > 2)
         # One number for each vector would be broadcast before distances are taken.
@@ -298,6 +302,8 @@ def _by_shapes(name: str, first: Tensor, tensors: dict[str, Tensor]) -> str:
         or (name == "margin_ranking_loss" and len({*map(len, shapes.values())}) > 1)
         or (unequal and (weighted or name in _OF_EQUAL_SHAPES))
         or (weighted and name in _WEIGHTED_MEANS and shapes["weight"] != first.shape)
+        # A class of shape (1,) beside one row without an axis: torch's backward pass may raise.
+        or (of_one_row and shapes["target"] != ())
     ):
         return SHAPES
     return ""
