@@ -210,28 +210,23 @@ def results(mode: Function, reference: Function, name: str, reduction: str) -> t
     )
 
 
-@pytest.mark.parametrize(
-    ("mode", "name", "reduction"),
-    [
-        case(mode, name, reduction, default=(k + n) % 4 == 0)
-        for k, mode in enumerate(MODES)
-        for n, (name, reduction) in enumerate(CASES)
-    ],
-)
-def test_derivatives(mode: str, name: str, reduction: str) -> None:
-    torch.testing.assert_close(*results(MODES[mode], MODES[mode], name, reduction))
+# A mode, the one of the reference, and of how many cases one runs by default.
+WITH_REFERENCE = [
+    *((name, (mode, mode), 4) for name, mode in MODES.items()),
+    *((name, modes, 19) for name, modes in TRACED.items()),
+]
 
 
 @pytest.mark.parametrize(
-    ("mode", "name", "reduction"),
+    ("modes", "name", "reduction"),
     [
-        case(mode, name, reduction, default=(k + n) % 19 == 0)
-        for k, mode in enumerate(TRACED)
+        case(modes, name, reduction, default=(k + n) % every == 0, id=f"{label}-{name}-{reduction}")
+        for k, (label, modes, every) in enumerate(WITH_REFERENCE)
         for n, (name, reduction) in enumerate(CASES)
     ],
 )
-def test_traced(mode: str, name: str, reduction: str) -> None:
-    torch.testing.assert_close(*results(*TRACED[mode], name, reduction))
+def test_derivatives(modes: tuple[Function, Function], name: str, reduction: str) -> None:
+    torch.testing.assert_close(*results(*modes, name, reduction))
 
 
 @pytest.mark.parametrize("name", WEIGHED)
