@@ -244,12 +244,16 @@ class TorchCuda(TorchLibrary):
 
 @functools.cache
 def _scalar(dtype: torch.dtype, device: int) -> Tensor:
-    """A tensor of shape () to make others like: half the time of `new_empty` with a dtype."""
+    """A tensor of shape () to make others like: half the time of `new_empty` with a dtype.
+
+    It has no memory: that could be of the pool of a CUDA graph, which would have to stay.
+    """
     scalar = torch.empty((), dtype=dtype, device=f"cuda:{device}")
     if type(scalar) is not Tensor:  # FakeTensorMode: it must not stay when the mode ends
         raise TypeError(
             f"losses need tensors with memory, and a mode makes {type(scalar).__name__}"
         )
+    scalar.untyped_storage().resize_(0)
     return scalar
 
 
