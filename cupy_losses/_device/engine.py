@@ -24,6 +24,22 @@ def run(
     library: DeviceLibrary, call: Call, request: Request, operands: Sequence[Array]
 ) -> list[Array | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
+    plan, pointers = planned(library, call, request, operands)
+    if plan.is_special:
+        if call.loss.overwrites:
+            _check_overwritten(library, call, request, operands, pointers)
+        if plan.notice:
+            warn(plan.notice)
+    if plan.device == library.current_device():
+        return plan.run(operands, pointers, call.parameters, call.scale)
+    with library.use_device(plan.device):
+        return plan.run(operands, pointers, call.parameters, call.scale)
+
+
+def planned(
+    library: DeviceLibrary, call: Call, request: Request, operands: Sequence[Array]
+) -> tuple[Plan, list[int]]:
+    """The plan of a request on operands, and their addresses."""
     try:
         described, pointers = library.inspect(operands)
     except RuntimeError as error:
@@ -33,7 +49,7 @@ def run(
         if pointer & 15:
             misaligned = tuple([pointer & 15 for pointer in pointers])
             break
-    loss, reduction, parameters, weighted, masked, scale, scaled = call
+    loss, reduction, _, weighted, masked, _, scaled = call
     key = loss.key, reduction, weighted, masked, scaled, request, misaligned, described
     try:
         plan = _plans[key]
@@ -42,15 +58,7 @@ def run(
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         _plans[key] = plan
-    if plan.is_special:
-        if loss.overwrites:
-            _check_overwritten(library, call, request, operands, pointers)
-        if plan.notice:
-            warn(plan.notice)
-    if plan.device == library.current_device():
-        return plan.run(operands, pointers, parameters, scale)
-    with library.use_device(plan.device):
-        return plan.run(operands, pointers, parameters, scale)
+    return plan, pointers
 
 
 def _check_overwritten(

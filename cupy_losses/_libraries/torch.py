@@ -22,13 +22,15 @@ from .._core.shapes import ArraySpec
 from .._device import driver, engine
 from .._device.launch import Launch
 from .._device.library import Allocator
+from .._device.plan import Plan
 from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
-from .._torch import autograd, operators
+from .._torch import autograd, inductor, operators
 from .numpy import on_host
 from .registry import ArrayLibrary, Locatable, Located, instance, register
 
 Tensor = torch.Tensor
+Computed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class Exporter(Locatable):
@@ -150,6 +152,12 @@ class TorchLibrary(TensorLibrary):
     def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
         """The results of a request on tensors without negation bits, see `autograd.Tensors`."""
 
+    def of_one_layout(
+        self, call: Call, request: Request, autocast: bool, compute: Computed
+    ) -> Computed:
+        """What computes a request on tensors of one layout as `compute` does, if faster."""
+        return compute
+
     @abstractmethod
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         """Gradient *= grad_output, in place and without asking the device for the value."""
@@ -240,6 +248,44 @@ class TorchCuda(TorchLibrary):
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         addresses = gradient.data_ptr(), grad_output.data_ptr()
         launch.start(_current_stream(device), (), 1.0, addresses)
+
+    def of_one_layout(
+        self, call: Call, request: Request, autocast: bool, compute: Computed
+    ) -> Computed:
+        return _OfOneLayout(self, call, request, autocast, compute)
+
+
+class _OfOneLayout:
+    """A request on tensors of one layout: its plan is looked up once, for an aligned start."""
+
+    def __init__(
+        self, library: TorchCuda, call: Call, request: Request, autocast: bool, compute: Computed
+    ) -> None:
+        self._asked = library, call, request
+        self._autocast = autocast
+        self._compute = compute
+        self._parameters, self._scale = call.parameters, call.scale
+        self._plan: Plan | None = None
+
+    def __call__(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        pointers = []
+        for tensor in operands:
+            pointer = tensor.data_ptr()
+            if pointer & 15:
+                return self._compute(operands)
+            pointers.append(pointer)
+        plan = self._plan
+        if plan is None or plan.device != _current_device() or plan.device != tensor.get_device():
+            return self._first(operands)
+        return plan.run(operands, pointers, self._parameters, self._scale)
+
+    def _first(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and the plan for the calls that follow on this device."""
+        results = self._compute(operands)
+        with torch.autocast("cuda", enabled=self._autocast):
+            plan, _ = engine.planned(*self._asked, operands)
+        self._plan = None if plan.is_special else plan
+        return results
 
 
 @functools.cache
@@ -358,6 +404,7 @@ class TorchTraced(TensorLibrary):
 
     def evaluate(self, call: Call, operands: Sequence[Any]) -> Tensor:
         """The loss, by the operator."""
+        inductor.extend()
         return operators.evaluate(call, operands)
 
     def run(self, call: Call, request: Request, operands: Sequence[Any]) -> list[Tensor | None]:

@@ -74,16 +74,20 @@ class Asked:
 
 @functools.lru_cache(maxsize=4096)
 def written(asked: Asked) -> str:
-    """The text of what is asked for: JSON, in which numbers are exact, of what is set."""
+    """The text of what is asked for: JSON, in which numbers are exact, of what is set.
+
+    Its quotation marks are single: torch's compiler writes texts to C++ as they are.
+    """
     call, request, autocast = asked.call, asked.request, asked.autocast
     given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
-    return json.dumps({name: value for name, value in given.items() if value})
+    text = json.dumps({name: value for name, value in given.items() if value})
+    return text.replace('"', "'")
 
 
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> Asked:
     """What a text asks for."""
-    given = json.loads(text)
+    given = json.loads(text.replace("'", '"'))
     for name, value in given.items():
         if isinstance(value, list):
             given[name] = tuple(value)
@@ -185,12 +189,27 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
         return [_in_order(result, output.strides) for result, output in pairs]
 
     kind = device.lower()
+    _libraries[kind] = library
     _computes[getattr(torch._C.DispatchKey, device)] = compute
     _operators.impl("evaluate", compute, device)
 
 
+_libraries: dict[str, Callable[[], Any]] = {}
 # By the dispatch key of a kind of device.
 _computes: dict[Any, Callable[[str, Sequence[Tensor]], list[Tensor]]] = {}
+
+
+def direct(text: str, device: str, of_one_layout: bool) -> Callable[[Sequence[Tensor]], Any]:
+    """What computes the operator, without the dispatcher, on operands of a kind of device.
+
+    It may take the dtypes, shapes and strides of its first operands for those of all if these are
+    `of_one_layout`.
+    """
+    compute = functools.partial(_computes[getattr(torch._C.DispatchKey, device.upper())], text)
+    if not of_one_layout:
+        return compute
+    asked, library = read(text), _libraries[device]()
+    return library.of_one_layout(asked.call, asked.request, asked.autocast, compute)  # type: ignore[no-any-return]
 
 
 def _in_order(result: Any, strides: Sequence[int]) -> Tensor:

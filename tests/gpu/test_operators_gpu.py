@@ -10,7 +10,10 @@ import torch
 from torch.func import grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
+from cupy_losses import _libraries as libraries
 from cupy_losses import cross_entropy, mse_loss
+from cupy_losses._device import engine
+from cupy_losses._torch import inductor
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,13 +60,49 @@ def test_compiled(loss: Callable[..., Any], make: Make, backend: str) -> None:
             assert torch.equal(got, expected)
 
 
+def test_code_of_one_layout() -> None:
+    """It takes views that start unaligned, and the CPU has code of its own; also in half precision,
+    whose result autocast makes float32.
+    """
+    torch._dynamo.reset()
+    compiled = torch.compile(mse_loss, fullgraph=True, dynamic=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        memory = torch.randn(2, 1001, device="cuda").to(dtype)
+        for enabled in (False, True, False):
+            for start in (0, 1, 0, 1):
+                x, y = (each[start : start + 1000] for each in memory)
+                with torch.autocast("cuda", enabled=enabled):
+                    got = step(compiled, x.detach().requires_grad_(), y)
+                    expected = step(mse_loss, x.detach().requires_grad_(), y)
+                for result, other in zip(got, expected, strict=True):
+                    assert torch.equal(result, other)
+                    assert result.dtype == other.dtype
+            on_host = [each[:1000].cpu() for each in memory]
+            torch.testing.assert_close(compiled(*on_host), mse_loss(*on_host))
+
+
+@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="needs two GPUs")
+def test_code_of_one_layout_on_two_devices() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(mse_loss, fullgraph=True, dynamic=False)
+    for _ in range(2):
+        for device in ("cuda:0", "cuda:1", "cpu"):
+            x, y = torch.ones(100, device=device), torch.zeros(100, device=device)
+            for _ in range(2):
+                value, gradient = step(compiled, x.requires_grad_(), y)
+                assert value == 1
+                assert gradient.device == x.device
+                torch.testing.assert_close(gradient, torch.full_like(y, 0.02))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("loss", "make", "more"), [(*CASES[0], 0), (*CASES[1], 1)])
 def test_launches_and_memory_of_a_compiled_step(
-    loss: Callable[..., Any], make: Make, more: int
+    loss: Callable[..., Any], make: Make, more: int, backend: str
 ) -> None:
     """No more than in eager mode, but for one that counts rows ahead of the backward pass."""
     torch._dynamo.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
     x, target = make()
     counts, peaks = [], []
     for function in (loss, compiled):
@@ -83,9 +122,14 @@ def test_launches_and_memory_of_a_compiled_step(
 
 
 @pytest.mark.parametrize(("loss", "make"), CASES)
-def test_reduce_overhead(loss: Callable[..., Any], make: Make) -> None:
-    """CUDA graphs that torch's compiler captures and replays."""
+def test_reduce_overhead(
+    loss: Callable[..., Any], make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA graphs that torch's compiler captures and replays, in the first call of a process."""
     torch._dynamo.reset()
+    monkeypatch.setattr(engine, "_plans", {})
+    monkeypatch.setattr(inductor, "_runs", {})
+    libraries.torch._scalar.cache_clear()
     compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
     x, target = make()
     for _ in range(4):
