@@ -318,7 +318,7 @@ install -e ".[dev]"`) and no GPU. It takes several result files too, such as tho
 sweep, and that of `benchmarks.run --only orders`.
 
 This picture is made of `benchmarks/results/h200-classes-last.json` (some class counts, beside torch
-only), `h200-strided.json`, which was measured ahead of the latest kernels, and `h200-orders.json`.
+only), `h200-strided.json` and `h200-orders.json`.
 Where torch is missing, its bfloat16 loss was more than 1% off.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)

@@ -102,8 +102,9 @@ __device__ __forceinline__ Result reduced(const Sum<double>& sum, double denomin
 // becomes the number of rows that a mean has, which this pass counts on its way, the fourth what
 // it divided by: another pass has counted ahead, or has anticipated the number of the last call.
 // The backward pass of that call is done at once where grad_output has the bits of the second and
-// the two counts are the same, and leaves grad_output as the first, for a later call. No pass reads
-// the numbers that it writes, so that all blocks agree.
+// the two counts are the same, and leaves grad_output as the first, for a later call. Where there
+// is no backward pass, grad_output is the second number itself, so that the counts alone decide. No
+// pass reads the numbers that it writes, so that all blocks agree.
 struct Factor {
   double value = 1.0;
   bool is_done = false;
@@ -137,7 +138,8 @@ struct Factor {
   __device__ __forceinline__ Factor(const G* grad_output, double* guess) {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
-      value = convert<double>(*grad_output);
+      const bool follows = static_cast<const void*>(grad_output) != guess;
+      value = follows ? convert<double>(*grad_output) : guess[1];
       if (guess != nullptr) {
         is_done = same_bits(value, guess[1]) && same_bits(guess[2], guess[3]);
       }

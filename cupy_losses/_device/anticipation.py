@@ -1,8 +1,9 @@
 """Gradients that a forward pass has multiplied by the grad_output that it anticipates.
 
 That is the one of the last backward pass of the same plan with as many calls waiting, 1 at first.
-The number of rows that a mean has is anticipated too: all, if all were there in the last call. They
-never leave the device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with them.
+The number of rows that a mean has is anticipated too: all, if all were there in the last call; so
+it is where a call gives value and gradients, which has no backward pass. They never leave the
+device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,16 @@ class Again(NamedTuple):
 class Waiting:
     """A call whose gradients are written, until its backward pass or the end of its graph."""
 
-    __slots__ = ("_addresses", "_again", "_home", "_is_captured", "_keep", "_numbers", "_stream")
+    __slots__ = (
+        "_addresses",
+        "_again",
+        "_home",
+        "_is_captured",
+        "_keep",
+        "_memory",
+        "_numbers",
+        "_stream",
+    )
 
     def __init__(
         self,
@@ -108,8 +118,7 @@ class Waiting:
         self._addresses, self._keep = addresses, keep
         self._is_captured = again.is_capturing(stream)
         if self._is_captured:
-            slot, memory = again.slots.take_for_graph(again.library, operands)
-            self._keep = keep, memory
+            slot, self._memory = again.slots.take_for_graph(again.library, operands)
         else:
             slot, self._home = again.slots.take(again.library, operands, stream)
         addresses.append(slot)
@@ -136,6 +145,15 @@ class Waiting:
         chosen = again.choose([*addresses, address(grad_output), addresses[-1] + COUNTED])
         again.start(stream, *self._numbers, chosen)
         return True
+
+    def finish_at_once(self) -> None:
+        """Make the gradients those for the number of rows that there are."""
+        again, addresses = self._again, self._addresses
+        slot = addresses[-1]
+        chosen = again.choose([*addresses, slot, slot + COUNTED])
+        again.start(self._stream, *self._numbers, chosen)
+        if self._is_captured:
+            _of_graphs.append(self._memory)
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:
         """Give the slot back, unless it is a graph's: the next call comes later on the stream."""

@@ -165,6 +165,8 @@ class Plan:
                 waiting = Waiting(self._again, numbers, addresses, stream, memory, operands)
             for start, choose in self._steps:
                 start(stream, parameters, scale, choose(addresses))
+            if waiting is not None and not self._is_early:
+                waiting.finish_at_once()
         results = outputs if self._left_out is None else self._with_gaps(outputs)
         if self._is_early:
             results.append(waiting)
@@ -291,9 +293,14 @@ class Builder(ABC):
 
     def _factor(self, gradients: bool) -> tuple[Address, Address]:
         """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh."""
-        if gradients and self._problem.request.early:
+        if gradients and (self._problem.request.early or self._anticipates_count):
             return GRAD_OUTPUT, SLOT
         return NO_FACTOR
+
+    @property
+    def _anticipates_count(self) -> bool:
+        """Whether gradients are divided by a number of rows that is counted with them."""
+        return False
 
     def _scale(self, scaled: bool = True) -> tuple[list[str], list[Address]]:
         """The C++ type and the address of the array that scales a launch, if there is one.

@@ -12,7 +12,18 @@ from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_str
 from . import compiler, driver
 from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
-from .plan import COUNTED, NO_ADDRESS, SLOT, Address, Plan, Problem, bits, empty_plan, template
+from .plan import (
+    COUNTED,
+    GRAD_OUTPUT,
+    NO_ADDRESS,
+    SLOT,
+    Address,
+    Plan,
+    Problem,
+    bits,
+    empty_plan,
+    template,
+)
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
@@ -209,13 +220,17 @@ class RowLaunches(Launches):
     def _anticipates_count(self) -> bool:
         """Whether gradients are divided by all rows, or are if the last call had all.
 
-        The pass that writes them counts too, so that it shows whether that was right.
+        The pass that writes them counts too, so that it shows whether that was right. What is
+        overwritten can not be read again.
         """
-        problem = self._problem
+        problem, request = self._problem, self._problem.request
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.weighted
         streams = any(a.streamed for a in self._inputs)
         # A slot that is new has the number 1.
-        return problem.request.early and counts and streams and self._rows > 1
+        if not (counts and streams and self._rows > 1):
+            return False
+        repeatable = not (request.vjp or request.pair or self._loss.overwrites)
+        return request.early or (repeatable and request.wanted != ())
 
     def plan(self) -> Plan:
         value, values = self._value(), self._values_mode()
@@ -228,6 +243,7 @@ class RowLaunches(Launches):
             wanted.append(k - self._problem.call.weighted)
             if array.address != address:
                 summed.append((k, array, address))
+        assert not (summed and self._anticipates_count), "sums would have to be added up anew"
         denominator = NO_ADDRESS
         if not self._anticipates_count or self._problem.size > FEW_ELEMENTS:
             denominator = self._denominator(bool(wanted))
@@ -647,6 +663,8 @@ class RowLaunches(Launches):
         """Compute gradients anew by this launch, whose first address is that of the denominator."""
         if self._anticipates_count:
             chosen = COUNTED, *chosen[1:]
+        if not self._problem.request.early:
+            chosen = tuple(SLOT if address == GRAD_OUTPUT else address for address in chosen)
         self._again = launch, chosen
 
     def _workers(self, team: _Team, few: bool) -> int:

@@ -62,6 +62,15 @@ class Calls:
         with np.errstate(over="ignore"):
             return self.device.asarray(np.asarray(factor, dtype))
 
+    def value(self) -> Any:
+        """The loss alone."""
+        return self.library.run(self.call, Request(), self.operands)[0]
+
+    def value_and_gradients(self) -> list[Any]:
+        """Of one request, which has no backward pass."""
+        results: list[Any] = self.library.run(self.call, Request(wanted=self.wanted), self.operands)
+        return results
+
     def vjp(self, factor: float, dtype: Any) -> list[Any]:
         """The gradients from grad_output, by a request of their own."""
         request = Request(value=False, wanted=self.wanted, vjp=True)
@@ -224,6 +233,55 @@ def test_the_number_of_rows_is_anticipated(
         assert same(gradient.get(), wanted)
         guess, was_whole = factor, target is whole
         del waiting
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("shape", levels.first([(70, 21), (70, 40), (2, 5, 35), (2, 90, 35)]))
+def test_value_and_gradients_anticipate_the_number_of_rows(
+    device: Device, shape: tuple[int, ...], is_large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value and gradients of one call have the bits of two, whatever the last call had."""
+    if is_large:
+        monkeypatch.setattr(plan_rows, "FEW_ELEMENTS", 0)
+    rng = np.random.default_rng(9)
+    whole = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+    scale = np.asarray(0.3, np.float32)
+    hosts = rng.standard_normal(shape).astype(np.float32), whole
+    part = np.where(rng.random(whole.shape) < 0.3, -100, whole)
+    options: dict[str, Any]
+    for options in ({}, {"scale": scale}):
+        calls = Calls(device, cross_entropy, hosts, **options)
+        for target in (whole, whole, part, part, np.full_like(whole, -100), whole, part):
+            calls.operands = calls.operands[0], device.asarray(target), *calls.operands[2:]
+            before = len(device.launches)
+            value, gradient = calls.value_and_gradients()
+            assert len(device.launches) - before == 2 + is_large
+            assert same(value.get(), calls.value().get())
+            assert same(gradient.get(), calls.vjp(1.0, np.float32)[0])
+
+
+def test_an_overwritten_operand_has_its_rows_counted_ahead(device: Device) -> None:
+    """Its gradient can not be computed anew."""
+    input, target = scores(np.float32)
+    calls = Calls(device, cross_entropy, (input, target), overwrite_input=True)
+    calls.operands = device.asarray(input, writable=True), calls.operands[1]
+    expected = Calls(device, cross_entropy, (input, target)).vjp(1.0, np.float32)[0]
+    _, gradient = calls.value_and_gradients()
+    assert same(gradient.get(), expected)
+
+
+def test_value_and_gradients_in_a_graph(device: Device) -> None:
+    """A captured call keeps its slot, so that no later call changes what a replay reads."""
+    calls = Calls(device, cross_entropy, scores(np.float32))
+    expected = calls.vjp(1.0, np.float32)[0]
+
+    before = len(anticipation._of_graphs)
+    device.capturing = True
+    for _ in range(2):
+        _, gradient = calls.value_and_gradients()
+        assert same(gradient.get(), expected)
+    device.capturing = False
+    assert len(anticipation._of_graphs) == before + 2
 
 
 def anticipated(calls: Calls) -> tuple[float, Any, Any]:
