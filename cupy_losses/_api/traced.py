@@ -23,6 +23,11 @@ _ONLY = (
     "arguments as they are, each times a constant"
 )
 
+_OF_GRADIENT = (
+    "value_and_grad does not differentiate a derivative: use torch's autograd with "
+    "create_graph=True"
+)
+
 
 class Trace:
     """One call of a function that is differentiated: what belongs to it, and until when."""
@@ -241,10 +246,11 @@ class VariableLibrary(ArrayLibrary):
 
     def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
         """Not available: a gradient of a gradient."""
-        raise TypeError(
-            "value_and_grad does not differentiate a gradient: use torch's autograd with "
-            "create_graph=True"
-        )
+        raise TypeError(_OF_GRADIENT)
+
+    def one(self, like: Array) -> Array:
+        """Not available, for the same reason."""
+        raise TypeError(_OF_GRADIENT)
 
 
 def _constant(value: Any, where: str) -> Any:

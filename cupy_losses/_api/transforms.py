@@ -175,20 +175,23 @@ def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) ->
 
 def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
     """The operands that `argnums` names."""
-    names = call.loss.operands
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
-    wanted = []
-    for number in argnums:
-        k = _in_range(number, len(names))
-        dtype = dtype_name(operands[call.extra + k].dtype)
-        if dtype not in FLOATING:
-            raise TypeError(f"{names[k]} must be floating to differentiate by it, got {dtype}")
-        if call.loss.refusal(call, call.extra + k):
-            raise ValueError(f"the loss is not differentiated by {names[k]}")
-        wanted.append(call.extra + k)
+    wanted = tuple(operand_of(call, operands, number) for number in argnums)
     _check_distinct(wanted, argnums)
-    return tuple(wanted)
+    return wanted
+
+
+def operand_of(call: Call, operands: Sequence[Array], argnum: int) -> int:
+    """Which of the operands of a call an argument to differentiate by is."""
+    names = call.loss.operands
+    k = call.extra + _in_range(argnum, len(names))
+    dtype = dtype_name(operands[k].dtype)
+    if dtype not in FLOATING:
+        raise TypeError(f"{call.names[k]} must be floating to differentiate by it, got {dtype}")
+    if call.loss.refusal(call, k):
+        raise ValueError(f"the loss is not differentiated by {call.names[k]}")
+    return k
 
 
 def _check_distinct(found: Sequence[int], argnums: Sequence[int]) -> None:

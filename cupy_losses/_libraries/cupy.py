@@ -66,6 +66,11 @@ class CupyLibrary(ArrayLibrary):
         dtype = _NUMPY_DTYPES[found.dtype]
         return self._cupy.ndarray(found.shape, dtype, pointer, found.strides)
 
+    def one(self, like: Array) -> Array:
+        """The number 1."""
+        with self.use_device(self.device(like)):
+            return self._cupy.ones((), like.dtype)
+
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss."""
         return engine.run(self, call, FORWARD, operands)[0]

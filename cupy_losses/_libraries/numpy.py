@@ -33,6 +33,10 @@ class NumpyLibrary(ArrayLibrary):
             return np.asanyarray(array)
         return np.from_dlpack(array)
 
+    def one(self, like: Array) -> Array:
+        """The number 1."""
+        return np.ones((), like.dtype)
+
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss."""
         return self.run(call, FORWARD, operands)[0]

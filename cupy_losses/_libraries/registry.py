@@ -77,6 +77,10 @@ class ArrayLibrary(ABC):
     def adopt(self, array: Array) -> Array:
         """An array of any library as one of this, sharing its memory; one of this as it is."""
 
+    @abstractmethod
+    def one(self, like: Array) -> Array:
+        """The number 1 as an array of shape (), of the dtype and on the device of another."""
+
     def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
         """The operands as arrays whose elements can be read."""
         return operands

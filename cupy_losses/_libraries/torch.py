@@ -92,6 +92,10 @@ class TensorLibrary(ArrayLibrary):
         """Tensors of any class."""
         return (Tensor,)
 
+    def one(self, like: Tensor) -> Tensor:
+        """The number 1."""
+        return like.new_ones(())
+
 
 class TorchLibrary(TensorLibrary):
     """What tensors on all devices have in common: autograd."""

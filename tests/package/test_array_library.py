@@ -51,6 +51,9 @@ def _frozen_library() -> Iterator[None]:
         def adopt(self, array: Any) -> Any:
             return array if isinstance(array, Frozen) else Frozen(np.asarray(array))
 
+        def one(self, like: Any) -> Any:
+            return Frozen(np.ones((), like.dtype))
+
         def plain(self, operands: Sequence[Any]) -> Sequence[Any]:
             return [operand.values for operand in operands]
 

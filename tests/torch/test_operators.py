@@ -206,6 +206,15 @@ def in_check_values(x: Tensor) -> Any:
         (lambda x: compiled(lambda x: value_and_grad(mse_loss)(x, x), x), "value_and_grad, which"),
         (lambda x: compiled(value_and_grad(mse_loss), x, x), "value_and_grad, which"),
         (
+            lambda x: compiled(lambda x: cupy_losses.jvp(mse_loss, (x, x), (x, None)), x),
+            "jvp, which",
+        ),
+        (
+            lambda x: compiled(lambda x: cupy_losses.hvp(mse_loss, (x, x), (x, None)), x),
+            "hvp, which",
+        ),
+        (lambda x: compiled(cupy_losses.grad_and_hess(mse_loss), x, x), "grad_and_hess, which"),
+        (
             lambda x: compiled(value_and_grad(lambda x: mse_loss(x, x)), x),
             "value_and_grad, which",
         ),

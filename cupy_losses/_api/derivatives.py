@@ -1,0 +1,195 @@
+"""Derivatives of losses along tangents, and second derivatives: `jvp`, `hvp`, `grad_and_hess`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._core.dtypes import FLOATING, dtype_name
+from .._core.loss import Call, Request
+from .._core.rows import RowFormula
+from .._libraries.registry import ArrayLibrary, resolve
+from . import check, compiled
+from .entrance import prepare_of
+from .transforms import operand_of
+
+Array = Any
+
+
+def jvp(
+    loss: Callable[..., Array],
+    primals: Sequence[Array],
+    tangents: Sequence[Array | None],
+    **options: Any,
+) -> tuple[Array, Array]:
+    """Compute a loss and its derivative along tangents of its operands.
+
+    That is the sum over the operands x_k of tangent_k * d loss / d x_k, in one pass, reduced as the
+    loss is. The name is that of a product of the Jacobian with a vector.
+
+    Args:
+        loss: A loss of this package, or a `functools.partial` of one by keyword.
+        primals: Its operands, in order.
+        tangents: An array of the shape of each operand, or None for one that does not vary.
+        **options: The arguments of the loss by keyword, such as `reduction`.
+
+    Returns:
+        The loss and its derivative, of the same shape and dtype. torch tensors come back detached.
+
+    Raises:
+        TypeError: If an operand with a tangent, or the tangent, is not floating.
+        ValueError: If there are not as many tangents as operands, none at all, or one of another
+            shape than its operand.
+
+    Like `jax.jvp`.
+
+    >>> import numpy as np
+    >>> from cupy_losses import jvp, mse_loss
+    >>> input, target = np.array([1.0, 3.0]), np.zeros(2)
+    >>> value, derivative = jvp(mse_loss, (input, target), (np.array([1.0, 0.0]), None))
+    >>> float(value), float(derivative)
+    (5.0, 1.0)
+
+    """
+    compiled.refuse("jvp, which has torch.func.jvp for that,")
+    call, library, operands = _resolved(loss, primals, options)
+    varied, directions = _directions(call, operands, tangents)
+    (value,) = library.run(call, Request(), operands)
+    (derivative,) = library.run(call, Request(tangents=varied), (*directions, *operands))
+    return value, derivative
+
+
+def hvp(
+    loss: Callable[..., Array],
+    primals: Sequence[Array],
+    tangents: Sequence[Array | None],
+    argnum: int = 0,
+    **options: Any,
+) -> Array:
+    """Compute the derivative of a gradient along tangents: a row of products with the Hessian.
+
+    That is d/dx of the sum over the operands x_k of tangent_k * d loss / d x_k, in one pass.
+
+    Args:
+        loss: A loss of this package that is reduced to one number, or a `functools.partial` of it.
+        primals: Its operands, in order.
+        tangents: An array of the shape of each operand, or None for one that does not vary.
+        argnum: Which of the operands x is.
+        **options: The arguments of the loss by keyword, such as `reduction`.
+
+    Returns:
+        An array of the shape and dtype of x. A torch tensor comes back detached.
+
+    Raises:
+        TypeError: As `jvp`.
+        ValueError: As `jvp`, and if the loss is not reduced.
+
+    >>> import numpy as np
+    >>> from cupy_losses import hvp, mse_loss
+    >>> input, target = np.array([1.0, 3.0]), np.zeros(2)
+    >>> hvp(mse_loss, (input, target), (np.array([1.0, 0.0]), None)).tolist()
+    [1.0, 0.0]
+
+    """
+    compiled.refuse("hvp, which has torch.func.hessian for that,")
+    call, library, operands = _resolved(loss, primals, options)
+    if call.reduction == "none":
+        raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
+    varied, directions = _directions(call, operands, tangents)
+    wanted = (operand_of(call, operands, argnum),)
+    request = Request(value=False, wanted=wanted, tangents=varied)
+    (product,) = library.run(call, request, (*directions, *operands))
+    return product
+
+
+def grad_and_hess(
+    loss: Callable[..., Array], argnum: int = 0
+) -> Callable[..., tuple[Array, Array]]:
+    """Make a function that returns the first and the second derivative of each element's loss.
+
+    Both come from one pass. Libraries of boosted trees ask an objective for them.
+
+    Args:
+        loss: A pointwise loss of this package, one of your own, or a `functools.partial` of it.
+        argnum: The operand to differentiate by (0 is `input`).
+
+    Returns:
+        A function with the arguments of `loss`, but `reduction` and `scale`, that returns
+        `(gradient, hessian)`, two arrays of the shape and dtype of the operand. They are those of
+        `reduction="sum"`: nothing is divided by the number of elements.
+
+    Raises:
+        TypeError: If `loss` is no pointwise loss of this package.
+        ValueError: If the other operands do not broadcast to the shape of this one.
+
+    >>> import numpy as np
+    >>> from cupy_losses import grad_and_hess, huber_loss
+    >>> gradient, hessian = grad_and_hess(huber_loss)(np.array([0.5, 3.0]), np.zeros(2))
+    >>> gradient.tolist(), hessian.tolist()
+    ([0.5, 1.0], [1.0, 0.0])
+
+    """
+    compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
+    prepare_of(loss)
+
+    def derivatives(*args: Array, **options: Any) -> tuple[Array, Array]:
+        compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
+        for name in ("reduction", "scale"):
+            if name in options:
+                raise TypeError(f"grad_and_hess is of each element: leave out {name}")
+        call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
+        if isinstance(call.loss, RowFormula) or call.loss.sums_last_axis(call):
+            raise TypeError(
+                f"{call.loss.name} is a loss of whole rows, whose second derivatives are "
+                "matrices: grad_and_hess takes losses of single elements"
+            )
+        k = operand_of(call, operands, argnum)
+        request = Request(wanted=(k,), tangents=(k,))
+        gradient, hessian = library.run(call, request, (library.one(operands[k]), *operands))
+        if gradient is None or tuple(gradient.shape) != tuple(operands[k].shape):
+            raise ValueError(
+                f"the other operands must broadcast to the shape of {call.names[k]}, "
+                f"{tuple(operands[k].shape)}"
+            )
+        return gradient, hessian
+
+    return derivatives
+
+
+def _resolved(
+    loss: Callable[..., Array], args: Sequence[Array], options: dict[str, Any]
+) -> tuple[Call, ArrayLibrary, Sequence[Array]]:
+    """A call, its library and its operands as arrays of that."""
+    call, given = prepare_of(loss)(*args, **options)
+    library, operands = resolve(call, given)
+    if check.enabled.get():
+        check.verify(call, library.plain(operands))
+    return call, library, operands
+
+
+def _directions(
+    call: Call, operands: Sequence[Array], tangents: Sequence[Array | None]
+) -> tuple[tuple[int, ...], list[Array]]:
+    """Which operands vary, and their tangents as arrays of the library of the operands."""
+    names = call.loss.operands
+    if len(tangents) != len(names):
+        raise ValueError(f"there must be {len(names)} tangents, or None, got {len(tangents)}")
+    varied, directions = [], []
+    for number, tangent in enumerate(tangents):
+        if tangent is None:
+            continue
+        k = operand_of(call, operands, number)
+        _, adopted = resolve(call, [*operands[:k], tangent, *operands[k + 1 :]])
+        if tuple(adopted[k].shape) != tuple(operands[k].shape):
+            raise ValueError(
+                f"the tangent of {call.names[k]} must have its shape "
+                f"{tuple(operands[k].shape)}, got {tuple(adopted[k].shape)}"
+            )
+        dtype = dtype_name(adopted[k].dtype)
+        if dtype not in FLOATING:
+            raise TypeError(f"the tangent of {call.names[k]} must be floating, got {dtype}")
+        varied.append(k)
+        directions.append(adopted[k])
+    if not varied:
+        raise ValueError("there must be a tangent of some operand, got None for all")
+    return tuple(varied), directions

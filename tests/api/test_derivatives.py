@@ -1,0 +1,221 @@
+"""Derivatives along tangents and second derivatives, of arrays of every library."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cupy_losses import (
+    cross_entropy,
+    grad_and_hess,
+    huber_loss,
+    hvp,
+    jvp,
+    mse_loss,
+    multilabel_soft_margin_loss,
+    nll_loss,
+    pointwise_loss,
+    value_and_grad,
+)
+
+from ..tables.arrays import Library
+from ..tables.losses import LOSSES, Case
+from ..tools import levels
+
+pytestmark = pytest.mark.filterwarnings("ignore:reduction 'mean'")  # that of kl_div
+
+ELEMENTWISE = [case for case in LOSSES if case.name != "multilabel_soft_margin_loss"]
+STEP = np.longdouble(1e-7)
+
+
+def hosts_of(case: Case, rng: np.random.Generator, size: int = 100) -> list[Any]:
+    hosts: list[Any] = list(case.draw(rng, size, np.dtype(np.float64)))
+    return hosts
+
+
+def curvatures(case: Case, hosts: Any, tangents: Any) -> Any:
+    """The derivative of the slope by the first operand along tangents, by differences."""
+    sides = []
+    for sign in (1, -1):
+        moved = [
+            x.astype(np.longdouble) + (0 if t is None else sign * STEP * t)
+            for x, t in zip(hosts, tangents, strict=True)
+        ]
+        sides.append(case.slopes(*moved)[0])
+    return (sides[0] - sides[1]) / (2 * STEP)
+
+
+@pytest.mark.parametrize("case", levels.first(ELEMENTWISE, 4), ids=str)
+def test_gradient_and_hessian(case: Case, library: Library, rng: np.random.Generator) -> None:
+    """Those of each element's loss; weighted, and 0 where a mask leaves elements out."""
+    hosts = hosts_of(case, rng)
+    arrays = [library.array(host) for host in hosts]
+    slope = case.slopes(*(x.astype(np.longdouble) for x in hosts))[0]
+    ones = [np.ones_like(hosts[0]), *[None] * (len(hosts) - 1)]
+    curvature = curvatures(case, hosts, ones)
+    weight, where = rng.random(100), rng.random(100) < 0.7
+    both = grad_and_hess(functools.partial(case.loss, **case.parameters))
+    chosen = {"weight": library.array(weight), "where": library.array(where)}
+    options: dict[str, Any]
+    for options, factor in (({}, np.ones(100)), (chosen, weight * where)):
+        gradient, hessian = (library.host(x) for x in both(*arrays, **options))
+        assert gradient.dtype == hessian.dtype == np.float64
+        np.testing.assert_allclose(gradient, slope * factor, rtol=1e-11, atol=1e-13)
+        largest = np.abs(curvature).max()
+        np.testing.assert_allclose(hessian, curvature * factor, rtol=1e-6, atol=1e-7 * largest)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("case", levels.first(ELEMENTWISE, 4), ids=str)
+def test_along_tangents(
+    case: Case, library: Library, reduction: str, rng: np.random.Generator
+) -> None:
+    """Of one operand and of all of them."""
+    hosts = hosts_of(case, rng)
+    arrays = [library.array(host) for host in hosts]
+    wide = [x.astype(np.longdouble) for x in hosts]
+    slopes, options = case.slopes(*wide), {"reduction": reduction, **case.parameters}
+    divisor = case.divisor(slopes[0], reduction, None, None) if reduction != "none" else 1
+    whole = [rng.standard_normal(100) for _ in hosts]
+    for directions in (whole, [whole[0], *[None] * (len(hosts) - 1)]):
+        tangents = [None if t is None else library.array(t) for t in directions]
+        value, derivative = jvp(case.loss, arrays, tangents, **options)
+        assert np.array_equal(library.host(value), library.host(case.loss(*arrays, **options)))
+        pairs = zip(slopes, directions, strict=True)
+        each = sum(slope * t for slope, t in pairs if t is not None)
+        expected = each if reduction == "none" else each.sum() / divisor
+        np.testing.assert_allclose(
+            library.host(derivative), expected, rtol=1e-10, atol=1e-10 * np.abs(each).max()
+        )
+        if reduction == "none":
+            continue
+        product = library.host(hvp(case.loss, arrays, tangents, **options))
+        exact = curvatures(case, hosts, directions) / divisor
+        np.testing.assert_allclose(product, exact, rtol=1e-6, atol=1e-7 * np.abs(exact).max())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # torch's own, when it first transforms
+def test_losses_of_rows(library: Library, rng: np.random.Generator) -> None:
+    """Of cross_entropy, as torch.func has them."""
+    logits, tangent = rng.standard_normal((2, 6, 5))
+    classes = rng.integers(0, 5, 6)
+    x, t, y = (torch.from_numpy(a) for a in (logits, tangent, classes))
+    pair: Any = torch.func.jvp(lambda x: F.cross_entropy(x, y), (x,), (t,))
+    gradient = torch.func.grad(lambda x: F.cross_entropy(x, y))
+    _, product = torch.func.jvp(gradient, (x,), (t,))[:2]
+    primals = library.array(logits), library.array(classes)
+    got = jvp(cross_entropy, primals, (library.array(tangent), None))
+    np.testing.assert_allclose([float(library.host(v)) for v in got], pair)
+    along = hvp(cross_entropy, primals, (library.array(tangent), None))
+    np.testing.assert_allclose(library.host(along), product.numpy(), rtol=1e-12, atol=1e-16)
+
+
+def test_a_loss_of_a_user(library: Library) -> None:
+    loss = pointwise_loss(
+        "quartic", "pow(input - target, 4) * c", parameters={"c": 1.0}, numpy=_quartic
+    )
+    x, y = library.array(np.array([1.0, 2.0])), library.array(np.zeros(2))
+    gradient, hessian = grad_and_hess(loss)(x, y, c=0.5)
+    assert library.host(gradient).tolist() == [2.0, 16.0]
+    assert library.host(hessian).tolist() == [6.0, 24.0]
+    by_target, _ = grad_and_hess(loss, 1)(x, y)
+    assert library.host(by_target).tolist() == [-4.0, -32.0]
+
+
+def _quartic(input: Any, target: Any, c: float) -> Any:
+    return np.power(input - target, 4) * c
+
+
+def test_other_operands_broadcast(library: Library) -> None:
+    x, y = library.array(np.arange(6.0).reshape(2, 3)), library.array(np.zeros(()))
+    gradient, hessian = grad_and_hess(mse_loss)(x, y)
+    assert library.host(gradient).tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert library.host(hessian).tolist() == [[2] * 3] * 2
+
+
+def test_half_precision(library: Library) -> None:
+    """The dtype of the operand."""
+    x = library.array(np.linspace(-2, 2, 9, dtype=np.float16))
+    gradient, hessian = grad_and_hess(huber_loss)(x, x)
+    assert library.host(gradient).dtype == library.host(hessian).dtype == np.float16
+    assert library.host(hessian).tolist() == [1.0] * 9
+
+
+def test_gradients_are_those_of_the_transforms(library: Library) -> None:
+    """The same bits as `value_and_grad` of the sum."""
+    x = library.array(np.linspace(-3, 3, 50, dtype=np.float32))
+    y = library.array(np.zeros(50, np.float32))
+    gradient, _ = grad_and_hess(huber_loss)(x, y)
+    expected = value_and_grad(huber_loss)(x, y, reduction="sum")[1]
+    assert np.array_equal(library.host(gradient), library.host(expected))
+
+
+X = np.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda: jvp(mse_loss, (X, X), (X,)), ValueError, "must be 2 tangents, or None, got 1"),
+        (lambda: jvp(mse_loss, (X, X), (None, None)), ValueError, "tangent of some operand"),
+        (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have its shape"),
+        (
+            lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),
+            TypeError,
+            "target must be a NumPy, CuPy or dense torch array",
+        ),
+        (
+            lambda: jvp(mse_loss, (X, X), (X.astype(int), None)),
+            TypeError,
+            "the tangent of input must be floating, got int64",
+        ),
+        (
+            lambda: jvp(cross_entropy, (np.ones((2, 3)), np.zeros(2, int)), (None, np.zeros(2))),
+            TypeError,
+            "target must be floating",
+        ),
+        (lambda: hvp(mse_loss, (X, X), (X, None), reduction="none"), ValueError, "reduction must"),
+        (lambda: hvp(mse_loss, (X, X), (X, None), 2), ValueError, "argnums must be in"),
+        (lambda: jvp(np.sum, (X,), (X,)), TypeError, "must be a loss function of cupy_losses"),
+        (lambda: grad_and_hess(np.sum), TypeError, "must be a loss function of cupy_losses"),
+        (
+            lambda: grad_and_hess(nll_loss)(np.ones((2, 3)), np.zeros(2, int)),
+            TypeError,
+            "nll_loss is a loss of whole rows",
+        ),
+        (
+            lambda: grad_and_hess(multilabel_soft_margin_loss)(np.ones((2, 3)), np.ones((2, 3))),
+            TypeError,
+            "multilabel_soft_margin_loss is a loss of whole rows",
+        ),
+        (
+            lambda: grad_and_hess(mse_loss)(X, X, reduction="sum"),
+            TypeError,
+            "of each element: leave out reduction",
+        ),
+        (
+            lambda: value_and_grad(lambda x: jvp(mse_loss, (x, X), (X, None))[1])(X),
+            TypeError,
+            "does not differentiate a derivative",
+        ),
+        (
+            lambda: value_and_grad(lambda x: grad_and_hess(mse_loss)(x, X)[0])(X),
+            TypeError,
+            "does not differentiate a derivative",
+        ),
+        (lambda: grad_and_hess(mse_loss)(X, X, scale=2.0), TypeError, "leave out scale"),
+        (
+            lambda: grad_and_hess(mse_loss)(X, np.ones((2, 3))),
+            ValueError,
+            r"must broadcast to the shape of input, \(3,\)",
+        ),
+    ],
+)
+def test_errors(function: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        function()
