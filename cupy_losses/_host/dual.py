@@ -186,9 +186,9 @@ def _smaller(a: Number, b: Number) -> Number:
 
 
 def _log_of_sum(a: Number, b: Number) -> Dual:
-    value = np.logaddexp(value_of(a), value_of(b))
-    parts = ((value_of(x), slope_of(x)) for x in (a, b))
-    return Dual(value, sum(np.exp(x - value) * slope for x, slope in parts))
+    x, y = value_of(a), value_of(b)
+    slope = sigmoid(x - y) * slope_of(a) + sigmoid(y - x) * slope_of(b)
+    return Dual(np.logaddexp(x, y), slope)
 
 
 def _hypotenuse(a: Number, b: Number) -> Dual:
@@ -223,6 +223,7 @@ _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.not_equal: lambda a, b: plain(a) != plain(b),
     np.power: _power,
     np.square: lambda a: a * a,
+    np.sign: lambda a: np.sign(plain(a)),
     np.maximum: _larger,
     np.minimum: _smaller,
     np.logaddexp: _log_of_sum,
