@@ -94,10 +94,8 @@ def pointwise_loss(
             defaults.
         numpy: Of a text, the same formula in NumPy, called with the operands and, by keyword, the
             parameters; for NumPy arrays and CPU tensors. Its derivatives follow from those of the
-            operators and of NumPy's functions abs, exp, expm1, log, log1p, sqrt, power, square,
-            sign, tanh, sinh, cosh, sin, cos, arctan, hypot, logaddexp, maximum, minimum and where.
-            It must be elementwise: the arrays that it gets are parts of the operands. One number
-            stands for all elements.
+            operators and of the functions that a formula in Python may use. It must be elementwise:
+            the arrays that it gets are parts of the operands. One number stands for all elements.
 
     Returns:
         A function of the operands and, by keyword, `reduction`, `scale`, `weight`, `where` and the
@@ -142,18 +140,10 @@ def pointwise_loss(
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {type(name).__name__}")
     if isinstance(formula, str):
-        operands, defaults = tuple(operands), dict(parameters or {})
-        _check_names(name, operands, tuple(defaults))
-        loss = PointwiseLoss(
-            name=name,
-            struct=struct_of(name),
-            formula=None if numpy is None else Elementwise(name, numpy),
-            operands=operands,
-            parameters=tuple(defaults),
-            of_user=True,
-            source=source(name, formula, operands, tuple(defaults)),
-        )
-        return _function_of(loss, formula, _checked(defaults))
+        defaults = _checked(name, tuple(operands), parameters or {})
+        host = None if numpy is None else Elementwise(name, numpy)
+        cpp = source(name, formula, operands, tuple(defaults))
+        return _function_of(_loss(name, operands, defaults, host, cpp), formula, defaults)
     if not callable(formula):
         got = type(formula).__name__
         raise TypeError(f"formula must be a function or a string, got {got}")
@@ -169,33 +159,40 @@ def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
     """The loss of a formula in Python."""
     arguments = inspect.signature(function).parameters.values()
     for argument in arguments:
-        by_position = argument.kind in (
-            argument.POSITIONAL_ONLY,
-            argument.POSITIONAL_OR_KEYWORD,
-        )
-        is_number = argument.kind is argument.KEYWORD_ONLY and argument.default != argument.empty
-        if not (by_position or is_number):
+        kind, has_default = argument.kind, argument.default is not argument.empty
+        by_position = kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
+        if not (by_position or (kind is argument.KEYWORD_ONLY and has_default)):
             raise TypeError(
                 "a formula takes arrays, by position, and numbers, which have a default, got the "
                 f"argument {argument}"
             )
     operands = tuple([a.name for a in arguments if a.default is a.empty])
-    defaults = {a.name: a.default for a in arguments if a.default is not a.empty}
+    numbers = {a.name: a.default for a in arguments if a.default is not a.empty}
     by_keyword = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
-    _check_names(name, operands, tuple(defaults))
-    defaults = _checked(defaults)
+    defaults = _checked(name, operands, numbers)
     program = trace(name, function, operands, tuple(defaults), by_keyword)
     text = program.cpp()
-    loss = PointwiseLoss(
+    cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
+    loss = _loss(name, operands, defaults, Replay(program), cpp)
+    return _function_of(loss, text, defaults, function)
+
+
+def _loss(
+    name: str,
+    operands: Sequence[str],
+    defaults: dict[str, float],
+    formula: Callable[..., Any] | None,
+    cpp: str,
+) -> PointwiseLoss:
+    return PointwiseLoss(
         name=name,
         struct=struct_of(name),
-        formula=Replay(program),
-        operands=operands,
+        formula=formula,
+        operands=tuple(operands),
         parameters=tuple(defaults),
         of_user=True,
-        source=source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)]),
+        source=cpp,
     )
-    return _function_of(loss, text, defaults, function)
 
 
 def _function_of(
@@ -237,11 +234,10 @@ def _function_of(
     return cast(LossFunction, made)
 
 
-def _checked(defaults: dict[str, Any]) -> dict[str, float]:
-    return {name: Real().checked(name, value) for name, value in defaults.items()}
-
-
-def _check_names(name: str, operands: tuple[str, ...], parameters: tuple[str, ...]) -> None:
+def _checked(
+    name: str, operands: tuple[str, ...], parameters: Mapping[str, Any]
+) -> dict[str, float]:
+    """The defaults of the parameters; raises unless all names can be used."""
     if not operands:
         raise ValueError("operands must name at least one array")
     for identifier in (name, *operands, *parameters):
@@ -251,6 +247,7 @@ def _check_names(name: str, operands: tuple[str, ...], parameters: tuple[str, ..
     for identifier in names:
         if names.count(identifier) > 1:
             raise ValueError(f"the name {identifier!r} is taken")
+    return {parameter: Real().checked(parameter, x) for parameter, x in parameters.items()}
 
 
 def _bound(

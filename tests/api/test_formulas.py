@@ -19,9 +19,11 @@ import torch
 
 from cupy_losses import grad, mse_loss, pointwise_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core import tracing
 from cupy_losses._core.loss import Call
-from cupy_losses._core.program import FUNCTIONS, Program, Step
+from cupy_losses._core.program import FUNCTIONS, LOGICAL, Program, Step
 from cupy_losses._device import compiler
+from cupy_losses._host import dual
 from cupy_losses._host.replay import Replay
 from cupy_losses._kinds.pointwise import PointwiseLoss
 
@@ -80,8 +82,7 @@ def asymmetric_of_torch(x: Any, y: Any, over: float = 2.0, under: float = 0.5) -
 
 def several(a: Any, b: Any, v1: Any, max: float = 0.75, *, T: float = 3.0) -> Any:
     """Names that mean something else in C++."""
-    x = a / T
-    x += np.minimum(b, max)
+    x = a / T + np.minimum(b, max)
     total: Any = 0
     for k in range(3):
         total = total + x**k * v1
@@ -266,6 +267,12 @@ def program_of(loss: Any) -> Program:
     return formula.program
 
 
+def defaults_of(loss: Any) -> dict[str, float]:
+    """The defaults of its parameters."""
+    arguments = inspect.signature(loss).parameters
+    return {name: arguments[name].default for name in formula_of(loss).parameters}
+
+
 def source() -> str:
     """All formulas of the table in C++, behind the kernels."""
     return "\n".join([test_numbers.source(), *(formula_of(w.loss).source for w in TABLE)])
@@ -287,6 +294,32 @@ def test_against_torch(written: Written) -> None:
     gradients = grad(written.loss, argnums)(*written.operands, reduction="sum", **written.given)
     for gradient, slope in zip(gradients, slopes, strict=True):
         np.testing.assert_allclose(gradient, slope, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("written", TABLE, ids=str)
+def test_as_the_formula_of_the_host(written: Written) -> None:
+    """The function as it is, beside a text in C++, computes what it is traced to."""
+    loss = formula_of(written.loss)
+    of_text = pointwise_loss(
+        "text",
+        written.loss.source,
+        operands=loss.operands,
+        parameters=defaults_of(written.loss),
+        numpy=written.formula,
+    )
+    argnums = range(len(written.operands))
+    options: dict[str, Any] = {"reduction": "sum"}
+    got = value_and_grad(of_text, argnums)(*written.operands, **options, **written.given)
+    expected = value_and_grad(written.loss, argnums)(*written.operands, **options, **written.given)
+    for ours, theirs in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-13, atol=1e-13)
+
+
+def test_functions_have_derivatives_on_the_host() -> None:
+    """NumPy's functions are the same in a formula that is traced and in dual numbers."""
+    rules = set(dual._RULES)
+    bitwise = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.invert}
+    assert rules == (FUNCTIONS | {*tracing._MADE_OF_OTHERS}) - LOGICAL - bitwise - {np.where}
 
 
 @pytest.mark.parametrize("real", REALS)
@@ -418,6 +451,20 @@ def test_constants(constant: Any, text: str) -> None:
     )
     result = loss(np.ones(2), np.ones(2))
     np.testing.assert_array_equal(result, 1 + float(constant))
+
+
+def test_assignments_with_an_operation() -> None:
+    def steps(x: Any) -> Any:
+        before = x
+        x -= 1
+        x *= x
+        x **= 0.5
+        x /= 2
+        return x + before
+
+    assert pointwise_loss("steps", steps).source == (
+        "auto v1 = x - 1.0;\nreturn sqrt(v1 * v1) / 2.0 + x;"
+    )
 
 
 def test_equal_formulas_are_one_loss() -> None:
