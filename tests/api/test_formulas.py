@@ -659,6 +659,24 @@ def test_what_cannot_be_traced(formula: Any, shown: str, message: str) -> None:
     assert rest == [f"    {lines[number - 1].strip()}"]
 
 
+def installed_function(text: str) -> Any:
+    """A function of a library that is installed."""
+    found: dict[str, Any] = {}
+    exec(compile(f"\n\n{text}", "/lib/site-packages/library.py", "exec"), found)
+    return found["function"]
+
+
+def test_lines_of_installed_libraries() -> None:
+    """The line is that of the user who calls a library, or of a library that has the formula."""
+    function = installed_function("def function(x): return x + None")
+    with pytest.raises(TypeError, match="line 3 of library.py: a constant must be a number of"):
+        pointwise_loss("mine", function)
+    with pytest.raises(TypeError, match=r"of test_formulas.py: .*\n    pointwise_loss\("):
+        pointwise_loss("mine", lambda x: function(x))
+    with pytest.raises(TypeError, match=r"^the formula of mine cannot be traced: .* is no number"):
+        pointwise_loss("mine", math.sqrt)
+
+
 def test_other_errors_are_those_of_the_formula() -> None:
     with pytest.raises(NameError, match="undefined"):
         pointwise_loss("mine", lambda x: undefined)  # type: ignore[name-defined]  # noqa: F821
