@@ -31,7 +31,7 @@ from .. import emulator
 from ..emulator import Module, installed
 from ..kernels import test_numbers
 from ..tables.arrays import Library
-from ..tools import requirements
+from ..tools import levels, requirements
 from . import test_custom
 
 Array = Any
@@ -243,7 +243,7 @@ TABLE = [
     Written("constant", lambda x, y: 0.1, lambda x, y: 0.1 + 0 * x * y),
 ]
 
-REALS = ("float", "double")
+REALS = levels.first(["double", "float"])
 
 
 def kernel(written: Written, real: str) -> str:
@@ -278,10 +278,11 @@ def source() -> str:
     return "\n".join([test_numbers.source(), *(formula_of(w.loss).source for w in TABLE)])
 
 
-@pytest.fixture(scope="module")
-def kernels() -> Module:
+@functools.cache
+def kernels(real: str) -> Module:
+    """The kernels of the table in one arithmetic type."""
     emulator.require()
-    return Module(source(), [kernel(written, real) for written in TABLE for real in REALS])
+    return Module(source(), [kernel(written, real) for written in TABLE])
 
 
 @pytest.mark.parametrize("written", TABLE, ids=str)
@@ -323,12 +324,12 @@ def test_functions_have_derivatives_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_in_cpp(kernels: Module, real: str) -> None:
+def test_in_cpp(real: str) -> None:
     """Values, first and second derivatives on the emulator, against the host's and torch's."""
     tolerance = 1e-11 if real == "double" else 2e-5
     for written in TABLE:
         x = np.stack(written.operands).astype("f4" if real == "float" else "f8").astype("f8")
-        got, host = test_numbers.both_backends(kernels, real, written.call, x)
+        got, host = test_numbers.both_backends(kernels(real), real, written.call, x)
         expected = dataclasses.replace(written, drawn=x).expected()
         for column, ours, theirs in zip(got, host, expected, strict=True):
             scale = float(abs(ours).max()) + 0.1
@@ -360,13 +361,13 @@ def test_every_function_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_special_values(kernels: Module, real: str) -> None:
+def test_special_values(real: str) -> None:
     """The same values of infinities, NaN and zeros on the emulator and on the host."""
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0])
     for written in TABLE:
         count = len(written.operands)
         x = np.stack([pair.ravel() for pair in np.meshgrid(*[special] * count)])
-        got, host = test_numbers.both_backends(kernels, real, written.call, x)
+        got, host = test_numbers.both_backends(kernels(real), real, written.call, x)
         np.testing.assert_allclose(
             got[0], host[0].astype("f4" if real == "float" else "f8"), rtol=2e-6, atol=1e-6
         )
