@@ -32,6 +32,12 @@ __device__ __forceinline__ Dual<X> sign(Dual<X> x) {
   return Dual<X>(sign(x.value));
 }
 
+// The same, but NaN for NaN, as NumPy's sign.
+template <class N>
+__device__ __forceinline__ N signum(N x) {
+  return x == x ? sign(x) : N(plain(x));
+}
+
 template <class T>
 __device__ __forceinline__ Real<T> abs(Real<T> x) {
   return Real<T>(fabs(x.value));
@@ -181,15 +187,51 @@ __device__ __forceinline__ Dual<X> power_of_fraction(Dual<X> x, Real<T> exponent
               exponent == 0.0 ? X(0.0) : exponent * below * x.slope);
 }
 
-// sqrt(x^2 + c^2) of a constant c, without overflow.
-template <class T>
-__device__ __forceinline__ Real<T> hypot(Real<T> x, Parameter<T> c) {
-  return Real<T>(hypot(x.value, c.value));
+// A function of two numbers, from its value and its derivative by each. The number of lower order
+// is a constant.
+template <class X, class A, class B>
+__device__ __forceinline__ Dual<X> of_two(X value, A a, X by_a, B b, X by_b) {
+  if constexpr (order<A> > order<B>) {
+    return dual(value, by_a * a.slope);
+  } else if constexpr (order<A> < order<B>) {
+    return dual(value, by_b * b.slope);
+  } else {
+    return dual(value, by_a * a.slope + by_b * b.slope);
+  }
 }
-template <class X, class T>
-__device__ __forceinline__ Dual<X> hypot(Dual<X> x, Parameter<T> c) {
-  const X y = hypot(x.value, c);
-  return dual(y, x.value / y * x.slope);
+
+// sqrt(a^2 + b^2), without overflow.
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto hypot(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    return Real<T>(hypot(T(plain(a)), T(plain(b))));
+  } else {
+    constexpr int ORDER = order<A> > order<B> ? order<A> : order<B>;
+    const auto x = value_at<ORDER>(a);
+    const auto y = value_at<ORDER>(b);
+    using X = Common<decltype(x), decltype(y)>;
+    const X value = hypot(x, y);
+    return of_two<X>(value, a, x / value, b, y / value);
+  }
+}
+
+// log(exp(a) + exp(b)), without overflow.
+template <class A, class B, If<are_numbers<A, B>> = 0>
+__device__ __forceinline__ auto logaddexp(A a, B b) {
+  if constexpr (are_order_zero<A, B>) {
+    using T = typename Meet<A, B>::type;
+    const T x = plain(a), y = plain(b);
+    // Equal infinities have no difference.
+    const T distance = x == y ? T(0) : fabs(x - y);
+    return Real<T>((x > y ? x : y) + log1p_of_fraction(exp(-distance)));
+  } else {
+    constexpr int ORDER = order<A> > order<B> ? order<A> : order<B>;
+    const auto x = value_at<ORDER>(a);
+    const auto y = value_at<ORDER>(b);
+    using X = Common<decltype(x), decltype(y)>;
+    return of_two<X>(logaddexp(x, y), a, sigmoid(X(x - y)), b, sigmoid(X(y - x)));
+  }
 }
 
 FUNCTION(log_cosh, log_cosh(x), tanh(x))

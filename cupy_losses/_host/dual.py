@@ -1,8 +1,8 @@
 """Dual numbers over NumPy arrays: a NumPy formula of a loss gives its derivatives too.
 
 The counterpart of cuda/numbers/dual.cuh. A `Dual` takes part in arithmetic, in the NumPy functions
-listed at the end and in `np.where`; its value and slope are arrays or `Dual`s themselves, which
-gives second derivatives.
+listed at the end, in `np.where` and in `np.clip`; its value and slope are arrays or `Dual`s
+themselves, which gives second derivatives.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Dual:
         return rule(*inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.clip:
+            return _clipped(*args, **kwargs)
         if function is not np.where or kwargs or len(args) != 3:
             return NotImplemented
         condition, a, b = args
@@ -185,10 +187,22 @@ def _smaller(a: Number, b: Number) -> Number:
     return -_larger(-a, -b)
 
 
+def _clipped(
+    x: Number, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
+) -> Number:
+    """At the bounds, which are constants, the derivative is that of the number, as in torch."""
+    low, high = (min if low is None else low), (max if high is None else high)
+    if low is not None:
+        x = np.where(x < low, low, x)
+    if high is not None:
+        x = np.where(x > high, high, x)
+    return x
+
+
 def _log_of_sum(a: Number, b: Number) -> Dual:
-    value = np.logaddexp(value_of(a), value_of(b))
-    parts = ((value_of(x), slope_of(x)) for x in (a, b))
-    return Dual(value, sum(np.exp(x - value) * slope for x, slope in parts))
+    x, y = value_of(a), value_of(b)
+    slope = sigmoid(x - y) * slope_of(a) + sigmoid(y - x) * slope_of(b)
+    return Dual(np.logaddexp(x, y), slope)
 
 
 def _hypotenuse(a: Number, b: Number) -> Dual:
@@ -213,8 +227,14 @@ _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.subtract: lambda a, b: a - b if isinstance(a, Dual) else -b + a,
     np.multiply: lambda a, b: a * b if isinstance(a, Dual) else b * a,
     np.true_divide: _divide,
+    np.reciprocal: lambda a: 1.0 / a,
     np.negative: lambda a: -a,
+    np.positive: lambda a: a,
     np.absolute: abs,
+    np.fabs: abs,
+    np.isnan: lambda a: np.isnan(plain(a)),
+    np.isinf: lambda a: np.isinf(plain(a)),
+    np.isfinite: lambda a: np.isfinite(plain(a)),
     np.less: lambda a, b: plain(a) < plain(b),
     np.greater: lambda a, b: plain(a) > plain(b),
     np.less_equal: lambda a, b: plain(a) <= plain(b),
@@ -222,7 +242,9 @@ _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.equal: lambda a, b: plain(a) == plain(b),
     np.not_equal: lambda a, b: plain(a) != plain(b),
     np.power: _power,
+    np.float_power: _power,
     np.square: lambda a: a * a,
+    np.sign: lambda a: np.sign(plain(a)),
     np.maximum: _larger,
     np.minimum: _smaller,
     np.logaddexp: _log_of_sum,

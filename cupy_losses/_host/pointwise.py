@@ -25,8 +25,8 @@ def evaluate(
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
     if loss.formula is None:
         raise TypeError(
-            f"{loss.name} has no NumPy formula: pass numpy= to pointwise_loss, or call it on CUDA "
-            "arrays"
+            f"{loss.name} has no NumPy formula: write the formula in Python, pass numpy= to "
+            "pointwise_loss, or call it on CUDA arrays"
         )
     specs = [spec(operand) for operand in operands]
     own = specs[request.extra :]

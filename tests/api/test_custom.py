@@ -151,8 +151,10 @@ def test_definition_errors() -> None:
         pointwise_loss("mine", "input", operands=("input", "weight"))
     with pytest.raises(ValueError, match="at least one"):
         pointwise_loss("mine", "1", operands=())
-    with pytest.raises(TypeError, match="formula must be a string"):
-        pointwise_loss("mine", abs)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="formula must be a function or a string, got int"):
+        pointwise_loss("mine", 3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="name must be a string, got int"):
+        pointwise_loss(3, "input")  # type: ignore[call-overload]
     without = pointwise_loss("without", "input * target")
     with pytest.raises(TypeError, match="without has no NumPy formula"):
         without(np.ones(3), np.ones(3))

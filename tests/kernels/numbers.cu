@@ -23,6 +23,10 @@ struct Expression {
     if constexpr (WHICH == 13) {
       return (sigmoid(x) + softplus(x) + clamp_min(x, p)) * y + pow(x, 0) * relu(y);
     }
+    if constexpr (WHICH == 14) return hypot(x, y) * hypot(p, y) + hypot(x * y, 2.0) * signum(x);
+    if constexpr (WHICH == 15) {
+      return logaddexp(x, y) * logaddexp(p, y) + logaddexp(x * y, 0.0) * logaddexp(x, x);
+    }
   }
 };
 

@@ -45,6 +45,10 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
     lambda x, y: (
         (sigmoid(x) + softplus(x) + np.where(x >= P, x, P)) * y + x**0 * np.where(y >= 0, y, 0.0)
     ),
+    lambda x, y: np.hypot(x, y) * np.hypot(P, y) + np.hypot(x * y, 2.0) * np.sign(x),
+    lambda x, y: (
+        np.logaddexp(x, y) * np.logaddexp(P, y) + np.logaddexp(x * y, 0.0) * np.logaddexp(x, x)
+    ),
 ]
 
 
@@ -109,19 +113,18 @@ def prepared(case: Case, count: int) -> tuple[Call, list[Any]]:
     return call, list(operands)
 
 
-def module() -> Module:
+def source() -> str:
     """The kernels of numbers.cu behind the sources that they test."""
-    source = "\n".join(
-        [
-            *(sources.source(name) for name in ("kernels/pointwise.cu",)),
-            '#line 1 "numbers.cu"',
-            (Path(__file__).parent / "numbers.cu").read_text(encoding="utf-8"),
-        ]
-    )
+    kernels = (Path(__file__).parent / "numbers.cu").read_text(encoding="utf-8")
+    return "\n".join([sources.source("kernels/pointwise.cu"), '#line 1 "numbers.cu"', kernels])
+
+
+def module() -> Module:
+    """These kernels, compiled."""
     names = [f"derivatives<{k}>" for k in range(len(EXPRESSIONS))]
     cases = [*CASES, *(case for case, _ in EDGES)]
     names += [formula_name(case, real) for case in cases for real in ("float", "double")]
-    return Module(source, [*dict.fromkeys(names), "long_sum<float>", "long_sum<double>"])
+    return Module(source(), [*dict.fromkeys(names), "long_sum<float>", "long_sum<double>"])
 
 
 def check_formula(kernels: Module, case: Case, real: str) -> None:
@@ -178,7 +181,7 @@ def check_derivatives(kernels: Module, which: int) -> None:
     rng = np.random.default_rng(which)
     x, y = rng.uniform(0.2, 1.5, (2, 64)) * rng.choice([-1, 1], (2, 64))
     x[:4], y[:4] = (0.4, P, 0.5, 1.0), (0.4, 0.2, 0.3, 1.0)  # where comparisons tie
-    if which in (6, 13):
+    if which in (6, 13, 14):
         x[4], y[5] = 0.0, 0.0
     out = np.full((64, 8), np.nan)
     kernel = kernels.get_function(f"derivatives<{which}>")
@@ -206,6 +209,16 @@ def check_overflow(kernels: Module) -> None:
     kernel = kernels.get_function("derivatives<5>")
     kernel((1,), (32,), (x, y, out, 1e-10, np.int32(3)))
     np.testing.assert_array_equal(out[:, 0], [np.inf, -np.inf, np.inf])
+
+
+def check_not_finite(kernels: Module) -> None:
+    """What NumPy says of infinities and of NaN."""
+    out = np.full((5, 8), np.nan)
+    x, y = np.array([np.inf, -np.inf, np.inf, np.nan, 800.0]), np.array([np.inf, -np.inf, 1, 1, 1])
+    for which in (14, 15):
+        kernels.get_function(f"derivatives<{which}>")((1,), (32,), (x, y, out, P, np.int32(5)))
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(out[:, 0], EXPRESSIONS[which](x, y))
 
 
 def check_sums(kernels: Module) -> None:
@@ -246,6 +259,10 @@ def test_edges(kernels: Module, real: str) -> None:
 
 def test_overflow(kernels: Module) -> None:
     check_overflow(kernels)
+
+
+def test_not_finite(kernels: Module) -> None:
+    check_not_finite(kernels)
 
 
 def test_sums(kernels: Module) -> None:

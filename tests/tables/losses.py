@@ -303,13 +303,12 @@ _FOCAL: dict[str, Any] = {
     "ulps": 6,
 }
 
-# A loss of a user's: the Cauchy loss.
-cauchy_loss = cupy_losses.pointwise_loss(
-    "cauchy_loss",
-    "auto d = (input - target) / c;\nreturn log1p(d * d);",
-    parameters={"c": 1.0},
-    numpy=lambda input, target, c: np.log1p((input - target) / c * ((input - target) / c)),
-)
+
+@cupy_losses.pointwise_loss
+def cauchy_loss(input: Array, target: Array, c: float = 1.0) -> Array:
+    """A loss of a user's: the Cauchy loss."""
+    return np.log1p(((input - target) / c) ** 2)
+
 
 LOSSES = [
     *SIMPLE,

@@ -169,6 +169,7 @@ def pointwise(device: Device) -> None:
         test_numbers.check_edge(kernels, case, x, real)
     test_numbers.check_seam(kernels)
     test_numbers.check_overflow(kernels)
+    test_numbers.check_not_finite(kernels)
     test_numbers.check_sums(kernels)
     for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
         test_numbers.check_formula(kernels, case, real)

@@ -1,0 +1,425 @@
+"""Tracing: a formula in Python is called once, with values that record what is done to them.
+
+What comes of it is a `Program`, which serves the host and the device. What cannot be traced is an
+error that shows the line of the function and says what to write instead.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
+
+_WORDS = "Python's operators and NumPy's functions of one element"
+_BRANCH = (
+    "a value has no truth while a formula is traced: write np.where(condition, a, b) for a branch, "
+    "np.maximum and np.minimum for max and min, and &, | and ~ with parentheses for and, or, not "
+    "and chained comparisons"
+)
+_NUMBER = (
+    "a value is no number while a formula is traced: write NumPy's function, np.log(x) for "
+    "math.log(x), and no float(x) or int(x)"
+)
+_ELEMENT = "a formula is of one element, which has no length, no parts and no order"
+_CONSTANT = "a constant must be a number of Python or NumPy, got {}: an array is to be an operand"
+_REDUCED = (
+    "{} is over several elements, and a formula is of one: leave it to reduction= of the loss, or "
+    "make the result an operand"
+)
+_REDUCTIONS = {
+    *("all", "amax", "amin", "any", "argmax", "argmin", "argsort", "average", "count_nonzero"),
+    *("cumprod", "cumsum", "dot", "einsum", "max", "mean", "median", "min", "nanmax", "nanmean"),
+    *("nanmin", "nansum", "norm", "percentile", "prod", "ptp", "quantile", "sort", "std", "sum"),
+    *("var", "vdot"),
+}
+_INSTEAD = {
+    "cbrt": "np.sign(x) * np.abs(x) ** (1 / 3)",
+    "exp2": "np.exp(x * np.log(2))",
+    "fmax": "np.maximum(a, b)",
+    "fmin": "np.minimum(a, b)",
+    "heaviside": "np.where(x > 0, 1.0, 0.0)",
+    "log10": "np.log(x) / np.log(10)",
+    "log2": "np.log(x) / np.log(2)",
+    "logaddexp2": "np.logaddexp(a * np.log(2), b * np.log(2)) / np.log(2)",
+    "nan_to_num": "np.where(np.isnan(x), 0.0, x)",
+    "ones_like": "1.0",
+    "full_like": "the number",
+    "piecewise": "np.where(condition, a, b)",
+    "select": "np.where(condition, a, np.where(other, b, c))",
+    "tan": "np.sin(x) / np.cos(x)",
+    "zeros_like": "0.0",
+}
+_OPERATORS = {"floor_divide": "//", "remainder": "%", "divmod": "divmod", "matmul": "@"}
+# The largest whole exponent that becomes multiplications.
+_MOST = 16
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+def trace(
+    name: str,
+    function: Callable[..., Any],
+    operands: Sequence[str],
+    parameters: Sequence[str],
+    by_keyword: Sequence[str] = (),
+) -> Program:
+    """Record what a function does to its arguments, which are the operands, then the parameters.
+
+    Args:
+        name: The name of the loss, for messages.
+        function: The formula.
+        operands: The names of the arrays.
+        parameters: The names of the hyper-parameters.
+        by_keyword: Those of them that the function takes by keyword alone.
+
+    Raises:
+        TypeError: If it does what no formula can.
+
+    """
+    recorder = _Recorder(operands, parameters)
+    values = {argument: recorder.named(argument) for argument in (*operands, *parameters)}
+    keywords = {argument: values.pop(argument) for argument in by_keyword}
+    try:
+        return recorder.program(function(*values.values(), **keywords))
+    except TypeError as error:
+        message = str(error)
+        if not isinstance(error, _TraceError):
+            message += f"; a formula is made of {_WORDS}"
+        raise TypeError(_located(name, message, error.__traceback__)) from error
+    except AttributeError as error:
+        if not isinstance(error.obj, Value):
+            raise
+        raise TypeError(_located(name, str(error), error.__traceback__)) from error
+
+
+class _TraceError(TypeError):
+    """What a formula cannot do."""
+
+
+def _located(name: str, message: str, traceback: TracebackType | None) -> str:
+    """A message with the last line that is the user's."""
+    places: list[tuple[str, int]] = []
+    while traceback is not None:
+        places.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    outside = [place for place in places if not place[0].startswith(_PACKAGE)]
+    if not outside:
+        return f"the formula of {name} cannot be traced: {message}"
+    # A formula may be of an installed library itself.
+    own = [place for place in outside if not any(part in place[0] for part in _LIBRARIES)]
+    file, line = [*outside[:1], *own][-1]
+    shown = linecache.getline(file, line).strip()
+    place = f"line {line} of {os.path.basename(file)}"
+    text = f"the formula of {name} cannot be traced, {place}: {message}"
+    return f"{text}\n    {shown}" if shown else text
+
+
+class _Recorder:
+    """The values of a formula that is being traced; equal ones are one."""
+
+    def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
+        self._operands = tuple(operands)
+        self._parameters = tuple(parameters)
+        self._values: list[str | float | Step] = []
+        self._places: dict[Any, int] = {}
+
+    def named(self, name: str) -> Value:
+        """An operand or a parameter."""
+        return self._value(name, varies=name in self._operands)
+
+    def _value(self, value: str | float | Step, **what: bool) -> Value:
+        key = repr(value) if isinstance(value, float) else value  # 0.0 and -0.0 differ
+        place = self._places.setdefault((type(value), key), len(self._values))
+        if place == len(self._values):
+            self._values.append(value)
+        return Value(self, place, **what)
+
+    def number(self, x: Any) -> Value:
+        """A value of the formula, or a constant, as a number."""
+        if isinstance(x, Value):
+            if x.recorder is not self:
+                raise _TraceError("this value is one of another formula")
+            return self.step(np.where, x, 1.0, 0.0) if x.is_condition else x
+        return self._value(_constant(x))
+
+    def condition(self, x: Any) -> Value:
+        """A value of the formula, or a constant, as a condition: whether it is other than 0."""
+        if isinstance(x, Value) and x.is_condition and x.recorder is self:
+            return x
+        return self.step(np.not_equal, x, 0.0)
+
+    def step(self, function: Callable[..., Any], *arguments: Any) -> Value:
+        """A function of values of the formula and of constants."""
+        if function in LOGICAL:
+            values = [self.condition(x) for x in arguments]
+        elif function is np.where:
+            values = [self.condition(arguments[0]), *map(self.number, arguments[1:])]
+        else:
+            if function not in CONDITIONS and all(map(_is_condition, arguments)):
+                raise _TraceError(
+                    "a comparison is no number where no number meets it: write & or |, or "
+                    "np.where(condition, 1.0, 0.0)"
+                )
+            values = [self.number(x) for x in arguments]
+        step = Step(function, tuple(value.place for value in values))
+        varies = any(value.varies for value in values)
+        return self._value(step, varies=varies, is_condition=function in CONDITIONS)
+
+    def program(self, result: Any) -> Program:
+        """The program of a result, without the steps that it does not need."""
+        if not isinstance(result, Value):
+            try:
+                _constant(result)
+            except _TraceError:
+                raise _TraceError(f"it must return one number, got {_described(result)}") from None
+        last = self.number(result).place
+        needed = {last}
+        for k in range(last, -1, -1):
+            value = self._values[k]
+            if k in needed and isinstance(value, Step):
+                needed.update(value.arguments)
+        places: dict[int, int] = {}
+        values: list[str | float | Step] = []
+        for k in sorted(needed):
+            places[k] = len(values)
+            value = self._values[k]
+            if isinstance(value, Step):
+                value = Step(value.function, tuple(places[j] for j in value.arguments))
+            values.append(value)
+        return Program(self._operands, self._parameters, tuple(values))
+
+
+def _constant(x: Any) -> float:
+    """A number of Python or NumPy."""
+    if isinstance(x, np.ndarray) and x.ndim:
+        raise _TraceError(_CONSTANT.format(f"an array of shape {x.shape}"))
+    if isinstance(x, bool | int | float):
+        return float(x)
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biuf":
+        return float(x)
+    raise _TraceError(_CONSTANT.format(_described(x)))
+
+
+def _is_condition(x: Any) -> bool:
+    return x.is_condition if isinstance(x, Value) else isinstance(x, bool | np.bool_)
+
+
+def _described(x: Any) -> str:
+    return "None" if x is None else type(x).__name__
+
+
+def _unary(function: Callable[..., Any]) -> Callable[[Value], Any]:
+    def method(self: Value) -> Any:
+        return _apply(self.recorder, function, self)
+
+    return method
+
+
+def _binary(function: Callable[..., Any]) -> Callable[[Value, Any], Any]:
+    def method(self: Value, other: Any) -> Any:
+        return _apply(self.recorder, function, self, other)
+
+    return method
+
+
+def _reflected(function: Callable[..., Any]) -> Callable[[Value, Any], Any]:
+    def method(self: Value, other: Any) -> Any:
+        return _apply(self.recorder, function, other, self)
+
+    return method
+
+
+def _refused(message: str) -> Callable[..., NoReturn]:
+    def method(*arguments: Any, **options: Any) -> NoReturn:
+        raise _TraceError(message)
+
+    return method
+
+
+class Value:
+    """A value of a formula that is being traced.
+
+    Attributes:
+        recorder: What records it.
+        place: Its place there.
+        varies: Whether it depends on an operand.
+        is_condition: Whether it is the result of a comparison.
+
+    """
+
+    def __init__(
+        self, recorder: _Recorder, place: int, varies: bool = False, is_condition: bool = False
+    ) -> None:
+        self.recorder = recorder
+        self.place = place
+        self.varies = varies
+        self.is_condition = is_condition
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__":
+            raise _TraceError(_REDUCED.format(f"np.{ufunc.__name__}.{method}"))
+        _without(options, ufunc.__name__)
+        return _apply(self.recorder, ufunc, *inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        name = function.__name__
+        shown = f"{function.__module__}.{name}".replace("numpy", "np", 1)
+        if function is np.where:
+            if len(args) != 3:
+                raise _TraceError("np.where takes three arguments here: condition, a, b")
+            return self.recorder.step(np.where, *args)
+        if function is np.clip:
+            return _clipped(*args, **options)
+        if name in _REDUCTIONS:
+            raise _TraceError(_REDUCED.format(shown))
+        raise _TraceError(_unknown(shown, name))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), options: Any = None
+    ) -> NoReturn:
+        name = getattr(function, "__name__", "function")
+        raise _TraceError(
+            f"torch's {name} takes tensors, and a formula is made of {_WORDS}: write np.{name}, "
+            "where NumPy has it"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        message = f"{_ELEMENT}: it has no .{name}"
+        if name in _REDUCTIONS:
+            message = _REDUCED.format(f".{name}()")
+        elif name == "clip" or isinstance(getattr(np, name, None), np.ufunc):
+            message = f"a value of a formula has no methods: write np.{name}"
+        raise AttributeError(message, name=name, obj=self)
+
+    __add__, __radd__ = _binary(np.add), _reflected(np.add)
+    __sub__, __rsub__ = _binary(np.subtract), _reflected(np.subtract)
+    __mul__, __rmul__ = _binary(np.multiply), _reflected(np.multiply)
+    __truediv__, __rtruediv__ = _binary(np.true_divide), _reflected(np.true_divide)
+    __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
+    __mod__, __rmod__ = _binary(np.remainder), _reflected(np.remainder)
+    __divmod__, __rdivmod__ = _binary(np.divmod), _reflected(np.divmod)
+    __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
+    __pow__, __rpow__ = _binary(np.power), _reflected(np.power)
+    __and__, __rand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and)
+    __or__, __ror__ = _binary(np.bitwise_or), _reflected(np.bitwise_or)
+    __xor__, __rxor__ = _binary(np.bitwise_xor), _reflected(np.bitwise_xor)
+    __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
+    __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
+    __eq__ = _binary(np.equal)
+    __ne__ = _binary(np.not_equal)
+    __neg__, __pos__ = _unary(np.negative), _unary(np.positive)
+    __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
+    __hash__ = None  # type: ignore[assignment]
+
+    __bool__ = _refused(_BRANCH)
+    __float__ = __int__ = __complex__ = __index__ = _refused(_NUMBER)
+    __round__ = __floor__ = __ceil__ = __trunc__ = _refused(_NUMBER)
+    __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused(_ELEMENT)
+    __array__ = _refused(f"{_ELEMENT}: leave out np.asarray(x) and np.array(x)")
+
+
+def _without(options: dict[str, Any], name: str) -> None:
+    if options:
+        raise _TraceError(f"np.{name} takes no {next(iter(options))}= in a formula: leave it out")
+
+
+def _unknown(shown: str, name: str) -> str:
+    if name in _INSTEAD:
+        return f"{shown} is no function of a formula: write {_INSTEAD[name]}"
+    return (
+        f"{shown} is no function of a formula: make it of Python's operators and of NumPy's "
+        f"{', '.join(sorted(_NAMES))}, or write the formula in C++, as a text"
+    )
+
+
+def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
+    """The value of a ufunc or of an operator."""
+    made = _MADE_OF_OTHERS.get(ufunc)
+    if made is not None:
+        return made(recorder, *inputs)
+    if ufunc not in FUNCTIONS:
+        name = ufunc.__name__
+        module = "np." if getattr(np, name, None) is ufunc else ""
+        raise _TraceError(_unknown(_OPERATORS.get(name, module + name), name))
+    return recorder.step(ufunc, *inputs)
+
+
+def _bitwise(function: Callable[..., Any], sign: str) -> Callable[..., Value]:
+    def apply(recorder: _Recorder, *inputs: Any) -> Value:
+        if not all(map(_is_condition, inputs)):
+            example = "~(a > 0)" if sign == "~" else f"(a > 0) {sign} (b > 0)"
+            raise _TraceError(f"{sign} is for comparisons, in parentheses: write {example}")
+        return recorder.step(function, *inputs)
+
+    return apply
+
+
+def _power(recorder: _Recorder, base: Any, exponent: Any) -> Any:
+    """Multiplications and a square root where these are the power, else one of a constant."""
+    if isinstance(exponent, Value):
+        if exponent.varies:
+            raise _TraceError(
+                "the exponent of a power must be a constant or a parameter: write "
+                "np.exp(b * np.log(a)) for a ** b"
+            )
+        return recorder.step(np.power, base, exponent)
+    number = _constant(exponent)
+    if number == 0.5:
+        return recorder.step(np.sqrt, base)
+    if not (number.is_integer() and 1 <= abs(number) <= _MOST):
+        return recorder.step(np.power, base, number)
+    digits = f"{abs(int(number)):b}"
+    x = result = recorder.number(base)
+    for digit in digits[1:]:
+        result = result * result
+        if digit == "1":
+            result = result * x
+    return result if number > 0 else 1.0 / result
+
+
+def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
+    """A value between two bounds, at which its derivative is that of the value, as in torch."""
+    for of_low, of_high in (("a_min", "a_max"), ("min", "max")):
+        low, high = options.pop(of_low, low), options.pop(of_high, high)
+    _without(options, "clip")
+    if any(isinstance(bound, Value) and bound.varies for bound in (low, high)):
+        raise _TraceError(
+            "the bounds of np.clip must be constants or parameters: write "
+            "np.minimum(np.maximum(x, low), high)"
+        )
+    if low is not None:
+        x = np.where(x < low, low, x)
+    if high is not None:
+        x = np.where(x > high, high, x)
+    return x
+
+
+# Functions that need no C++ of their own, as others say what they are.
+_MADE_OF_OTHERS: dict[Any, Callable[..., Any]] = {
+    np.bitwise_and: _bitwise(np.logical_and, "&"),
+    np.bitwise_or: _bitwise(np.logical_or, "|"),
+    np.bitwise_xor: _bitwise(np.logical_xor, "^"),
+    np.invert: _bitwise(np.logical_not, "~"),
+    np.power: _power,
+    np.float_power: _power,
+    np.square: lambda recorder, x: _power(recorder, x, 2),
+    np.reciprocal: lambda recorder, x: recorder.step(np.true_divide, 1.0, x),
+    np.positive: lambda recorder, x: recorder.number(x),
+    np.fabs: lambda recorder, x: recorder.step(np.absolute, x),
+    np.isnan: lambda recorder, x: recorder.step(np.not_equal, x, x),
+    np.isinf: lambda recorder, x: recorder.step(np.equal, abs(x), np.inf),
+    np.isfinite: lambda recorder, x: recorder.step(np.less, abs(x), np.inf),
+}
+
+_NAMES = {
+    *(function.__name__ for function in CALLED | LOGICAL),
+    *("clip", "isfinite", "isinf", "isnan", "reciprocal", "square", "where"),
+}
