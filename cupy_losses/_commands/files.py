@@ -110,7 +110,7 @@ def _number(field: str) -> int | float | None:
 def _parquet(file: str, key: str) -> Array:
     """The columns side by side; a single one is a vector."""
     columns = _columns(file)
-    if any(column.dtype.kind not in "biuf" for column in columns):
+    if not columns or any(column.dtype.kind not in "biuf" for column in columns):
         raise ValueError("must hold columns of numbers alone")
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
 

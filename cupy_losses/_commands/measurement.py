@@ -44,8 +44,8 @@ def measured(name: str, evaluation: Evaluation) -> Row:
     forward = _milliseconds(evaluation, evaluation.value)
     consume = functools.partial(_consume, evaluation, denominator)
     with_gradient = _milliseconds(evaluation, consume)
-    read = sum(operand.nbytes for operand in evaluation.operands.values())
-    written = evaluation.operands[evaluation.names[0]].nbytes
+    read = sum(map(_bytes, evaluation.operands.values()))
+    written = _bytes(evaluation.operands[evaluation.names[0]])
     return Row(
         loss=name,
         value=value,
@@ -57,6 +57,10 @@ def measured(name: str, evaluation: Evaluation) -> Row:
         gradient_ms=with_gradient,
         gradient_gb_per_s=(read + written) / with_gradient / 1e6,
     )
+
+
+def _bytes(array: Array) -> int:
+    return int(array.size * array.dtype.itemsize)
 
 
 def _relative(error: float, size: float) -> float:
@@ -73,7 +77,7 @@ def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]
         if sample is None:
             sample = on_the_host(own[: len(exact)] if place else own).astype(np.float64)
         for part in parts(own.shape):
-            wide = own[part].astype("float64")
+            wide = on_the_host(own[part]).astype(np.float64)
             squares += float((wide * wide).sum())
     with np.errstate(all="ignore"):
         worst, largest = float(abs(sample - exact).max()), float(abs(exact).max())
@@ -89,7 +93,7 @@ def _warn_of_nan(evaluation: Evaluation) -> None:
     for name, operand in evaluation.operands.items():
         if operand.dtype.kind in "biu":
             continue
-        nan = sum(int((operand[part] != operand[part]).sum()) for part in parts(operand.shape))
+        nan = sum(int(np.isnan(on_the_host(operand[part])).sum()) for part in parts(operand.shape))
         if nan:
             warnings.warn(f"{name} has {nan} NaN in {operand.size} elements", stacklevel=2)
 

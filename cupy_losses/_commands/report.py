@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +33,5 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    # A pipe or a file has no width: nothing is to be cut off.
-    width = None if sys.stdout.isatty() else 1000
-    Console(width=width, soft_wrap=True, highlight=False).print(table)
+    # The table takes what it needs: in a narrow terminal lines wrap, and no number is cut off.
+    Console(width=1000, highlight=False).print(table)

@@ -17,8 +17,9 @@ import pytest
 import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses.__main__ import main
-from cupy_losses._commands import evaluation, losses
+from cupy_losses._commands import evaluation, losses, measurement
 
+from .. import emulator
 from ..tables.losses import SIMPLE
 
 PACKAGE = Path(cupy_losses.__file__).parent
@@ -146,8 +147,9 @@ def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
 TABLE = np.array([[1.5, 2.0, -3.0], [0.25, 5.0, 1e-3]])
 
 
-@pytest.mark.parametrize("header", ["", "a,b,c\n"])
-@pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
+@pytest.mark.parametrize(
+    ("ending", "header"), [("csv", ""), ("csv", "a,b,c\n"), ("npz", ""), ("parquet", "")]
+)
 def test_formats(ending: str, header: str, capsys: Any, tmp_path: Path) -> None:
     file = tmp_path / f"table.{ending}"
     if ending == "csv":
@@ -182,6 +184,31 @@ def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_pat
     vars(stand_in)["read_parquet"] = lambda file: frame
     monkeypatch.setitem(sys.modules, "pandas", stand_in)
     assert report(capsys, *own, "--loss", "l1_loss")["losses"][0]["value"] == 3
+
+
+@pytest.mark.parametrize("name", ["huber_loss", "cross_entropy"])
+def test_evaluate_on_a_device(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """An emulated one, that has no events to take the time with."""
+    emulator.require()
+    target = RNG.integers(0, 7, 9) if name == "cross_entropy" else RNG.random((9, 7))
+    x = RNG.standard_normal((9, 7)).astype(np.float32)
+    own = [*saved(tmp_path, input=x, target=target), "--loss", name]
+    own += ["--gradient", f"{tmp_path}/g.npy", "--dtype", "float32"]
+    monkeypatch.setattr(measurement, "_on_device", measurement._on_host)
+    with emulator.installed(seed=1) as device:
+        monkeypatch.setattr(
+            "cupy_losses._commands.evaluate._choose_backend", lambda wanted: (device, "it", "so")
+        )
+        result = report(capsys, *own)
+    assert result["backend"] == "it"
+    assert device.launches
+    (row,) = result["losses"]
+    assert row["error"] < 2**-23
+    assert row["gradient_error"] < 2**-21
+    found = np.load(tmp_path / "g.npy")
+    assert row["gradient_norm"] == pytest.approx(float(np.linalg.norm(found)))
 
 
 def test_evaluate_one_number(capsys: Any, tmp_path: Path) -> None:
