@@ -425,7 +425,7 @@ def test_memory_that_is_not_there(capsys: Any, monkeypatch: pytest.MonkeyPatch) 
     assert (code, err) == (1, "Error: not enough memory: Unable to allocate 3 TiB\n")
 
 
-@pytest.mark.parametrize("command", ["evaluate", "evaluate --json", "--help"])
+@pytest.mark.parametrize("command", ["evaluate", "evaluate --json"])
 def test_a_reader_that_has_enough(command: str) -> None:
     """As `head` is: what is left to print is no error."""
     reading, writing = os.pipe()
@@ -460,6 +460,16 @@ def run(environment: dict[str, str], folder: Path, arguments: str) -> Any:
         text=True,
         check=False,
     )
+
+
+def test_interrupted(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str, evaluation: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cupy_losses._commands.evaluate.measured", interrupt)
+    code, out, err = evaluate(capsys)
+    assert (code, out) == (130, "")
+    assert err.strip() == "cupy-losses: interrupted"
 
 
 def test_bfloat16_needs_no_import_by_the_user(tmp_path: Path) -> None:
