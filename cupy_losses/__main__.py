@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from . import __version__
-from ._commands import accelerate, evaluate, info
+from ._commands import accelerate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; 0 if it succeeded."""
-    parser = argparse.ArgumentParser(
-        prog="cupy-losses", description="Losses and gradients on NVIDIA GPUs, or on the host."
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    accelerate.add_parser(commands)
-    evaluate.add_parser(commands)
-    info.add_parser(commands)
-    chosen = parser.parse_args(arguments)
+    """Run a subcommand; the exit code, 0 if it succeeded."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["accelerate"]:
+        # Not through click, which would answer to what interrupts the program that is run.
+        return accelerate.main(given[1:])
     try:
-        chosen.run(chosen)
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
-        print(f"cupy-losses: {error}", file=sys.stderr)
+        from ._commands import program
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        print(
+            "cupy-losses: the command line needs click and rich: pip install cupy-losses[cli]",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        code = program.run(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted. Python would flush once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return code
 
 
 if __name__ == "__main__":

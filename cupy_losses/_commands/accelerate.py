@@ -6,18 +6,44 @@ import argparse
 import importlib.util
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from .. import accelerate
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand to the argument parser."""
-    parser = commands.add_parser(
-        "accelerate",
-        help="run a program of torch with the losses of this package",
+def main(arguments: Sequence[str]) -> int:
+    """Run the program, whose exit code and errors are its own; 1 if there is no such program."""
+    chosen = _parser().parse_args(arguments)
+    program = chosen.program
+    # As Python does: the folder of the program, or with -m the one that is current.
+    sys.path[0] = str(Path.cwd() if chosen.module else Path(program).resolve().parent)
+    if not _is_there(program, chosen.module):
+        what = "module" if chosen.module else "file"
+        print(f"cupy-losses: there is no {what} {program}", file=sys.stderr)
+        return 1
+    sys.argv = [program, *chosen.arguments]
+    with accelerate() as acceleration:
+        try:
+            if chosen.module:
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program, run_name="__main__")
+        except Exception as error:
+            error = error.with_traceback(_of_program(error.__traceback__))
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.exit(1)
+        finally:
+            if chosen.report:
+                print(f"\n{acceleration.report(measure=True)}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """By the standard library alone: a program is run without the extra `cli`."""
+    parser = argparse.ArgumentParser(
+        prog="cupy-losses accelerate",
         description="Run a Python program as `python` does, with cupy_losses.accelerate() on.",
     )
     parser.add_argument(
@@ -28,31 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "arguments", metavar="...", nargs=argparse.REMAINDER, help="the arguments of the program"
     )
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Run the program, whose exit code and errors are its own."""
-    program = arguments.program
-    # As Python does: the folder of the program, or with -m the one that is current.
-    sys.path[0] = str(Path.cwd() if arguments.module else Path(program).resolve().parent)
-    if not _is_there(program, arguments.module):
-        what = "module" if arguments.module else "file"
-        raise FileNotFoundError(f"there is no {what} {program}")
-    sys.argv = [program, *arguments.arguments]
-    with accelerate() as acceleration:
-        try:
-            if arguments.module:
-                runpy.run_module(program, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(program, run_name="__main__")
-        except Exception as error:
-            error = error.with_traceback(_of_program(error.__traceback__))
-            sys.excepthook(type(error), error, error.__traceback__)
-            sys.exit(1)
-        finally:
-            if arguments.report:
-                print(f"\n{acceleration.report(measure=True)}", file=sys.stderr)
+    return parser
 
 
 def _is_there(program: str, module: bool) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -12,27 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+
 from .. import __version__
 
 
-def add_parser(commands: Any) -> None:
-    """Add the subcommand to the argument parser."""
-    parser = commands.add_parser("info", help="the environment, and what is missing in it")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Look and print."""
+@click.command("info")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def command(as_json: bool) -> None:
+    """Say what is installed, what does not fit together and what to install."""
     facts, advice = inspect()
-    if arguments.json:
-        print(json.dumps({"facts": facts, "advice": advice}, indent=2))
+    if as_json:
+        click.echo(json.dumps({"facts": facts, "advice": advice}, indent=2))
         return
     width = max(map(len, facts))
     for name, fact in facts.items():
-        print(f"{name:{width}}  {fact}")
+        click.echo(f"{name:{width}}  {fact}")
+    click.echo()
     for line in advice or ["Nothing is missing."]:
-        print(f"\n{line}" if line == (advice or [line])[0] else line)
+        click.echo(line)
 
 
 def inspect() -> tuple[dict[str, str], list[str]]:
@@ -84,12 +81,18 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
 
         from .._device.compiler import include_folders
         from .._device.driver import nvrtc_version
-    except Exception as error:
-        facts["CuPy"] = _MISSING if isinstance(error, ImportError) else f"unavailable: {error}"
+    except ImportError:
+        facts["CuPy"] = _MISSING
         advice.append(
             "CUDA arrays need CuPy: pip install cupy-losses[cuda12] or, with a CUDA 13 driver, "
             "cupy-losses[cuda13]. NumPy arrays work without."
         )
+        return
+    except Exception as error:
+        facts["CuPy"] = f"unavailable: {error}"
+        # CuPy makes the folder of its cache when it is imported.
+        if not isinstance(error, OSError) or _cache_is_writable():
+            advice.append(f"CuPy is installed, but cannot be imported: {error}")
         return
     runtime = cupy.cuda.runtime
     built = int(runtime.runtimeGetVersion())
@@ -162,18 +165,25 @@ def _inspect_torch(facts: dict[str, str], advice: list[str]) -> None:
 
 
 def _inspect_cache(facts: dict[str, str], advice: list[str]) -> None:
-    default = Path.home() / ".cupy" / "kernel_cache"
-    folder = Path(os.environ.get("CUPY_CACHE_DIR") or default)
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            writable = True
-    except OSError:
-        writable = False
-    facts["kernel cache"] = f"{folder}, {'writable' if writable else 'not writable'}"
+    writable = _cache_is_writable()
+    facts["kernel cache"] = f"{_cache()}, {'writable' if writable else 'not writable'}"
     if not writable:
         advice.append(
             "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can."
         )
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def _cache_is_writable() -> bool:
+    """Whether a file can be made in the folder, or in the one that it would be made in."""
+    existing = _cache()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return True
+    except OSError:
+        return False

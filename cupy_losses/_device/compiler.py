@@ -63,11 +63,16 @@ def kernel(
     """The kernel `name`, a template with all its arguments, compiled for the current device.
 
     `formula` is the source of a loss that is not in cuda/; `shared` the bytes of dynamic shared
-    memory that its launches may ask for.
+    memory that its launches may ask for. For a device that is not there the kernel is compiled
+    ahead, for its architecture.
     """
+    code = source(file) + formula
     with _compile_lock:
+        if device < 0:
+            driver.compile_ahead(code, name, compile_options(), -device)
+            return Kernel(None, 0, 0)
         try:
-            compiled = driver.compile(source(file) + formula, name, compile_options())
+            compiled = driver.compile(code, name, compile_options())
         except driver.CompileError as error:
             if not formula:
                 raise

@@ -5,8 +5,27 @@ Importing cupy_losses must import neither CuPy nor torch and touch no GPU.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+
+# The shared memory that a block can have, in KiB, by architecture. The number of a device that is
+# not there is minus its architecture: -90 is any device of sm_90.
+SHARED_MEMORY = {
+    70: 96,
+    75: 64,
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    120: 99,
+    121: 99,
+}
 
 
 class MissingGPUError(RuntimeError):
@@ -79,9 +98,42 @@ def nvrtc_version() -> tuple[int, int]:
 def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
     """Compile one kernel for the current device, through CuPy's cache on disk."""
     module = cupy().RawModule(code=code, options=options, name_expressions=(name,))
-    try:
+    with _explained():
         kernel = module.get_function(name)
         kernel.kernel  # noqa: B018  # loads it on this device
+    return kernel
+
+
+def compile_ahead(code: str, name: str, options: tuple[str, ...], architecture: int) -> None:
+    """Compile the same kernel into CuPy's cache on disk for an architecture, without a device.
+
+    It goes the way of `RawModule`, whose options are part of the key in the cache. CuPy would ask
+    there for the current device, and load what it has compiled.
+    """
+    compiler = cupy().cuda.compiler
+    question, function = compiler._get_arch_for_options_for_nvrtc, compiler.function
+
+    never_loaded = type("NeverLoaded", (function.Module,), {"load": lambda self, code: None})
+    compiler._get_arch_for_options_for_nvrtc = question.__wrapped__
+    compiler.function = SimpleNamespace(Module=never_loaded)
+    try:
+        with _explained():
+            cupy()._core.core.compile_with_cache(
+                code,
+                options,
+                arch=str(architecture),
+                prepend_cupy_headers=False,
+                name_expressions=(name,),
+            )
+    finally:
+        compiler._get_arch_for_options_for_nvrtc, compiler.function = question, function
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Explain why a kernel was not compiled."""
+    try:
+        yield
     except OSError as error:
         raise RuntimeError(
             f"CuPy's kernel cache cannot be written: {error}. Point the environment variable "
@@ -89,7 +141,6 @@ def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
         ) from error
     except cupy().cuda.compiler.CompileException as error:
         raise CompileError(str(error)) from error
-    return kernel
 
 
 def occupancy(function: int, threads: int, shared: int) -> int:
@@ -106,18 +157,24 @@ def multiprocessors(device: int) -> int:
 @functools.cache
 def shared_memory(device: int) -> int:
     """The shared memory that a block can have, in bytes."""
+    if device < 0:
+        return SHARED_MEMORY[-device] << 10
     return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 @functools.cache
 def cache_bytes(device: int) -> int:
-    """The memory that the device's cache holds, in bytes."""
+    """The memory that the device's cache holds, in bytes; no kernel depends on it."""
+    if device < 0:
+        return 0
     return int(cupy().cuda.Device(device).attributes["L2CacheSize"])
 
 
 @functools.cache
 def has_clusters(device: int) -> bool:
     """Whether the blocks of a cluster can share what they compute."""
+    if device < 0:
+        return device <= -90
     return int(cupy().cuda.Device(device).compute_capability) >= 90
 
 

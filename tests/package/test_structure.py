@@ -32,7 +32,7 @@ def test_imports_go_downwards() -> None:
     graph = structure.imports(structure.PACKAGE)
     assert "cupy_losses._core.loss" in graph["cupy_losses._api.entrance"]
     assert "cupy_losses._device.driver" in graph["cupy_losses._commands.info"]  # in a function
-    assert "cupy_losses" in graph["cupy_losses.__main__"]  # `from . import __version__`
+    assert "cupy_losses" in graph["cupy_losses._commands.program"]  # `from . import __version__`
     assert of_package(structure.PACKAGE) == []
 
 

@@ -1,0 +1,143 @@
+"""Arrays of numbers from files: .npy, .npz, .csv and .parquet."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+Array = Any
+
+
+def read(name: str, location: str) -> Array:
+    """The array `name` from FILE.npy, mapped, FILE.npz:KEY, FILE.csv or FILE.parquet."""
+    file, key = _split(location)
+    reader = _READERS.get(Path(file).suffix.lower())
+    if reader is None:
+        *endings, last = _READERS
+        raise click.ClickException(
+            f"{name}: the name of {location} must end in {', '.join(endings)} or {last}"
+        )
+    if not Path(file).exists():
+        raise click.ClickException(f"{name}: there is no file {file}")
+    try:
+        array = reader(file, key)
+    except OSError as error:
+        reason = error.strerror or error
+        raise click.ClickException(f"{name}: {file} cannot be read: {reason}") from None
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise click.ClickException(f"{name}: {file} {error}") from None
+    if array.dtype.kind not in "biufc":
+        what = "text" if array.dtype.kind in "SU" else f"dtype {array.dtype.name}"
+        raise click.ClickException(f"{name}: {location} must hold numbers, got {what}")
+    if not array.size:
+        raise click.ClickException(f"{name}: {location} of shape {array.shape} has no elements")
+    return array
+
+
+def _split(location: str) -> tuple[str, str]:
+    """A file and what is asked for in it."""
+    file, colon, key = location.rpartition(":")
+    return (file, key) if colon and file.lower().endswith(".npz") else (location, "")
+
+
+def _npy(file: str, key: str) -> Array:
+    with open(file, "rb") as start:
+        if start.read(6) != b"\x93NUMPY":
+            raise ValueError("holds no array as numpy.save writes it")
+    try:
+        return np.load(file, mmap_mode="r")
+    except ValueError as error:
+        if "Python objects" in str(error):
+            raise ValueError("must hold numbers, got Python objects") from None
+        # A header without all of its elements.
+        raise ValueError("is cut off or damaged") from None
+
+
+def _npz(file: str, key: str) -> Array:
+    if not zipfile.is_zipfile(file):
+        raise ValueError("holds no arrays as numpy.savez writes them")
+    with np.load(file) as arrays:
+        if not key and len(arrays.files) != 1:
+            raise ValueError(f"has several arrays, name one: {_choices(file, arrays.files)}")
+        if key and key not in arrays.files:
+            raise ValueError(f"has no array {key!r}, it has {_choices(file, arrays.files)}")
+        try:
+            return arrays[key or arrays.files[0]]
+        except ValueError:
+            raise ValueError("must hold numbers, got Python objects") from None
+
+
+def _choices(file: str, keys: Sequence[str]) -> str:
+    return ", ".join(f"{file}:{key}" for key in keys) or "none"
+
+
+def _csv(file: str, key: str) -> Array:
+    """Rows of numbers under a line of names, or none; a single column is a vector."""
+    try:
+        with open(file, newline="", encoding="utf-8-sig") as text:
+            lines = [(n, row) for n, row in enumerate(csv.reader(text), 1) if any(row)]
+    except (UnicodeDecodeError, csv.Error):
+        raise ValueError("is no text of comma-separated values") from None
+    if lines and all(_number(field) is None for field in lines[0][1]):
+        lines = lines[1:]
+    for number, row in lines:
+        if len(row) != len(lines[0][1]):
+            raise ValueError(
+                f"line {number} has {len(row)} fields, the first of numbers {len(lines[0][1])}"
+            )
+        for field in row:
+            if _number(field) is None:
+                raise ValueError(f"line {number} must hold numbers, got {field!r}")
+    numbers = np.array([[_number(field) for field in row] for _, row in lines])
+    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+
+
+def _number(field: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(field)
+        except ValueError:
+            continue
+    return None
+
+
+def _parquet(file: str, key: str) -> Array:
+    """The columns side by side; a single one is a vector."""
+    columns = _columns(file)
+    if not columns or any(column.dtype.kind not in "biuf" for column in columns):
+        raise ValueError("must hold columns of numbers alone")
+    return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
+
+
+def _columns(file: str) -> list[Array]:
+    try:
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        return _columns_by_pandas(file)
+    try:
+        return [column.to_numpy() for column in parquet.read_table(file).columns]
+    except ValueError:
+        raise ValueError("is no Parquet file that pyarrow can read") from None
+
+
+def _columns_by_pandas(file: str) -> list[Array]:
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise ValueError("needs pyarrow or pandas: pip install pyarrow") from None
+    frame = pandas.read_parquet(file)
+    return [frame[name].to_numpy() for name in frame]
+
+
+_READERS: dict[str, Callable[[str, str], Array]] = {
+    ".npy": _npy,
+    ".npz": _npz,
+    ".csv": _csv,
+    ".parquet": _parquet,
+}

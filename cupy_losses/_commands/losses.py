@@ -1,0 +1,109 @@
+"""The losses by name, and their arguments as they are written on a command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+import cupy_losses
+
+from .._api.entrance import Prepared, known, prepare_of
+from .._core.loss import Loss
+
+# What has an option of its own, and what a command line cannot say or nobody sees the effect of.
+_NO_PARAMETERS = ("reduction", "distance_function", "overwrite_input")
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """A public function, by what its arguments are.
+
+    Attributes:
+        function: The function.
+        arrays: The arguments that are arrays.
+        optional: Those that may be left out, weight and where among them.
+        parameters: The hyper-parameters, with their defaults.
+
+    """
+
+    function: Callable[..., Any]
+    arrays: tuple[str, ...]
+    optional: tuple[str, ...]
+    parameters: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.function.__name__
+
+    @property
+    def prepare(self) -> Callable[..., Prepared]:
+        """What prepares a call."""
+        return prepare_of(self.function)
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that is called, with classes as targets where it takes any."""
+        return self.prepare(**self._any_arrays(), reduction="sum")[0].loss
+
+    def _any_arrays(self) -> dict[str, Any]:
+        arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in self.arrays}
+        if "target" in arrays:
+            arrays["target"] = np.zeros(2, np.int64)
+        return arrays
+
+    def arguments(self, texts: Sequence[str], reduction: str) -> dict[str, Any]:
+        """The arguments that are no arrays, from texts NAME=VALUE."""
+        found: dict[str, Any] = {"reduction": reduction}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise click.UsageError(f"--parameter must look like NAME=VALUE, got {text!r}")
+            if name not in self.parameters:
+                own = ", ".join(self.parameters)
+                raise click.UsageError(f"{self.name} has no parameter {name!r}: it has {own}")
+            found[name] = _value(value)
+        try:
+            self.prepare(**self._any_arrays(), **found)
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(f"{self.name}: {error}") from None
+        return found
+
+
+def _value(text: str) -> bool | int | float | str:
+    """A flag or a number; any other text as it is."""
+    flags = {"true": True, "false": False}
+    if text.lower() in flags:
+        return flags[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def names() -> list[str]:
+    """The names of all losses."""
+    return [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+
+
+def find(name: str) -> LossFunction:
+    """The loss of a name."""
+    function = getattr(cupy_losses, name)
+    arrays, optional, parameters = [], [], {}
+    for argument in inspect.signature(function).parameters.values():
+        if argument.default is argument.empty:
+            arrays.append(argument.name)
+        elif argument.name in _NO_PARAMETERS:
+            continue
+        elif argument.default is None:
+            optional.append(argument.name)
+        else:
+            parameters[argument.name] = argument.default
+    return LossFunction(function, tuple(arrays), tuple(optional), parameters)

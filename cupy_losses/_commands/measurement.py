@@ -1,0 +1,126 @@
+"""How right and how fast an evaluation of a loss is."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .evaluation import Evaluation, on_the_host, parts
+
+Array = Any
+
+REPEATS = 5  # timed runs, after one that compiles
+SECONDS = 1.0  # after which no further one starts
+
+
+class Row(NamedTuple):
+    """What is reported of one loss. Errors are relative to the host's formula in float64."""
+
+    loss: str
+    value: float
+    error: float
+    gradient_norm: float
+    gradient_error: float
+    forward_ms: float
+    forward_gb_per_s: float
+    gradient_ms: float
+    gradient_gb_per_s: float
+
+
+def measured(name: str, evaluation: Evaluation) -> Row:
+    """Everything that is reported; the gradient is that by the first operand."""
+    value = float(evaluation.value())
+    reference, denominator = evaluation.reference()
+    norm, worst = _gradient(evaluation, denominator)
+    if math.isnan(value):
+        worst = math.nan  # a gradient that is right of what is wrong says nothing
+        _warn_of_nan(evaluation)
+    forward = _milliseconds(evaluation, evaluation.value)
+    consume = functools.partial(_consume, evaluation, denominator)
+    with_gradient = _milliseconds(evaluation, consume)
+    read = sum(map(_bytes, evaluation.operands.values()))
+    written = _bytes(evaluation.operands[evaluation.names[0]])
+    return Row(
+        loss=name,
+        value=value,
+        error=_relative(abs(value - reference), abs(reference)) if value != reference else 0.0,
+        gradient_norm=norm,
+        gradient_error=worst,
+        forward_ms=forward,
+        forward_gb_per_s=read / forward / 1e6,
+        gradient_ms=with_gradient,
+        gradient_gb_per_s=(read + written) / with_gradient / 1e6,
+    )
+
+
+def _bytes(array: Array) -> int:
+    return int(array.size * array.dtype.itemsize)
+
+
+def _relative(error: float, size: float) -> float:
+    if error and not size:
+        return math.inf
+    return error / size if error else 0.0
+
+
+def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]:
+    """The norm of the first gradient, and its largest error by its largest element."""
+    place, exact = evaluation.reference_gradient(denominator)
+    squares, sample = 0.0, None
+    for _, (own,) in evaluation.gradients(1, denominator):
+        if sample is None:
+            sample = on_the_host(own[: len(exact)] if place else own).astype(np.float64)
+        for part in parts(own.shape):
+            wide = on_the_host(own[part]).astype(np.float64)
+            squares += float((wide * wide).sum())
+    with np.errstate(all="ignore"):
+        worst, largest = float(abs(sample - exact).max()), float(abs(exact).max())
+    return math.sqrt(squares), _relative(worst, largest)
+
+
+def _consume(evaluation: Evaluation, denominator: float) -> None:
+    for _ in evaluation.gradients(1, denominator):
+        pass
+
+
+def _warn_of_nan(evaluation: Evaluation) -> None:
+    for name, operand in evaluation.operands.items():
+        if operand.dtype.kind in "biu":
+            continue
+        nan = sum(int(np.isnan(on_the_host(operand[part])).sum()) for part in parts(operand.shape))
+        if nan:
+            warnings.warn(f"{name} has {nan} NaN in {operand.size} elements", stacklevel=2)
+
+
+def _milliseconds(evaluation: Evaluation, work: Callable[[], Any]) -> float:
+    """The median time of a call, on the device where there is one."""
+    work()
+    times: list[float] = []
+    timer = _on_host if evaluation.on_host else _on_device
+    while len(times) < REPEATS and sum(times) < 1e3 * SECONDS:
+        times.append(timer(work))
+    return float(np.median(times))
+
+
+def _on_host(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _on_device(work: Callable[[], Any]) -> float:
+    from .._device.driver import cupy
+
+    cuda = cupy().cuda
+    begin, end = cuda.Event(), cuda.Event()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(cuda.get_elapsed_time(begin, end))

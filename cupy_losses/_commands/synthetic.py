@@ -1,0 +1,89 @@
+"""Operands of a loss without data: their shapes and dtypes, and numbers that suit it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from .._core.dtypes import item_size
+from .._core.loss import Domain
+from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
+from .._core.shapes import Shape
+from .._host.chunks import dtype as numpy_dtype
+from .losses import LossFunction
+
+Array = Any
+
+
+def shape_of(text: str) -> Shape:
+    """A shape from a text such as 32768x32768."""
+    try:
+        shape = tuple(int(length) for length in text.lower().split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise click.UsageError(
+            f"--elements must be lengths of at least 1, such as 32768x32768, got {text!r}"
+        )
+    return shape
+
+
+class Operand(NamedTuple):
+    """An operand without its numbers."""
+
+    dtype: str
+    shape: Shape
+    domain: Domain | None
+
+
+def described(function: LossFunction, shape: Shape, dtype: str) -> dict[str, Operand]:
+    """What each operand must be of a loss of elements of this shape."""
+    loss = function.loss
+    if not isinstance(loss, RowFormula):
+        return {name: Operand(dtype, shape, loss.domains.get(name)) for name in loss.operands}
+    found = {}
+    for name in loss.operands:
+        role = loss.role(name)
+        own = loss.rows_of(shape) if role in (INDEX, NUMBER) else shape
+        if role in (INDEX, LABELS):
+            found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape)] - 1))
+        else:
+            found[name] = Operand(dtype, own, loss.domains.get(name))
+    return found
+
+
+def drawn(operands: Sequence[Operand], xp: Any) -> list[Array]:
+    """Random operands of the array module `xp`, the same every time."""
+    needed = sum(item_size(operand.dtype) * math.prod(operand.shape) for operand in operands)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if xp is np and needed > memory:
+        # The system would promise more memory than it has.
+        raise click.UsageError(
+            f"--elements asks for {needed / 2**30:.3g} GiB, this machine has "
+            f"{memory / 2**30:.3g} GiB of memory"
+        )
+    generator = xp.random.default_rng(0)
+    arrays = (_draw(operand, generator, xp) for operand in operands)
+    return [
+        array.astype(numpy_dtype(operand.dtype), copy=False)
+        for array, operand in zip(arrays, operands, strict=True)
+    ]
+
+
+def _draw(operand: Operand, generator: Any, xp: Any) -> Array:
+    dtype, shape, domain = operand
+    if domain is None:
+        # Errors on both sides of every kink.
+        drawn = dtype if dtype in ("float32", "float64") else "float32"
+        return generator.standard_normal(shape, dtype=drawn)
+    if dtype == "int64":
+        return generator.integers(0, int(domain.maximum) + 1, shape)
+    if domain.minimum is None:
+        low, high = domain.values
+        return xp.where(generator.random(shape) < 0.5, low, high)
+    return domain.minimum + generator.random(shape)

@@ -1,0 +1,552 @@
+"""The console script: what its commands print, and one sentence for each mistake of a user."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_losses
+from cupy_losses import value_and_grad
+from cupy_losses.__main__ import main
+from cupy_losses._commands import evaluation, losses, measurement
+
+from .. import emulator
+from ..tables.losses import SIMPLE
+
+PACKAGE = Path(cupy_losses.__file__).parent
+RNG = np.random.default_rng(0)
+
+
+def evaluate(capsys: Any, *arguments: str) -> tuple[int, str, str]:
+    """The exit code of `evaluate` on NumPy, and what it printed."""
+    code = main(["evaluate", "--backend", "numpy", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def report(capsys: Any, *arguments: str) -> dict[str, Any]:
+    """What `evaluate --json` prints, read by the rules of JSON alone."""
+    code, out, _ = evaluate(capsys, "--json", *arguments)
+    assert code == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    result: dict[str, Any] = json.loads(out, parse_constant=refuse)
+    return result
+
+
+def saved(folder: Path, **arrays: Any) -> list[str]:
+    """The options for operands that are saved as .npy files."""
+    options = []
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        options.append(f"--operand={name}={folder / name}.npy")
+    return options
+
+
+def subprocess_environment(**variables: str) -> dict[str, str]:
+    """The variables of this process, with the package to import."""
+    return {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **variables}
+
+
+def test_evaluate_real_data(capsys: Any) -> None:
+    result = report(capsys)
+    assert result["shape"] == [148]
+    rows = {row["loss"]: row for row in result["losses"]}
+    assert set(rows) == {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+    assert 2000 < rows["mse_loss"]["value"] < 4000  # a fit explains half of a variance of 5900
+    for row in rows.values():
+        assert row["error"] < 2**-23
+        assert row["gradient_error"] < 2**-22
+        assert row["forward_ms"] > 0
+
+
+def test_evaluate_files(capsys: Any, tmp_path: Path) -> None:
+    for name in ("prediction", "target"):
+        np.save(tmp_path / f"{name}.npy", RNG.standard_normal((30, 40)).astype(np.float32))
+    files = [f"--{n}={tmp_path / f'{n}.npy'}" for n in ("prediction", "target")]
+    prediction, target = (np.load(tmp_path / f"{n}.npy") for n in ("prediction", "target"))
+    for dtype in ("float32", "float64"):
+        result = report(capsys, *files, "--dtype", dtype)
+        assert (result["shape"], result["dtype"]) == ([30, 40], dtype)
+        rows = {row["loss"]: row for row in result["losses"]}
+        for case in (
+            case for case in SIMPLE if case.parameters in ({}, {"beta": 1.0}, {"delta": 1.0})
+        ):
+            wide = [x.astype(np.longdouble) for x in (prediction, target)]
+            expected, row = float(case.value(*wide).mean()), rows.pop(case.name)
+            assert row["value"] == pytest.approx(expected, rel=2**-23)
+            norm = float(np.linalg.norm(case.slopes(*wide)[0].astype(float))) / target.size
+            assert row["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        assert not rows
+    code, out, _ = evaluate(capsys, *files)
+    assert code == 0
+    assert "smooth_l1_loss" in out
+
+
+def test_evaluate_synthetic(capsys: Any) -> None:
+    assert report(capsys, "--elements", "64x32")["shape"] == [64, 32]
+    assert report(capsys, "--elements", "100", "--dtype", "float16")["dtype"] == "float16"
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_evaluate_every_loss(name: str, capsys: Any, tmp_path: Path) -> None:
+    """On operands that suit it; the gradients are those of the function, by all operands."""
+    arguments = ["--loss", name, "--elements", "6x5", "--dtype", "float64"]
+    (row,) = report(capsys, *arguments, "--gradient", str(tmp_path / "g.npz"))["losses"]
+    assert row["loss"] == name
+    assert abs(row["value"]) > 0
+    assert row["error"] < 2**-52
+    assert row["gradient_error"] < 2**-50
+    with np.load(tmp_path / "g.npz") as found:
+        gradients = dict(found)
+    first = losses.find(name).arrays[0]
+    assert row["gradient_norm"] == pytest.approx(float(np.linalg.norm(gradients[first])))
+
+
+def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> None:
+    operands = {name: RNG.uniform(0.5, 2, (7, 3)) for name in ("input", "target", "var", "weight")}
+    where = RNG.random((7, 3)) < 0.5
+    own = saved(tmp_path, input=operands["input"], var=operands["var"])
+    np.savez(tmp_path / "two.npz", a=operands["target"], b=operands["weight"])
+    np.savetxt(tmp_path / "where.csv", where, fmt="%d", delimiter=",")
+    own += ["--target", f"{tmp_path}/two.npz:a", "--weight", f"{tmp_path}/two.npz:b"]
+    own += ["--where", f"{tmp_path}/where.csv", "--loss", "gaussian_nll_loss"]
+    own += ["--parameter", "eps=0.75", "--parameter", "full=true", "--parameter", "scale=2"]
+    own += ["--reduction", "sum", "--gradient", f"{tmp_path}/g.npy"]
+    (row,) = report(capsys, *own)["losses"]
+    x, y, v = (operands[name] for name in ("input", "target", "var"))
+    keywords = {"full": True, "eps": 0.75, "scale": 2, "reduction": "sum", "where": where}
+    value, gradient = value_and_grad(cupy_losses.gaussian_nll_loss)(
+        x, y, v, weight=operands["weight"], **keywords
+    )
+    assert row["value"] == float(value)
+    np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
+
+
+def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
+    """Whatever --dtype says, also where they are from a text file."""
+    logits, classes = RNG.standard_normal((9, 4)), RNG.integers(0, 4, 9)
+    np.savetxt(tmp_path / "classes.csv", classes, fmt="%d", header="class", comments="")
+    own = [*saved(tmp_path, input=logits), "--target", f"{tmp_path}/classes.csv"]
+    (row,) = report(capsys, *own, "--loss", "cross_entropy", "--dtype", "float32")["losses"]
+    expected = cupy_losses.cross_entropy(logits.astype(np.float32), classes)
+    assert row["value"] == float(expected)
+
+
+TABLE = np.array([[1.5, 2.0, -3.0], [0.25, 5.0, 1e-3]])
+
+
+@pytest.mark.parametrize(
+    ("ending", "header"), [("csv", ""), ("csv", "a,b,c\n"), ("npz", ""), ("parquet", "")]
+)
+def test_formats(ending: str, header: str, capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / f"table.{ending}"
+    if ending == "csv":
+        lines = [",".join(map(repr, row)) for row in TABLE.tolist()]
+        file.write_text(header + "\n".join(lines) + "\n\n")
+    elif ending == "npz":
+        np.savez(file, only=TABLE)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        columns = dict(zip("abc", TABLE.T, strict=True))
+        parquet.write_table(pyarrow.table(columns), file)
+    own = saved(tmp_path, target=np.zeros((2, 3)))
+    result = report(capsys, "--prediction", str(file), *own, "--loss", "l1_loss")
+    assert (result["shape"], result["dtype"]) == ([2, 3], "float64")
+    assert result["losses"][0]["value"] == pytest.approx(abs(TABLE).mean(), rel=2**-52)
+
+
+def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    """Where there is no pyarrow; and where there are neither."""
+    (tmp_path / "one.parquet").write_text("what a stand-in reads")
+    own = ["--prediction", f"{tmp_path}/one.parquet", *saved(tmp_path, target=np.zeros(2))]
+    for name in ("pyarrow", "pandas"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = evaluate(capsys, *own)
+    assert code == 1
+    assert "needs pyarrow or pandas: pip install pyarrow" in err
+    frame = type("Frame", (dict,), {})(column=np.array([2.0, 4.0]))
+    frame["column"] = type("Series", (), {"to_numpy": lambda self: np.array([2.0, 4.0])})()
+    stand_in = type(sys)("pandas")
+    vars(stand_in)["read_parquet"] = lambda file: frame
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    assert report(capsys, *own, "--loss", "l1_loss")["losses"][0]["value"] == 3
+
+
+@pytest.mark.parametrize("name", ["huber_loss", "cross_entropy"])
+def test_evaluate_on_a_device(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """An emulated one, that has no events to take the time with."""
+    emulator.require()
+    target = RNG.integers(0, 7, 9) if name == "cross_entropy" else RNG.random((9, 7))
+    x = RNG.standard_normal((9, 7)).astype(np.float32)
+    own = [*saved(tmp_path, input=x, target=target), "--loss", name]
+    own += ["--gradient", f"{tmp_path}/g.npy", "--dtype", "float32"]
+    monkeypatch.setattr(measurement, "_on_device", measurement._on_host)
+    with emulator.installed(seed=1) as device:
+        monkeypatch.setattr(
+            "cupy_losses._commands.evaluate._choose_backend", lambda wanted: (device, "it", "so")
+        )
+        result = report(capsys, *own)
+    assert result["backend"] == "it"
+    assert device.launches
+    (row,) = result["losses"]
+    assert row["error"] < 2**-23
+    assert row["gradient_error"] < 2**-21
+    found = np.load(tmp_path / "g.npy")
+    assert row["gradient_norm"] == pytest.approx(float(np.linalg.norm(found)))
+
+
+def test_evaluate_one_number(capsys: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path, input=np.array(3.0), target=np.array(1.0))
+    rows = {row["loss"]: row for row in report(capsys, *own)["losses"]}
+    assert (rows["mse_loss"]["value"], rows["mse_loss"]["gradient_norm"]) == (4.0, 4.0)
+    assert all(row["error"] == row["gradient_error"] == 0 for row in rows.values())
+
+
+def test_evaluate_sees_errors(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a value and of a gradient, as a kernel that is wrong would have them."""
+    plain_value, plain_gradients = evaluation.Evaluation.value, evaluation.Evaluation.gradients
+
+    def gradients(self: Any, *arguments: Any) -> Any:
+        for place, arrays in plain_gradients(self, *arguments):
+            yield place, [0 * array for array in arrays]
+
+    monkeypatch.setattr(evaluation.Evaluation, "value", lambda self: 1.25 * plain_value(self))
+    monkeypatch.setattr(evaluation.Evaluation, "gradients", gradients)
+    for row in report(capsys, "--elements", "20x10")["losses"]:
+        assert row["error"] == pytest.approx(0.25, rel=1e-6)
+        assert row["gradient_error"] == 1
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", ["smooth_l1_loss", "multilabel_soft_margin_loss", "kl_div"])
+def test_parts_have_the_bits_of_one_piece(
+    name: str, reduction: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A gradient that is written while its operands are read, a few rows at a time."""
+    monkeypatch.setattr(evaluation, "PART", 64)
+    function = getattr(cupy_losses, name)
+    x, y = RNG.random((2, 33, 21)).astype(np.float32)
+    weight, where = RNG.random(21).astype(np.float32), RNG.random((33, 1)) < 0.7
+    own = saved(tmp_path, input=x, target=y, weight=weight, where=where)
+    own += ["--loss", name, "--reduction", reduction]
+    parts = []
+    plain = evaluation.Evaluation.gradients
+
+    def gradients(self: Any, *arguments: Any) -> Any:
+        for place, arrays in plain(self, *arguments):
+            parts.append(place)
+            yield place, arrays
+
+    monkeypatch.setattr(evaluation.Evaluation, "gradients", gradients)
+    for ending in ("npy", "npz"):
+        (row,) = report(capsys, *own, "--gradient", f"{tmp_path}/g.{ending}")["losses"]
+    assert (slice(3, 6),) in parts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        value, of_one_piece = value_and_grad(function, (0, 1))(
+            x, y, weight=weight, where=where, reduction=reduction
+        )
+    assert row["value"] == float(value)
+    np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), of_one_piece[0])
+    with np.load(tmp_path / "g.npz") as found:
+        for name, expected in zip(("input", "target"), of_one_piece, strict=True):
+            np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.exhaustive
+def test_files_larger_than_memory(tmp_path: Path) -> None:
+    """Two files of 1 GiB and a gradient of as much, by a process that may have 0.4 GiB."""
+    for name in ("p", "t"):
+        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, (1 << 14, 1 << 14))
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))\n"
+        "from cupy_losses.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = "evaluate --loss mse_loss --prediction p.npy --target t.npy --gradient g.npy"
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split(), "--backend", "numpy", "--json"],
+        cwd=tmp_path,
+        env=subprocess_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["losses"][0]["value"] == 0
+    assert np.load(tmp_path / "g.npy", mmap_mode="r").shape == (1 << 14, 1 << 14)
+
+
+def test_nan_is_no_number(capsys: Any, tmp_path: Path) -> None:
+    """It is in no error that looks like a good one, and in no JSON."""
+    own = saved(tmp_path, input=np.array([1.0, math.nan]), target=np.zeros(2))
+    for row in report(capsys, *own)["losses"]:
+        assert row["value"] == row["error"] == row["gradient_error"] == "NaN"
+    _, out, err = evaluate(capsys, *own)
+    assert "nan" in out
+    assert "Warning: input has 1 NaN in 2 elements" in err
+
+
+def test_infinity_is_no_number(capsys: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path, input=np.full(2, 60000, np.float16), target=np.zeros(2, np.float16))
+    (row,) = report(capsys, *own, "--loss", "mse_loss")["losses"]
+    assert row["value"] == row["error"] == "Infinity"
+
+
+def test_warnings_show_no_code(capsys: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path, input=np.ones((2, 3)), target=np.ones((2, 1)))
+    code, _, err = evaluate(capsys, *own, "--loss", "mse_loss")
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith("Warning: target of shape (2, 1) is broadcast with input")
+
+
+FILES: dict[str, Any] = {
+    "empty.npy": b"",
+    "damaged.npy": b"\x93NUMPY\x01\x00",
+    "text.npz": b"hello",
+    "empty.csv": b"",
+    "ragged.csv": b"1,2\n3\n",
+    "words.csv": b"1,2\n3,four\n",
+    "binary.csv": bytes(range(256)),
+    "text.parquet": b"hello",
+    "none.npy": np.zeros((0, 3)),
+    "words.npy": np.array(["one", "two"]),
+    "objects.npy": np.array([1, None], object),
+    "several.npz": {"p": np.ones(3), "q": np.ones(3)},
+    "objects.npz": {"p": np.array([1, None], object)},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("empty.npy", "empty.npy holds no array as numpy.save writes it"),
+        ("damaged.npy", "damaged.npy is cut off or damaged"),
+        ("text.npz", "text.npz holds no arrays as numpy.savez writes them"),
+        ("empty.csv", "empty.csv of shape (0,) has no elements"),
+        ("ragged.csv", "ragged.csv line 2 has 1 fields, the first of numbers 2"),
+        ("words.csv", "words.csv line 2 must hold numbers, got 'four'"),
+        ("binary.csv", "binary.csv is no text of comma-separated values"),
+        ("text.parquet", "text.parquet is no Parquet file that pyarrow can read"),
+        ("none.npy", "none.npy of shape (0, 3) has no elements"),
+        ("words.npy", "words.npy must hold numbers, got text"),
+        ("objects.npy", "objects.npy must hold numbers, got Python objects"),
+        ("objects.npz", "objects.npz must hold numbers, got Python objects"),
+        ("several.npz", "has several arrays, name one: several.npz:p, several.npz:q"),
+        ("several.npz:r", "has no array 'r', it has several.npz:p, several.npz:q"),
+        ("missing.npy", "there is no file missing.npy"),
+        ("folder.npy", "folder.npy cannot be read: Is a directory"),
+        ("/dev/null", "the name of /dev/null must end in .npy, .npz, .csv or .parquet"),
+    ],
+)
+def test_files_that_are_no_operands(
+    file: str, message: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.npy").mkdir()
+    content = FILES.get(file.partition(":")[0])
+    if isinstance(content, bytes):
+        Path(file).write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(file.partition(":")[0], **content)
+    elif content is not None:
+        np.save(file, content)
+    code, out, err = evaluate(capsys, "--prediction", file, *saved(tmp_path, target=np.ones(3)))
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: input: ")
+    assert err.endswith(f"{message}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--prediction missing.npy", "mse_loss needs more operands: --target FILE"),
+        ("--elements 3x", "must be lengths of at least 1, such as 32768x32768, got '3x'"),
+        ("--elements 0", "must be lengths of at least 1, such as 32768x32768, got '0'"),
+        ("--elements 4x-1", "must be lengths of at least 1"),
+        ("--elements 9999999x9999999", "--elements asks for 7.45e+05 GiB, this machine has"),
+        ("--elements 99999999999999999999999", "--elements asks for 7.45e+14 GiB"),
+        ("--elements 3 --target missing.npy", "--elements makes its own operands"),
+        ("--dtype int3", "'int3' is not one of 'float16', 'bfloat16', 'float32', 'float64'"),
+        ("--loss no_loss", "'no_loss' is not one of"),
+        ("--loss cross_entropy", "cross_entropy needs operands: --prediction FILE --target FILE"),
+        ("--loss cross_entropy --elements 3x3 --where w.npy", "has no operand where"),
+        ("--loss huber_loss --parameter delta", "must look like NAME=VALUE, got 'delta'"),
+        ("--loss huber_loss --parameter beta=1", "has no parameter 'beta': it has scale, delta"),
+        ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),
+        ("--loss huber_loss --parameter delta=x", "delta must be a real number, got 'x'"),
+        ("--reduction batchmean", "reduction must be 'none', 'mean' or 'sum'"),
+        ("--operand input", "must look like NAME=FILE, got 'input'"),
+        ("--prediction a.npy --operand input=b.npy", "the operand input is given twice"),
+        ("--gradient g.npy", "--gradient is of one loss: choose it by --loss"),
+        ("--loss mse_loss --gradient g.txt", "must be a .npy or a .npz file, got g.txt"),
+        ("--loss mse_loss --gradient no/g.npy", "--gradient: there is no folder no"),
+        ("--no-option", "--no-option"),
+    ],
+)
+def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
+    code, out, err = evaluate(capsys, *arguments.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_data_that_does_not_fit(capsys: Any, tmp_path: Path) -> None:
+    own = saved(tmp_path, input=np.ones((2, 3)), target=np.ones(2))
+    code, out, err = evaluate(capsys, *own)
+    assert (code, out) == (1, "")
+    assert err == "Error: target of shape (2,) does not broadcast with input (2, 3)\n"
+
+
+def test_memory_that_is_not_there(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, evaluation: Any) -> None:
+        raise MemoryError("Unable to allocate 3 TiB")
+
+    monkeypatch.setattr("cupy_losses._commands.evaluate.measured", fail)
+    code, _, err = evaluate(capsys)
+    assert (code, err) == (1, "Error: not enough memory: Unable to allocate 3 TiB\n")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "evaluate --json"])
+def test_a_reader_that_has_enough(command: str) -> None:
+    """As `head` is: what is left to print is no error."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-m", "cupy_losses", *command.split()],
+        env=subprocess_environment(),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def without(folder: Path, *names: str) -> dict[str, str]:
+    """The variables of a process that has no packages of these names."""
+    for name in names:
+        text = f"raise ModuleNotFoundError('No module named {name}', name={name!r})"
+        (folder / f"{name}.py").write_text(text)
+    return subprocess_environment(PYTHONPATH=f"{folder}{os.pathsep}{PACKAGE.parent}")
+
+
+def run(environment: dict[str, str], folder: Path, arguments: str) -> Any:
+    """The console script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cupy_losses", *arguments.split()],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_interrupted(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str, evaluation: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cupy_losses._commands.evaluate.measured", interrupt)
+    code, out, err = evaluate(capsys)
+    assert (code, out) == (130, "")
+    assert err.strip() == "cupy-losses: interrupted"
+
+
+def test_bfloat16_needs_no_import_by_the_user(tmp_path: Path) -> None:
+    """In a process that has not imported ml_dtypes; without it, a sentence."""
+    arguments = "evaluate --backend numpy --loss mse_loss --dtype bfloat16 --elements 64"
+    result = run(subprocess_environment(), tmp_path, f"{arguments} --gradient g.npy")
+    assert result.returncode == 0, result.stderr
+    assert np.load(tmp_path / "g.npy").dtype == np.float32
+    result = run(without(tmp_path, "ml_dtypes"), tmp_path, arguments)
+    assert result.returncode == 2
+    assert result.stderr.endswith("Error: bfloat16 needs ml_dtypes: pip install ml_dtypes\n")
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_the_extra(missing: str, tmp_path: Path) -> None:
+    """One sentence; and a program is accelerated all the same."""
+    environment = without(tmp_path, missing)
+    result = run(environment, tmp_path, "info")
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.endswith("needs click and rich: pip install cupy-losses[cli]")
+    result = run(environment, tmp_path, "accelerate no_program.py")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "cupy-losses: there is no file no_program.py\n",
+    )
+
+
+def test_no_command_is_a_mistake(capsys: Any) -> None:
+    assert main([]) == 2
+    assert "evaluate" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{cupy_losses.__version__}\n"
+    assert main(["--help"]) == 0
+    assert "accelerate" in capsys.readouterr().out
+
+
+def test_info(capsys: Any) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["cupy_losses"] == cupy_losses.__version__
+    assert {"NumPy", "CuPy", "torch", "kernel cache"} <= set(facts)
+    assert main(["info"]) == 0
+    assert "kernel cache" in capsys.readouterr().out
+
+
+def test_info_names_what_is_missing(tmp_path: Path) -> None:
+    """In a process whose imports of CuPy and torch fail, and whose cache cannot be written."""
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    for name in ("cupy", "torch"):
+        (blocked / f"{name}.py").write_text("raise ImportError('not here')")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{blocked}{os.pathsep}{PACKAGE.parent}",
+        "CUPY_CACHE_DIR": "/proc/cache",
+    }
+    command = [sys.executable, "-m", "cupy_losses", "info"]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "pip install cupy-losses[cuda12]" in result.stdout
+    assert "CUPY_CACHE_DIR" in result.stdout
+
+
+def test_info_where_the_home_is_read_only(tmp_path: Path) -> None:
+    """CuPy is there: what is wrong is its cache, and nothing else is to be installed."""
+    (tmp_path / "cupy.py").write_text("raise PermissionError(13, 'Permission denied', '/proc/c')")
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')")
+    environment = subprocess_environment(
+        PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE.parent}", CUPY_CACHE_DIR="/proc/c"
+    )
+    result = run(environment, tmp_path, "info --json")
+    assert json.loads(result.stdout)["advice"] == [
+        "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can."
+    ]
+    result = run({**environment, "CUPY_CACHE_DIR": str(tmp_path)}, tmp_path, "info --json")
+    assert json.loads(result.stdout)["advice"] == [
+        "CuPy is installed, but cannot be imported: [Errno 13] Permission denied: '/proc/c'"
+    ]

@@ -1,0 +1,143 @@
+"""`cupy-losses compile`: the cache has what calls will look for, without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import cupy_losses
+from cupy_losses.__main__ import main
+from cupy_losses._commands import losses, synthetic
+from cupy_losses._commands.compile import _compile
+from cupy_losses._device import compiler, driver
+
+from ..tools import requirements
+
+requirements.nvrtc()
+
+ROOT = Path(cupy_losses.__file__).parents[1]
+
+# Fills the cache, then looks for each kernel as cupy.RawModule does on a device of sm_80.
+SCRIPT = """
+import os, sys
+import cupy.cuda.compiler
+from cupy._core import raw
+from cupy_losses.__main__ import main
+from cupy_losses._device import driver
+
+asked = []
+compile_ahead = driver.compile_ahead
+def recorded(*arguments):
+    asked.append(arguments)
+    compile_ahead(*arguments)
+driver.compile_ahead = recorded
+assert main("compile --loss mse_loss --architecture 80 --elements 64x64".split()) == 0
+folder = os.environ["CUPY_CACHE_DIR"]
+files = sorted(os.listdir(folder))
+
+compiler = cupy.cuda.compiler
+class NeverLoaded(compiler.function.Module):
+    def load(self, code):
+        pass
+compiler._get_arch = lambda: "80"
+compiler._get_arch_for_options_for_nvrtc = compiler._get_arch_for_options_for_nvrtc.__wrapped__
+compiler.function = type("function", (), {"Module": NeverLoaded})
+for code, name, options, architecture in asked:
+    raw._get_raw_module.__wrapped__(
+        code, None, options, "nvrtc", False, False, False, (name,), None
+    )
+print(len(asked), len(files), files == sorted(os.listdir(folder)))
+"""
+
+
+def test_the_cache_is_that_of_calls(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+    )
+    header, row, last = result.stdout.splitlines()
+    assert header.split() == ["loss", "dtype", "architecture", "seconds"]
+    assert row.split()[:3] == ["mse_loss", "float32", "sm_80"]
+    assert float(row.split()[3]) > 0
+    kernels, files, found_all = last.split()
+    assert int(kernels) == int(files) > 1
+    assert found_all == "True"
+
+
+def requested(function: Callable[[], Any], device: int) -> set[tuple[str, str, int]]:
+    """The kernels that are asked for: file, name, shared memory."""
+    found = set()
+
+    def kernel(
+        file: str, name: str, threads: int, number: int, formula: str = "", shared: int = 0
+    ) -> compiler.Kernel:
+        assert number == device
+        found.add((file, name, shared))
+        return compiler.Kernel(None, 0, 1)
+
+    with mock.patch.object(compiler, "kernel", kernel):
+        function()
+    return found
+
+
+@pytest.mark.parametrize(("architecture", "kib", "clusters"), [(90, 227, True), (75, 64, False)])
+@pytest.mark.parametrize("name", ["cross_entropy", "triplet_margin_loss", "multilabel_margin_loss"])
+def test_kernels_are_those_of_a_device(
+    name: str, architecture: int, kib: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long rows are divided by the shared memory, and by whether there are clusters."""
+    own = functools.partial(_compile, losses.find(name), (64, 30_000), "float32")
+    ahead = requested(lambda: own(architecture), -architecture)
+    monkeypatch.setattr(driver, "shared_memory", lambda device: kib << 10)
+    monkeypatch.setattr(driver, "has_clusters", lambda device: clusters)
+    monkeypatch.setattr(driver, "cache_bytes", lambda device: 50 << 20)
+    assert ahead == requested(lambda: own(0), 0)
+    assert ahead
+
+
+def test_architectures_differ() -> None:
+    own = functools.partial(_compile, losses.find("cross_entropy"), (64, 30_000), "float32")
+    assert requested(lambda: own(90), -90) != requested(lambda: own(75), -75)
+
+
+def test_every_loss_has_kernels() -> None:
+    shape = synthetic.shape_of("64x32")
+    for name in losses.names():
+        own = functools.partial(_compile, losses.find(name), shape, "bfloat16", 90)
+        assert any("__nv_bfloat16" in kernel[1] for kernel in requested(own, -90)), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--architecture 42", "'42' is not one of '70'"),
+        ("--architecture 90 --elements 0", "must be lengths of at least 1"),
+        ("--architecture 90 --dtype float8", "'float8' is not one of"),
+    ],
+)
+def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
+    assert main(["compile", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def fail() -> None:
+        raise driver.MissingGPUError("CuPy finds none")
+
+    monkeypatch.setattr(driver, "require_gpu", fail)
+    assert main(["compile"]) == 2
+    assert "say for which --architecture, such as 90: CuPy finds none" in capsys.readouterr().err
+
+
+def test_a_cache_in_memory(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")
+    assert main(["compile", "--architecture", "90"]) == 2
+    assert "CUPY_CACHE_IN_MEMORY is set" in capsys.readouterr().err
