@@ -11,7 +11,8 @@
 // pairs. Who has which elements follows from the length of a row and the dtypes, so that the bits
 // of a row do not depend on its address, on other rows, or on what else is asked for. Tiles form
 // segments, which are added as those of kernels/pointwise.cu are.
-#include "kernels/row.cuh"
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements.
@@ -304,7 +305,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
 
   // Puts the gradients of a row that is not active in the place of its elements.
   __device__ __forceinline__ void fill(const Row& row, Status status) const {
-    const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+    const T number = without_loss<T>(status);
     for (int column = Team::lane(); column < columns; column += Team::LANES) {
       each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
     }

@@ -12,7 +12,8 @@
 // added in pairs. Who has which elements follows from the length of a row and the dtypes, so that
 // the bits of a row do not depend on its address, on other rows, or on what else is asked for.
 // Tiles form segments, which are added as those of kernels/pointwise.cu are.
-#include "kernels/row.cuh"
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on WIDTH neighbouring rows: thread `lane` on every
 // LANES-th element, in batches of COUNT. A row STAYS in registers: it has no more than one batch,
@@ -338,8 +339,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       } else {
         write_slopes<I>(batch, rows, [&](auto which, int k) {
           const Status status = contexts[decltype(which)::value].status;
-          const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
-          return status == ACTIVE ? slope(which, k) : number;
+          return status == ACTIVE ? slope(which, k) : without_loss<T>(status);
         });
       }
     }

@@ -43,6 +43,10 @@ ROW_FILES = (
     "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
+    "kernels/row_batch.cuh",
+    "kernels/row_epilogue.cuh",
+    "kernels/row_states.cuh",
+    "kernels/row_worker.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
@@ -75,6 +79,7 @@ SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/element
 OF_A_GPU = (
     "#if CLUSTERS",
     "#if COPY_ENGINE",
+    "#if ARRIVALS",
     "#if ASYNCHRONOUS_COPIES",
     "#ifdef __CUDA_ARCH__",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
@@ -165,7 +170,7 @@ EQUIVALENT: dict[str, str] = {
     'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
         "nothing takes all of the room"
     ),
-    "constexpr int WORDS = (sizeof(State) + 3) * 4;": "a larger union",
+    "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
     "if (rank == 1) left<Context>(memory, index) = context;": "all ranks have the same context",
     "const bool valued = Team::LANES <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
