@@ -6,11 +6,11 @@
 #include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or any number, in phases PARTIAL and FINISH), BATCH of them at a time. SHIFT: rows
-// may begin anywhere inside so many aligned elements, a vector or a line of device memory, if not
-// 0. RANKS: the shares of a row in phase WHOLE, one for each block of a CLUSTER, else all of one
-// block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all batches are full. HELD:
-// the one batch that a thread has of a row waits in registers, from so many rows ahead, if not 0.
+// share of it (or on any number, of a split), BATCH of them at a time. SHIFT: rows may begin
+// anywhere inside so many aligned elements, a vector or a line of device memory, if not 0. RANKS:
+// the shares of a row, one for each block of a CLUSTER, else all of one block. RESIDENT: how many
+// blocks a multiprocessor is to hold. EXACT: all batches are full. HELD: the one batch that a
+// thread has of a row waits in registers, from so many rows ahead, if not 0.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
           bool CLUSTER_, int SHIFT_, bool EXACT_, int HELD_>
 struct Team {

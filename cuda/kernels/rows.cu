@@ -1,16 +1,14 @@
-// All passes of all losses of rows: the loss of each row, its sum or mean, the gradients of the
-// elements, or loss and gradients together.
+// Losses over rows, each of which fits in the memory of a multiprocessor or of a few of them: the
+// loss of each row, its sum or mean, the gradients of the elements, or loss and gradients together.
 //
 // A row is read once. Its elements come to shared memory, or those of short rows to registers,
 // while the row before is worked on; from there the row accumulates what its loss needs, and, where
 // gradients are wanted, these are computed once that is complete. Bytes of device memory an
-// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s;
-// from a row too long for shared memory 3s.
+// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
 //
-// Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; a
-// cluster of blocks, each with a share of the row (its rank) in its shared memory; or, for few rows
-// of many elements, blocks all over the device, in two launches: PARTIAL leaves what each share
-// accumulates in device memory, FINISH combines that.
+// Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; or
+// a cluster of blocks, each with a share of the row (its rank) in its shared memory. Longer rows
+// are those of kernels/split_rows.cu.
 //
 // Order of summation: batches of a thread in order, then threads in pairs, then ranks in order.
 // Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
@@ -18,37 +16,24 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
-enum Phase { WHOLE, PARTIAL, FINISH };
-
-// What PARTIAL leaves for FINISH: the context of each row, and the state of each of its ranks.
-constexpr int LEFT_BYTES = 256;
-
-template <class Left>
-__device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
-  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
-  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
-}
-
 // VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
 // kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands. Any
-// mean may have all rows ignored. The work of a block, of the blocks of a cluster, or of one for
-// each rank: every so many-th of the groups of rows that a block holds at a time, so that all read
-// what lies together. What that sums is a segment; where rows have many ranks, each row is one, as
-// clusters take more rows at a time than single blocks do. `ranks` are those of PARTIAL and FINISH;
-// `slots` the vectors of one thread in a rank; `memory` what PARTIAL leaves. Who comes after the
-// first `kept` ones releases what it keeps in the cache. In phase WHOLE the dynamic shared memory
-// holds a share of a row for each row of the block.
-template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
-          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
+// mean may have all rows ignored. Blocks, or clusters, stride over groups of as many rows as a
+// block holds at a time, so that all read what lies together. What one of them sums is a segment;
+// where rows have many ranks, each row is one, as clusters take more rows at a time than single
+// blocks do. Who comes after the first `kept` ones releases what it keeps in the cache. The dynamic
+// shared memory holds a share of a row for each row of the block.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
 #if CLUSTERS
 __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, double scale, Layout layout, long long n, long long columns,
-             long long ranks, long long slots, long long segments, long long kept, double divisor,
-             const double* denominator, const Result* grad_output, double* guess, Result* value,
-             unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
+             long long segments, long long kept, double divisor, const double* denominator,
+             const Result* grad_output, double* guess, Result* value, unsigned* counter,
+             double* partials, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -58,7 +43,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using State = typename Work::State;
   using Settled = typename Work::Settled;
   using Share = typename Work::Share;
-  constexpr bool SUMS = VALUES >= SUM_OF_VALUES && PHASE != PARTIAL;
+  constexpr bool SUMS = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
   if (given.is_done) return;
@@ -71,18 +56,16 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
-  constexpr bool STAYS =
-      PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD));
+  constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD);
   constexpr bool SUMS_EACH = SUMS && Team::RANKS > 2;
 
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, shared};
-  const int blocks = PHASE == WHOLE ? Team::BLOCKS : PHASE == PARTIAL || GRADIENTS ? ranks : 1;
-  const int rank = int(blockIdx.x % blocks);
+  const int rank = int(blockIdx.x % Team::BLOCKS);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index worker = blockIdx.x / blocks, step = Index(gridDim.x / blocks) * Team::ROWS;
-  const Index end = Index(n);
+  const Index worker = blockIdx.x / Team::BLOCKS;
+  const Index step = Index(gridDim.x / Team::BLOCKS) * Team::ROWS, end = Index(n);
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) {
@@ -97,13 +80,11 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   auto next_ahead = loss.ahead(work.row_at(first + step));
   using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
   Context context;
-  if constexpr (PHASE != FINISH) {
+  {
     const Row row = work.row_at(first);
     const auto ahead = loss.ahead(row);
-    if constexpr (PHASE == WHOLE) {
-      work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
-    }
-    if constexpr (PHASE == WHOLE && Team::ROWS_AHEAD == 2) {
+    work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
+    if constexpr (Team::ROWS_AHEAD == 2) {
       const Row second = work.row_at(first + step);
       work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
     }
@@ -134,28 +115,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     // Not kept from turn to turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + step);
     const auto ahead_after = loss.ahead(work.row_at(index + 2 * step));
-    Context next_context = context;
-    if constexpr (PHASE == FINISH) {
-      context = left<Context>(memory, index);  // the elements may be overwritten already
-    } else {
-      next_context = work.begin(next_row, next_present, next_ahead);
-    }
+    const Context next_context = work.begin(next_row, next_present, next_ahead);
 
     Settled state;
-    if constexpr (PHASE == FINISH) {
-      state = combined_in_warp<1>(State::empty());
-      for (long long r = threadIdx.x; r < ranks; r += Team::THREADS) {
-        state = combine(state, left<Settled>(memory, n + index * ranks + r));
-      }
-      state = combined<Team>(state);
-    } else if constexpr (PHASE == PARTIAL) {
-      const Share share = work.share_of(row, present, rank, slots);
-      state = combined<Team>(work.accumulate(share, slots, context));
-      if (threadIdx.x == 0) {
-        left<Settled>(memory, n + index * ranks + rank) = state;
-        if (rank == 0) left<Context>(memory, index) = context;
-      }
-    } else if constexpr (Team::CLUSTER && CLUSTERS) {
+    if constexpr (Team::CLUSTER && CLUSTERS) {
 #if CLUSTERS
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
       state = combined<Team>(work.template accumulate<false>(share, share, context));
@@ -188,7 +151,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     T own = T(0), own_denominator = T(0);
     // For the value one warp is enough.
     const bool valued = Team::LANES <= 32 || threadIdx.x < 32;
-    const bool finishes = PHASE != PARTIAL && (GRADIENTS || valued);
+    const bool finishes = GRADIENTS || valued;
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
       own = derivative<(TANGENTS != 0)>(done.value);
@@ -241,12 +204,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     } else if constexpr (GRADIENTS && Team::HELD) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
       work.template differentiate<true>(share, 0, context, done);
-    } else if constexpr (GRADIENTS) {
-      static_assert(PHASE == FINISH, "gradients of a share that does not stay");
-      const Share share = work.share_of(row, present, rank, slots);
-      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-        work.template differentiate<false>(share, slot, context, done);
-      }
     }
     context = next_context;
     next_ahead = ahead_after;
