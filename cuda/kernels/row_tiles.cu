@@ -296,13 +296,6 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return joined_in_warp<Team::LANES>(settle(state, SameTop()));
   }
 
-  template <class Context, class Settled>
-  __device__ __forceinline__ auto finish(const Row& row, const Context& context,
-                                         const Settled& state, bool valued, T factor,
-                                         const Reciprocal<T>& reciprocal) const {
-    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, reciprocal);
-  }
-
   // Puts the gradients of a row that is not active in the place of its elements.
   __device__ __forceinline__ void fill(const Row& row, Status status) const {
     const T number = without_loss<T>(status);
@@ -452,8 +445,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto context = work.begin(row);
         const auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
-        const auto outcome =
-            work.finish(row, context, state, VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
+                                                   factor, reciprocal);
         take(own, outcome);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
@@ -485,8 +478,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
       __syncthreads();
       if (mine < rows) {
-        const auto outcome = work.finish(work.row_at(tile, mine, staged), contexts[mine],
-                                         states[mine], VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome =
+            outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
+                                  states[mine], VALUES != NO_VALUES, factor, reciprocal);
         take(mine, outcome);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
