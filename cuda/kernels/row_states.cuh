@@ -74,9 +74,10 @@ __device__ __forceinline__ State combined_in_cluster(const State& state, unsigne
   using Exchange = ClusterExchange<State, Team::RANKS>;
   Exchange::send(state, turn);
   Arrivals::wait<true>(turn);
-  State all = Exchange::received(turn, 0);
-  for (int rank = 1; rank < Team::RANKS; ++rank) {
-    all = combine(all, Exchange::received(turn, rank));
+  State all;
+  for (int rank = 0; rank < Team::RANKS; ++rank) {
+    const State part = Exchange::received(turn, rank);
+    all = rank == 0 ? part : combine(all, part);
   }
   return all;
 }
