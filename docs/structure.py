@@ -40,7 +40,7 @@ CUDA_ROOMS = {
     "moves.",
     "losses": "The formulas, and losses made from losses: weighted, masked, differentiated.",
     "reduction": "Compensated sums; of a warp, a block, the grid.",
-    "memory": "Vector accesses, layouts.",
+    "memory": "Vector accesses, layouts, copies to shared memory, exchange within a cluster.",
     "numbers": "Values that carry derivatives, elementary functions.",
 }
 # A library of arrays is imported by name when the first of its arrays comes, from its own room.

@@ -20,7 +20,8 @@
 // targets, and adds these sums with their errors; then threads are added in pairs. Counts are
 // integers, which are exact in any order. Rows form segments, which are added as those of
 // kernels/rows.cu are.
-#include "kernels/row.cuh"
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
 
 // 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed
 // twice counts twice.
@@ -151,7 +152,7 @@ struct MarginWorker {
     const Row row = row_at(index);
     auto ahead = load(row, 0);  // on its way while the labels are read
     Targets targets = read_labels(row);
-    const T nothing = targets.valid ? T(0) : T(__int_as_float(0x7fffffff));
+    const T nothing = without_loss<T>(targets.valid ? ACTIVE : INVALID);
     if constexpr (VJP) factor = row.grad_output();
     const T scale = quotient(T(1) / T(columns), factor, divisor) + nothing;
     const Writer writer{row, present, scale, nothing};

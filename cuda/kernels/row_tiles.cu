@@ -11,7 +11,8 @@
 // pairs. Who has which elements follows from the length of a row and the dtypes, so that the bits
 // of a row do not depend on its address, on other rows, or on what else is asked for. Tiles form
 // segments, which are added as those of kernels/pointwise.cu are.
-#include "kernels/row.cuh"
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements.
@@ -295,16 +296,9 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return joined_in_warp<Team::LANES>(settle(state, SameTop()));
   }
 
-  template <class Context, class Settled>
-  __device__ __forceinline__ auto finish(const Row& row, const Context& context,
-                                         const Settled& state, bool valued, T factor,
-                                         const Reciprocal<T>& reciprocal) const {
-    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, reciprocal);
-  }
-
   // Puts the gradients of a row that is not active in the place of its elements.
   __device__ __forceinline__ void fill(const Row& row, Status status) const {
-    const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+    const T number = without_loss<T>(status);
     for (int column = Team::lane(); column < columns; column += Team::LANES) {
       each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
     }
@@ -451,8 +445,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto context = work.begin(row);
         const auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
-        const auto outcome =
-            work.finish(row, context, state, VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
+                                                   factor, reciprocal);
         take(own, outcome);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
@@ -484,8 +478,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
       __syncthreads();
       if (mine < rows) {
-        const auto outcome = work.finish(work.row_at(tile, mine, staged), contexts[mine],
-                                         states[mine], VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome =
+            outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
+                                  states[mine], VALUES != NO_VALUES, factor, reciprocal);
         take(mine, outcome);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }

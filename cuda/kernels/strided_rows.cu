@@ -12,7 +12,8 @@
 // added in pairs. Who has which elements follows from the length of a row and the dtypes, so that
 // the bits of a row do not depend on its address, on other rows, or on what else is asked for.
 // Tiles form segments, which are added as those of kernels/pointwise.cu are.
-#include "kernels/row.cuh"
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on WIDTH neighbouring rows: thread `lane` on every
 // LANES-th element, in batches of COUNT. A row STAYS in registers: it has no more than one batch,
@@ -254,12 +255,6 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   using Settled = decltype(combined_in_warp<LANES>(State()));
 
-  __device__ __forceinline__ auto finish(const Row& row, const Context& context,
-                                         const Settled& state, bool valued, T factor,
-                                         const Reciprocal<T>& reciprocal) const {
-    return outcome_of<(WANTED != 0)>(loss, row, context, state, valued, factor, reciprocal);
-  }
-
   // Writes the gradients of a batch.
   template <class B>
   __device__ __forceinline__ void differentiate(const B& batch, const Rows& rows,
@@ -338,8 +333,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       } else {
         write_slopes<I>(batch, rows, [&](auto which, int k) {
           const Status status = contexts[decltype(which)::value].status;
-          const T number = status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
-          return status == ACTIVE ? slope(which, k) : number;
+          return status == ACTIVE ? slope(which, k) : without_loss<T>(status);
         });
       }
     }
@@ -450,9 +444,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (ALONE) {
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        const auto outcome =
-            work.finish(work.row_at(rows, v), contexts[v], combined_in_warp<1>(states[v]),
-                        VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
+                                                   combined_in_warp<1>(states[v]),
+                                                   VALUES != NO_VALUES, factor, reciprocal);
         if (rows.present) take(rows.first + v, outcome);
         done[v] = outcome.done;
       }
@@ -474,8 +468,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if (mine < ROWS) {
         const long long index = tile * ROWS + mine;
         const auto outcome =
-            work.finish(work.row_at(index), contexts_of_rows[mine], states_of_rows[mine],
-                        VALUES != NO_VALUES, factor, reciprocal);
+            outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
+                                  states_of_rows[mine], VALUES != NO_VALUES, factor, reciprocal);
         if (index < n) take(index, outcome);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }

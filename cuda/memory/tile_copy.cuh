@@ -2,14 +2,11 @@
 // of them move in whole pieces of 16 bytes, which is the work of the copy engine where there is
 // one; the few elements before and after these move one by one.
 #pragma once
+#include "memory/arrivals.cuh"
 #include "memory/async_copy.cuh"
 #include "memory/vector.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define COPY_ENGINE 1
-#else
-#define COPY_ENGINE 0
-#endif
+#define COPY_ENGINE ARRIVALS
 
 __device__ __forceinline__ int misalignment(const void* address) {
   return int(reinterpret_cast<unsigned long long>(address) % 16);
@@ -46,19 +43,11 @@ struct TileCopies {
   static constexpr int COPYING = COPY_ENGINE ? 32 : THREADS;  // threads that load
 
 #if COPY_ENGINE
-  unsigned barriers;  // the address of two: the bytes of a turn have come
-
   // For all threads of the block to begin with.
   static __device__ __forceinline__ TileCopies begin() {
-    __shared__ unsigned long long barriers[2];
-    const TileCopies copies{shared_address(barriers)};
-    if (threadIdx.x < 2) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(copies.barrier(threadIdx.x))
-                   : "memory");
-      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
+    Arrivals::begin();
     __syncthreads();
-    return copies;
+    return {};
   }
   // Waits until what the first thread has stored from shared memory is read there.
   static __device__ __forceinline__ void wait_for_stores() {
@@ -69,37 +58,27 @@ struct TileCopies {
                                               const unsigned char* from,
                                               const Pieces& pieces) const {
     if (threadIdx.x != 0 || pieces.whole == 0) return;
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier(turn)),
-                 "r"(pieces.whole)
-                 : "memory");
+    asm volatile(
+        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(Arrivals::barrier(turn)),
+        "r"(pieces.whole)
+        : "memory");
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
         "[%3];" ::"r"(shared_address(to + pieces.lead)),
-        "l"(__cvta_generic_to_global(from + pieces.lead)), "r"(pieces.whole), "r"(barrier(turn))
+        "l"(__cvta_generic_to_global(from + pieces.lead)), "r"(pieces.whole),
+        "r"(Arrivals::barrier(turn))
         : "memory");
   }
   // All loads of a turn have begun, by the threads that load.
   __device__ __forceinline__ void commit(unsigned turn) const {
     __syncwarp();
     if (threadIdx.x == 0) {
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier(turn)) : "memory");
+      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Arrivals::barrier(turn))
+                   : "memory");
     }
   }
   // Waits for the loads of a turn, the last but one that has begun.
-  __device__ __forceinline__ void wait(unsigned turn) const {
-    unsigned done = 0;
-    while (done == 0) {
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-          "selp.u32 %0, 1, 0, p;\n"
-          "}"
-          : "=r"(done)
-          : "r"(barrier(turn)), "r"(turn / 2 % 2)
-          : "memory");
-    }
-  }
+  __device__ __forceinline__ void wait(unsigned turn) const { Arrivals::wait<false>(turn); }
   // Orders what this thread has written to shared memory ahead of what the copy engine does next.
   static __device__ __forceinline__ void fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -169,14 +148,4 @@ struct TileCopies {
     }
     pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });
   }
-
-#if COPY_ENGINE
- private:
-  __device__ __forceinline__ unsigned barrier(unsigned turn) const {
-    return barriers + 8 * (turn % 2);
-  }
-  static __device__ __forceinline__ unsigned shared_address(const void* place) {
-    return unsigned(__cvta_generic_to_shared(place));
-  }
-#endif
 };

@@ -105,6 +105,14 @@ __device__ __forceinline__ void store_vector_in_block(T* to, const Vector<T, W>&
   each_word(to, vector, [](auto* at, auto word) { *at = word; });
 }
 
+// A value and the words that it takes, which threads and blocks exchange.
+template <class Value>
+union WordsOf {
+  static constexpr int COUNT = (sizeof(Value) + 3) / 4;
+  Value value;
+  unsigned word[COUNT];
+};
+
 // Two numbers in one register.
 __device__ __forceinline__ __half2 pair(__half a, __half b) { return __halves2half2(a, b); }
 __device__ __forceinline__ __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b) {

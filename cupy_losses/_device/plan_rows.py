@@ -1,4 +1,4 @@
-"""Plans of losses of rows; cuda/kernels/rows.cu says what the kernels do."""
+"""Plans of losses of rows; their kernels in cuda/kernels say what they do."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ ROWS_OF_CLUSTER = 4
 MAX_SHARING = 1 << 10  # that sum what a mean is divided by
 TEAM = 64  # in cuda/reduction/reduction.cuh
 
-# Fewer rows than FEW, each of more packs than LONG, are shared by up to PARTS blocks of PART_BLOCK
-# threads all over the device.
+# Fewer rows than FEW, each of more vectors than LONG, have up to MAX_SPLITS splits, blocks of
+# SPLIT_BLOCK threads all over the device.
 FEW_ROWS = 32
 LONG_ROW = 4096
-PARTS = 1024
-PART_BLOCK = 512
-LEFT_BYTES = 256  # in cuda/kernels/rows.cu
+MAX_SPLITS = 1024
+SPLIT_BLOCK = 512
+LEFT_BYTES = 256  # in cuda/kernels/split_rows.cu
 
 # Gradients of so few elements are anticipated to be divided by the number of all rows: to count
 # them ahead would take longer than to write the gradients anew where some are ignored.
@@ -113,15 +113,15 @@ class RowArray:
 
 @dataclass(frozen=True)
 class _Team:
-    """Who works on a row, see cuda/kernels/rows.cu."""
+    """Who works on a row, see cuda/kernels/row_worker.cuh."""
 
     threads: int
     lanes: int
     width: int
     batch: int = 1
     ranks: int = 1
-    parts: int = 0  # ranks in two launches
-    slots: int = 0  # packs of a thread in a rank
+    splits: int = 0  # of a row, in two launches
+    slots: int = 0  # packs of a thread in a rank, or in a split
     cluster: bool = False
     shift: int = 0  # elements in which rows may begin anywhere
     exact: bool = False  # all batches are full
@@ -132,16 +132,16 @@ class _Team:
         """The rows of a block."""
         return self.threads // self.lanes
 
-    def c_type(self, phase: str, resident: int) -> str:
+    def c_type(self, resident: int) -> str:
         """The C++ type."""
         return template(
             "Team",
             *map(str, (self.threads, self.lanes, self.width, self.batch)),
-            *map(str, (self.slots if phase == "WHOLE" else 1, self.ranks, resident)),
+            *map(str, (self.slots, self.ranks, resident)),
             self.cluster,
             str(self.shift),
             self.exact,
-            str(self.held if phase == "WHOLE" else 0),
+            str(self.held),
         )
 
 
@@ -253,10 +253,10 @@ class RowLaunches(Launches):
             self._launch_segments(self._tiled(tile, outputs), results)
         elif strided := self._strided():
             self._launch_segments(self._side_by_side(strided, outputs), results)
-        elif team.parts:
-            memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.parts))
-            self._launch(team, _Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS), "PARTIAL", memory)
-            self._launch(team, results, "FINISH", memory)
+        elif team.splits:
+            memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.splits))
+            self._launch(team, _Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS), "SPLIT", memory)
+            self._launch(team, results, "MERGE", memory)
         elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
             self._launch(self._team(False), _Results(values, value, denominator))
@@ -377,8 +377,8 @@ class RowLaunches(Launches):
         max_ranks = MAX_RANKS if driver.has_clusters(self._problem.device) else 1
         few = self._rows < FEW_ROWS and packs > LONG_ROW
         if streams and (few or row_bytes > max_ranks * limit):
-            parts = max(min(PARTS, packs // (PART_BLOCK * 8)), 2)
-            team = _Team(PART_BLOCK, PART_BLOCK, width, parts=parts, shift=shift)
+            splits = max(min(MAX_SPLITS, packs // (SPLIT_BLOCK * 8)), 2)
+            team = _Team(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits, shift=shift)
             return self._filled(team, packs, streams)
         ranks = 1
         while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
@@ -401,11 +401,11 @@ class RowLaunches(Launches):
         return self._filled(team, packs, streams)
 
     def _filled(self, team: _Team, packs: int, streams: Sequence[RowArray]) -> _Team:
-        slots = max(1, -(-packs // ((team.parts or team.ranks) * team.lanes)))
-        elements = (team.parts or team.ranks) * team.lanes * slots * team.width
+        slots = max(1, -(-packs // ((team.splits or team.ranks) * team.lanes)))
+        elements = (team.splits or team.ranks) * team.lanes * slots * team.width
         # Batches of a size that leaves few packs: those go one by one.
         filled = slots
-        if team.ranks == 1 and not team.parts:
+        if team.ranks == 1 and not team.splits:
             filled = max(1, self._columns // (team.lanes * team.width))
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
@@ -413,7 +413,7 @@ class RowLaunches(Launches):
         batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
         exact = elements == self._columns and slots % batch == 0 and not team.shift
         held, row_bytes = 0, slots * pack_bytes
-        if row_bytes and exact and team.ranks == 1 and not team.parts and slots == batch:
+        if row_bytes and exact and team.ranks == 1 and not team.splits and slots == batch:
             most = HELD_APART if self._is_held_apart() else HELD_BYTES
             held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
         return replace(team, slots=slots, batch=batch, exact=exact, held=held)
@@ -467,10 +467,11 @@ class RowLaunches(Launches):
         self,
         team: _Team,
         results: _Results,
-        phase: str = "WHOLE",
+        phase: str = "",
         memory: Address = NO_ADDRESS,
         denominator_only: bool = False,
     ) -> None:
+        """Launch kernels/rows.cu, or one of the two phases of kernels/split_rows.cu."""
         problem, request, call = self._problem, self._problem.request, self._problem.call
         values, wanted, outputs = results.values, results.wanted, results.outputs
         inputs = self._inputs[problem.leading :] if denominator_only else self._inputs
@@ -479,13 +480,16 @@ class RowLaunches(Launches):
         tangents = [k - call.weighted for k in request.tangents if not denominator_only]
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         shared = team.slots * team.threads * pack_bytes
-        if phase != "WHOLE" or team.held:
+        if phase or team.held:
             shared = 0
-        whole = phase == "WHOLE" and team.ranks > 1
-        team = replace(team, cluster=whole and (bool(wanted) or self._rows < CLUSTERED_ROWS))
+        slots = team.slots
+        if phase:
+            team = replace(team, slots=1)
+        clustered = team.ranks > 1 and (bool(wanted) or self._rows < CLUSTERED_ROWS)
+        team = replace(team, cluster=clustered)
         blocks = team.ranks if team.cluster else 1
-        if phase == "PARTIAL" or (phase == "FINISH" and wanted):
-            blocks = team.parts
+        if phase == "SPLIT" or (phase == "MERGE" and wanted):
+            blocks = team.splits
         summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
         workers = min(groups, self._workers(team, summed or not wanted))
@@ -510,13 +514,14 @@ class RowLaunches(Launches):
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
         scale_type, scale = self._scale(not denominator_only)
         pointers += [*(f"{c_type(a.dtype)}*" for a in outputs), *scale_type]
+        schedule = "split_rows" if phase else "rows"
         name = template(
-            "rows",
+            schedule,
             real,
             expression,
             layout,
-            team.c_type(phase, resident),
-            phase,
+            team.c_type(resident),
+            *([phase] if phase else []),
             values,
             bits(tuple(wanted)),
             bits(tuple(tangents)),
@@ -525,17 +530,16 @@ class RowLaunches(Launches):
             *pointers,
         )
         kernel = compiler.kernel(
-            "kernels/rows.cu", name, team.threads, problem.device, shared=shared
+            f"kernels/{schedule}.cu", name, team.threads, problem.device, shared=shared
         )
         counter, partials = self._workspace(segments, values, -(-segments // TEAM))
         arguments = [
             layout_bytes,
             int64(self._rows),
             int64(self._columns),
-            int64(team.parts),
-            int64(team.slots),
+            *([int64(team.splits), int64(slots)] if phase else []),
             int64(segments),
-            int64(self._kept(workers)),
+            *([] if phase else [int64(self._kept(workers))]),
             float64(1.0 if denominator_only else problem.denominator.size),
         ]
 
@@ -545,7 +549,7 @@ class RowLaunches(Launches):
                 (workers * blocks, 1),
                 team.threads,
                 arguments,
-                pointers=7 + len(pointers),
+                pointers=6 + bool(phase) + len(pointers),
                 shared=shared,
                 fields=Fields(self._loss, problem.real),
                 parameters=call.parameters,
@@ -561,7 +565,7 @@ class RowLaunches(Launches):
             results.value,
             counter,
             partials,
-            memory,
+            *([memory] if phase else []),
             *(a.address for a in arrays),
             *scale,
         )

@@ -154,7 +154,8 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
 
 
 ROW_KERNELS = tuple(
-    f"kernels/{name}.cu" for name in ("rows", "row_tiles", "strided_rows", "multilabel_margin")
+    f"kernels/{name}.cu"
+    for name in ("rows", "split_rows", "row_tiles", "strided_rows", "multilabel_margin")
 )
 
 

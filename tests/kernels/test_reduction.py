@@ -270,7 +270,7 @@ def rows(
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
         f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, 0, true, 0>",
-        *("WHOLE", values, "1u", f"{directions}u", "false", kind, *types),
+        *(values, "1u", f"{directions}u", "false", kind, *types),
         f"{c_type(gradient.dtype.name)}*",
     )
     segments = -(-n // 256)
@@ -283,11 +283,11 @@ def rows(
         (256,),
         (
             *(int64(-100), 1.0, space(n, *strides) + int64(*steps)),
-            *(n, COLUMNS, 0, COLUMNS, segments, segments),
+            *(n, COLUMNS, segments, segments),
             divisor,
             None if denominator is None else np.array([denominator]),
             *(None, None),  # no grad_output, no guess
-            *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1)), None),
+            *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1))),
             *arrays,
         ),
     )

@@ -263,7 +263,7 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
     operands = case.draw(np.random.default_rng(9), (1100, 2), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
-        assert any(re.search(r"Team<[^>]*, [12]>, WHOLE", name) for name in names(device))
+        assert any(re.search(r"^rows<.*Team<[^>]*, [12]>, ", name) for name in names(device))
 
 
 @pytest.mark.parametrize(
@@ -321,8 +321,8 @@ def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) ->
     operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands)
-        assert any("PARTIAL" in name for name in names(device))
-        assert any("FINISH" in name for name in names(device))
+        assert any("SPLIT" in name for name in names(device))
+        assert any("MERGE" in name for name in names(device))
 
 
 def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
@@ -444,7 +444,7 @@ def test_the_gradient_takes_the_memory_of_the_input(
         assert gradient is logits
         np.testing.assert_allclose(value.get(), expected[0], rtol=1e-6)
         np.testing.assert_allclose(logits.get(), expected[1], rtol=1e-5, atol=1e-9)
-        assert any("FINISH" in name for name in names(device)) == (columns == 3000)
+        assert any("MERGE" in name for name in names(device)) == (columns == 3000)
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_every_loss_is_exact(
         if divided == "apart":
             assert any("strided_rows<" in name for name in names(device)) == (columns > 5)
         if divided == "launches":
-            assert any("PARTIAL" in name for name in names(device)) == (columns > 2)
+            assert any("SPLIT" in name for name in names(device)) == (columns > 2)
         if divided == "ranks":
             ranks = re.compile(r"Team<(\d+, ){5}[248]")
             assert any(map(ranks.search, names(device))) == (columns >= 33)

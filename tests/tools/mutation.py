@@ -39,10 +39,15 @@ ROOT = Path(__file__).resolve().parents[2]
 # What no call of a pointwise loss reaches, and of that what rows of one kind alone reach.
 ROW_FILES = (
     "kernels/rows.cu",
+    "kernels/split_rows.cu",
     "kernels/row_tiles.cu",
     "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
     "kernels/row.cuh",
+    "kernels/row_batch.cuh",
+    "kernels/row_epilogue.cuh",
+    "kernels/row_states.cuh",
+    "kernels/row_worker.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
@@ -75,6 +80,7 @@ SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/element
 OF_A_GPU = (
     "#if CLUSTERS",
     "#if COPY_ENGINE",
+    "#if ARRIVALS",
     "#if ASYNCHRONOUS_COPIES",
     "#ifdef __CUDA_ARCH__",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
@@ -158,15 +164,21 @@ EQUIVALENT: dict[str, str] = {
     ),
     "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
-    "const bool finishes = PHASE != PARTIAL || (GRADIENTS || valued);": "a result that is not used",
     "return !GUARDED || (column >= 0 && column + WIDTH < end);": (
         "the last vector element by element: slower"
     ),
     'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
         "nothing takes all of the room"
     ),
-    "constexpr int WORDS = (sizeof(State) + 3) * 4;": "a larger union",
-    "if (rank == 1) left<Context>(memory, index) = context;": "all ranks have the same context",
+    "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
+    "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
+    "const bool valued = VALUES != NO_VALUES || threadIdx.x < 32;": "a value that is not used",
+    "const bool valued = VALUES != NO_VALUES && threadIdx.x <= 32;": (
+        "one more thread whose value is not used"
+    ),
+    "const bool valued = VALUES != NO_VALUES && threadIdx.x < 31;": (
+        "the value of thread 0 is used alone"
+    ),
     "const bool valued = Team::LANES <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
     ),
@@ -181,10 +193,10 @@ EQUIVALENT: dict[str, str] = {
     "return !GUARDED || (column > 0 && column + WIDTH <= end);": (
         "the first vector element by element: slower"
     ),
-    "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD));": (
+    "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD);": (
         "makes room for the next share later: slower"
     ),
-    "PHASE == WHOLE && (Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD));": (
+    "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD);": (
         "makes room for the next share later: slower"
     ),
     "done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES || valued);": (
@@ -229,7 +241,9 @@ EQUIVALENT: dict[str, str] = {
     "const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 1;": (
         "any one thread may store"
     ),
-    "kernels/rows.cu: if (threadIdx.x == 1) {": "all threads have the state of the whole share",
+    "kernels/split_rows.cu: if (threadIdx.x == 1) {": (
+        "all threads have the state of the whole split"
+    ),
     "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = settled;": (
         "all threads of a warp have its state"
     ),
@@ -448,9 +462,9 @@ def mutated(name: str, mutant: Mutant) -> str:
 
 
 def struct_of(mutant: Mutant) -> str:
-    """The struct that a mutant is in, or the last one before it."""
+    """The struct that a mutant is in, or the last struct or enum before it."""
     lines = (sources.source_folder() / mutant.file).read_text(encoding="utf-8").splitlines()
-    found = [re.match(r"struct (\w+)", line) for line in lines[: mutant.line]]
+    found = [re.match(r"(?:struct|enum) (\w+)", line) for line in lines[: mutant.line]]
     return next((match[1] for match in reversed(found) if match), "")
 
 

@@ -673,7 +673,7 @@ def machine_code_findings(program: Program) -> list[str]:
 def copy_findings(program: Program) -> list[str]:
     """Asynchronous copies of 16 bytes, which have a cache policy, to an address that is uniform.
 
-    The assembler encodes them with the wrong register: see cuda/kernels/rows.cu.
+    The assembler encodes them with the wrong register: see cuda/memory/async_copy.cuh.
     """
     return uniform_copies("\n".join(_disassemble(program.cubin).values()))
 

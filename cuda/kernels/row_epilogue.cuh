@@ -1,0 +1,79 @@
+// The epilogue of a row, whatever the schedule of the kernel: from what the row has accumulated to
+// its value, which is written or added up, and to what the gradients of its elements are made of.
+#pragma once
+#include "kernels/row.cuh"
+#include "reduction/reduction.cuh"
+
+template <class T>
+__device__ __forceinline__ T quotient(T x, T factor, const Reciprocal<T>& divisor) {
+  return divisor.template times<T>(factor * x);
+}
+template <class T>
+__device__ __forceinline__ Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& divisor) {
+  return Real<T>(quotient(x.value, factor, divisor));
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& divisor) {
+  return dual(quotient(x.value, factor, divisor), quotient(x.slope, factor, divisor));
+}
+
+// What the gradients of a row are proportional to, times a factor and divided.
+template <class Loss, class Finished, class T>
+__device__ __forceinline__ void scale_gradients(const Loss& loss, Finished& done, T factor,
+                                                const Reciprocal<T>& divisor) {
+  loss.scale(done, [&](auto x) { return quotient(x, factor, divisor); });
+}
+
+// What is asked for of a number: ALONG a tangent, its derivative.
+template <bool ALONG, class N>
+__device__ __forceinline__ auto derivative(N number) {
+  if constexpr (ALONG) {
+    return plain(number.slope);
+  } else {
+    return plain(number);
+  }
+}
+
+// The value, and all gradients, of a row that is not active.
+template <class T>
+__device__ __forceinline__ T without_loss(Status status) {
+  return status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
+}
+
+// The value of a row, its term of the denominator, and what its gradients need.
+template <class T, class Finished>
+struct Outcome {
+  T value, denominator;
+  Finished done;
+};
+template <bool GRADIENTS, class Loss, class Row, class Context, class State, class T>
+__device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, const Context& context,
+                                           const State& state, bool valued, T factor,
+                                           const Reciprocal<T>& reciprocal) {
+  using N = typename Row::N;
+  Outcome<T, typename Loss::template Finished<N>> outcome{
+      without_loss<T>(context.status), T(context.status == INVALID), {}};
+  if (context.status == ACTIVE) {
+    outcome.done = loss.template finish<N>(row, context, state, valued);
+    outcome.value = derivative<(order<N> != 0)>(outcome.done.value);
+    outcome.denominator = outcome.done.denominator;
+    if constexpr (GRADIENTS) {
+      if constexpr (Row::HAS_GRAD_OUTPUT) factor = row.grad_output();
+      scale_gradients(loss, outcome.done, factor, reciprocal);
+    }
+  }
+  return outcome;
+}
+
+// The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
+// on that counts them, unless classes have weights.
+template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
+__device__ __forceinline__ auto reduction_of_rows(const Factor& given, Result* value,
+                                                  unsigned* counter, double* partials,
+                                                  long long segments, double divisor,
+                                                  const Scaling& scaling) {
+  constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED;
+  double* const counted = given.template counted<COUNTS>(divisor);
+  return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
+      value, counter, partials, segments, divisor, scaling, counted};
+}

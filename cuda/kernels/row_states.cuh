@@ -1,0 +1,84 @@
+// How the states of the threads of a row become one: of a warp, of a block, of a cluster.
+#pragma once
+#include "losses/rows.cuh"
+#include "memory/cluster.cuh"
+
+template <int LANES>
+struct LargestInWarp {
+  static constexpr int COUNT = LANES;
+  template <class T>
+  __device__ __forceinline__ T operator()(T x) const {
+#pragma unroll
+    for (int distance = 1; distance < LANES; distance *= 2) {
+      x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    }
+    return x;
+  }
+};
+
+template <class State>
+__device__ __forceinline__ State shuffled(const State& state, int distance) {
+  WordsOf<State> bits{state};
+#pragma unroll
+  for (int w = 0; w < WordsOf<State>::COUNT; ++w) {
+    bits.word[w] = __shfl_xor_sync(0xffffffffu, bits.word[w], distance);
+  }
+  return bits.value;
+}
+
+// The states of LANES neighbours together, in each of them.
+template <int LANES, class State>
+__device__ __forceinline__ State joined_in_warp(State state) {
+#pragma unroll
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    state = join(state, shuffled(state, distance));
+  }
+  return state;
+}
+template <int LANES, class State>
+__device__ __forceinline__ auto combined_in_warp(const State& state) {
+  return joined_in_warp<LANES>(settle(state, LargestInWarp<LANES>()));
+}
+
+template <class State, int COUNT>
+__device__ __forceinline__ State* states_of_block() {
+  alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
+  return reinterpret_cast<State*>(memory);
+}
+
+// The states of all threads of a row together, in each of them.
+template <class Team, class State>
+__device__ __forceinline__ auto combined(const State& state) {
+  constexpr int NEIGHBOURS = Team::LANES < 32 ? Team::LANES : 32;
+  auto settled = combined_in_warp<NEIGHBOURS>(state);
+  using Settled = decltype(settled);
+  if constexpr (Team::LANES > 1) {
+    // A gradient may take the memory of the elements that other threads have looked at.
+    __syncwarp();
+    if constexpr (Team::LANES > 32) {
+      constexpr int WARPS = Team::THREADS / 32;
+      Settled* const parts = states_of_block<Settled, WARPS>();
+      __syncthreads();
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = settled;
+      __syncthreads();
+      settled = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
+    }
+  }
+  return settled;
+}
+
+#if CLUSTERS
+// The states of the blocks of a cluster together, in all threads of each.
+template <class Team, class State>
+__device__ __forceinline__ State combined_in_cluster(const State& state, unsigned turn) {
+  using Exchange = ClusterExchange<State, Team::RANKS>;
+  Exchange::send(state, turn);
+  Arrivals::wait<true>(turn);
+  State all;
+  for (int rank = 0; rank < Team::RANKS; ++rank) {
+    const State part = Exchange::received(turn, rank);
+    all = rank == 0 ? part : combine(all, part);
+  }
+  return all;
+}
+#endif

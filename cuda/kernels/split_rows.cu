@@ -1,0 +1,105 @@
+// Losses over rows that are too long for the memory of a few multiprocessors, or so few that blocks
+// all over the device are to work on each: the same results as of kernels/rows.cu, in two launches.
+//
+// Each row is divided into splits, a block each. SPLIT leaves in device memory what each split
+// accumulates. MERGE merges the splits of a row; its blocks, again one for each split, write the
+// gradients, for which the row is read once more. Bytes of device memory an element, with operands
+// and gradients of s bytes: the loss of one operand s, with its gradient 3s.
+//
+// Order of summation: batches of a thread in order, then threads in pairs; then every THREADS-th
+// split in order, then these sums in pairs. All that follows from the shape and the dtypes.
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_worker.cuh"
+
+enum Phase { SPLIT, MERGE };
+
+// What SPLIT leaves for MERGE: the context of each row, and the state of each of its splits.
+constexpr int LEFT_BYTES = 256;
+
+template <class Left>
+__device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
+  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
+  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
+}
+
+// The other arguments are those of kernels/rows.cu. A split has `slots` vectors of each thread.
+// Blocks, or groups of as many as there are `splits`, stride over rows. What one of them sums is a
+// segment. `memory` is what SPLIT leaves.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    split_rows(Loss loss, double scale, Layout layout, long long n, long long columns,
+               long long splits, long long slots, long long segments, double divisor,
+               const double* denominator, const Result* grad_output, double* guess, Result* value,
+               unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Index = typename Layout::Index;
+  using Row = typename Work::Row;
+  using Settled = typename Work::Settled;
+  constexpr bool SUMS = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+  static_assert(Team::ROWS == 1, "a block works on a split");
+
+  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  if (given.is_done) return;
+  const Pointers pointers{{pointer}...};
+  const Work work{loss, layout, pointers, n, columns, nullptr};
+  using Context = decltype(loss.begin(work.row_at(0), loss.ahead(work.row_at(0))));
+  const int blocks = PHASE == SPLIT || GRADIENTS ? splits : 1;
+  const int split = int(blockIdx.x % blocks);
+  const Index worker = blockIdx.x / blocks, step = gridDim.x / blocks, end = Index(n);
+
+  if constexpr (PHASE == SPLIT) {
+    for (Index index = worker; index < end; index += step) {
+      const Row row = work.row_at(index);
+      const Context context = loss.begin(row, loss.ahead(row));
+      const auto share = work.share_of(row, true, split, slots);
+      const Settled state = combined<Team>(work.accumulate(share, slots, context));
+      if (threadIdx.x == 0) {
+        left<Settled>(memory, n + index * splits + split) = state;
+        if (split == 0) left<Context>(memory, index) = context;
+      }
+    }
+  } else {
+    if (denominator != nullptr) divisor = *denominator;
+    const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+    const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+    const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+        given, value, counter, partials, segments, divisor, scaling);
+    Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
+    unsigned before = 0;
+    for (Index index = worker; index < end; index += step) {
+      const Row row = work.row_at(index);
+      const Context context = left<Context>(memory, index);  // elements may be overwritten already
+      Settled state = combined_in_warp<1>(Work::State::empty());
+      for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
+        state = combine(state, left<Settled>(memory, n + index * splits + r));
+      }
+      state = combined<Team>(state);
+      const bool valued = VALUES != NO_VALUES && threadIdx.x < 32;  // one warp is enough
+      const auto outcome =
+          outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), reciprocal);
+      if (split == 0 && threadIdx.x == 0) {
+        if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(outcome.value);
+        if constexpr (SUMS) sum += outcome.value;
+        if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+      }
+      if constexpr (SUMS) {
+        // Ahead of the last gradients, which take what this waits for.
+        if (split == 0 && index + step >= end) {
+          reduction.template add<true>(worker, sum, counted);
+          before = reduction.arrive_in_team(worker);
+        }
+      }
+      if constexpr (GRADIENTS) {
+        const auto share = work.share_of(row, true, split, slots);
+        for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+          work.template differentiate<false>(share, slot, context, outcome.done);
+        }
+      }
+    }
+    if constexpr (SUMS) {
+      if (split == 0) reduction.finish_in_teams(worker, before);
+    }
+  }
+}

@@ -1,0 +1,67 @@
+// Clusters: blocks that run at the same time, and reach the shared memory of one another. They need
+// PTX; who does without computes in each block what the others would have sent.
+#pragma once
+#include "memory/arrivals.cuh"
+#include "memory/vector.cuh"
+
+#define CLUSTERS ARRIVALS
+
+#if CLUSTERS
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;\n" ::
+          : "memory");
+}
+
+__device__ __forceinline__ unsigned address_in_cluster(unsigned address, unsigned rank) {
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  return address;
+}
+
+// A value of each of RANKS blocks goes to all of them, in turns at two places. A block sends a
+// second time to a place only after it has got what all others sent to the other place meanwhile,
+// hence had read the one before.
+template <class Value, int RANKS>
+struct ClusterExchange {
+  static constexpr int WORDS = WordsOf<Value>::COUNT;
+  using Parts = unsigned[RANKS][WORDS];
+
+  // Sends the value of this block, without waiting for anything else that it has written.
+  static __device__ __forceinline__ void send(const Value& value, unsigned turn) {
+    if (threadIdx.x == 0) {
+      asm volatile(
+          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrivals::barrier(turn)),
+          "r"(unsigned(sizeof(Parts)))
+          : "memory");
+    }
+    const WordsOf<Value> own{value};
+    if (threadIdx.x < RANKS) {
+      const unsigned to = shared_address(parts(turn)[blockIdx.x % RANKS]);
+      const unsigned place = address_in_cluster(to, threadIdx.x);
+      const unsigned barrier = address_in_cluster(Arrivals::barrier(turn), threadIdx.x);
+#pragma unroll
+      for (int w = 0; w < WORDS; ++w) {
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                place + 4 * w),
+            "r"(own.word[w]), "r"(barrier)
+            : "memory");
+      }
+    }
+  }
+  // What a rank has sent, once the turn has been waited for.
+  static __device__ __forceinline__ Value received(unsigned turn, int rank) {
+    WordsOf<Value> part{};
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) part.word[w] = parts(turn)[rank][w];
+    return part.value;
+  }
+
+ private:
+  static __device__ __forceinline__ Parts& parts(unsigned turn) {
+    __shared__ Parts parts[2];
+    return parts[turn % 2];
+  }
+};
+#endif
