@@ -322,7 +322,8 @@ class RowLaunches(Launches):
             return None
         if not read or self._is_held_apart():
             return None
-        return strided_rows(self._columns, [item_size(a.dtype) for a in read])
+        is_wide = self._problem.real == "float64" and self._problem.request.tangents != ()
+        return strided_rows(self._columns, [item_size(a.dtype) for a in read], is_wide)
 
     def _lies_apart(self) -> bool:
         """Whether neighbouring rows are nearer to one another than the elements of a row."""

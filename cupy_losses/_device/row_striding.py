@@ -19,7 +19,8 @@ LONG = 1024
 LONG_THREADS = 32
 LONG_WORDS = {2: 24, 4: 8, 8: 8}
 
-# A block of LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these.
+# A block of LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these; half as many where
+# their states, which meet in 48 KiB of shared memory, are of wide numbers with derivatives.
 THREADS = {1: 128, LONG_THREADS: 512}
 
 # The threads that a multiprocessor is to hold while each holds at most so many words.
@@ -48,21 +49,24 @@ class StridedRows:
     resident: int
 
 
-def strided_rows(columns: int, sizes: Sequence[int]) -> StridedRows:
-    """Who works on rows so long, given the bytes of an element of each array that is read."""
+def strided_rows(columns: int, sizes: Sequence[int], is_wide: bool = False) -> StridedRows:
+    """Who works on rows so long, given the bytes of an element of each array that is read.
+
+    `is_wide`: whether the loss is computed in float64 with derivatives along tangents.
+    """
     words = sum(max(1, size // 4) for size in sizes)
     count = min((n for n in COUNTS if n >= columns and n * words <= WORDS), default=0)
     if count:
         sure = max((n for n in COUNTS if n < columns), default=0)
-        return _rows(1, count, sure, True, count * words)
+        return _rows(1, count, sure, True, count * words, is_wide)
     lanes, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[min(sizes)])
     count = max((n for n in COUNTS if n * words <= most), default=COUNTS[0])
     # The states and contexts of two rows take as many registers again.
-    return _rows(lanes, count, 0, False, 2 * BATCH if min(sizes) == 2 else most)
+    return _rows(lanes, count, 0, False, 2 * BATCH if min(sizes) == 2 else most, is_wide)
 
 
-def _rows(lanes: int, count: int, sure: int, stays: bool, words: int) -> StridedRows:
+def _rows(lanes: int, count: int, sure: int, stays: bool, words: int, is_wide: bool) -> StridedRows:
     most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
-    threads = THREADS[lanes]
+    threads = THREADS[lanes] // (2 if is_wide and lanes > 1 else 1)
     resident = max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
     return StridedRows(threads, lanes, count, sure, stays, resident)

@@ -271,6 +271,34 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 
+WIDEST = [
+    "cosine_embedding_loss",
+    "triplet_margin_loss, norm=4, swap",
+    "cross_entropy, probabilities, smoothed, z",
+]
+
+
+@pytest.mark.parametrize("architecture", levels.first([90, 80]))
+@pytest.mark.parametrize("name", WIDEST)
+def test_the_widest_states_of_strided_rows_fit(name: str, architecture: int) -> None:
+    """Those of second derivatives in float64, in the shared memory that every kernel may have."""
+    loss = next(loss for loss in ROW_LOSSES if loss.name == name)
+    call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
+    across = ArraySpec("float64", (512, 2000), (1, 512))
+    vectors = [
+        across if loss.role(name) == ELEMENTS else static_checks.dense("float64", 512)
+        for name in loss.operands
+    ]
+    request = Request(value=False, wanted=(0,), vjp=True, tangents=(0,))
+    given = static_checks.dense("float64"), across, *vectors
+    with planned() as names:
+        problem = Problem(call, request, given, (0,) * 5, (512, 2000), False, device=0)
+        loss.plan(static_checks.NO_LIBRARY, problem)
+    (kernel,) = [name for name in names if name.startswith("strided_rows<")]
+    source = sources.source("kernels/strided_rows.cu")
+    assert len(static_checks.compile_program(source, [kernel], architecture).kernels) == 1
+
+
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_cache_policies_are_encoded(architecture: int) -> None:
     """In kernels that the assembler encodes wrongly where addresses are uniform."""
