@@ -19,8 +19,9 @@ LONG = 1024
 LONG_THREADS = 32
 LONG_WORDS = {2: 24, 4: 8, 8: 8}
 
-# A block of LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these; half as many where
-# their states, which meet in 48 KiB of shared memory, are of wide numbers with derivatives.
+# A block of LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these. It has half as
+# many where their states, which meet in 48 KiB of shared memory, are of wide numbers with
+# derivatives.
 THREADS = {1: 128, LONG_THREADS: 512}
 
 # The threads that a multiprocessor is to hold while each holds at most so many words.
