@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ def jvp(
     """
     compiled.refuse("jvp, which has torch.func.jvp for that,")
     call, library, operands = _resolved(loss, primals, options)
-    varied, directions = _directions(call, operands, tangents)
+    varied, directions = _directions(call, library, operands, tangents)
     (value,) = library.run(call, Request(), operands)
     (derivative,) = library.run(call, Request(tangents=varied), (*directions, *operands))
     return value, derivative
@@ -95,8 +96,8 @@ def hvp(
     call, library, operands = _resolved(loss, primals, options)
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
-    varied, directions = _directions(call, operands, tangents)
-    wanted = (operand_of(call, operands, argnum),)
+    varied, directions = _directions(call, library, operands, tangents)
+    wanted = (operand_of(call, operands, _checked(argnum)),)
     request = Request(value=False, wanted=wanted, tangents=varied)
     (product,) = library.run(call, request, (*directions, *operands))
     return product
@@ -131,6 +132,7 @@ def grad_and_hess(
     """
     compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
     prepare_of(loss)
+    _checked(argnum)
 
     def derivatives(*args: Array, **options: Any) -> tuple[Array, Array]:
         compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
@@ -156,6 +158,12 @@ def grad_and_hess(
     return derivatives
 
 
+def _checked(argnum: int) -> int:
+    if isinstance(argnum, bool) or not isinstance(argnum, numbers.Integral):
+        raise TypeError(f"argnum must be an integer, got {argnum!r}")
+    return int(argnum)
+
+
 def _resolved(
     loss: Callable[..., Array], args: Sequence[Array], options: dict[str, Any]
 ) -> tuple[Call, ArrayLibrary, Sequence[Array]]:
@@ -168,7 +176,10 @@ def _resolved(
 
 
 def _directions(
-    call: Call, operands: Sequence[Array], tangents: Sequence[Array | None]
+    call: Call,
+    library: ArrayLibrary,
+    operands: Sequence[Array],
+    tangents: Sequence[Array | None],
 ) -> tuple[tuple[int, ...], list[Array]]:
     """Which operands vary, and their tangents as arrays of the library of the operands."""
     names = call.loss.operands
@@ -179,7 +190,12 @@ def _directions(
         if tangent is None:
             continue
         k = operand_of(call, operands, number)
-        _, adopted = resolve(call, [*operands[:k], tangent, *operands[k + 1 :]])
+        found, adopted = resolve(call, [*operands[:k], tangent, *operands[k + 1 :]])
+        if found is not library and not library.takes_over:
+            raise TypeError(
+                f"the tangent of {call.names[k]} must be a {library.name} array as "
+                f"{call.names[k]} is, got {type(tangent).__name__}"
+            )
         if tuple(adopted[k].shape) != tuple(operands[k].shape):
             raise ValueError(
                 f"the tangent of {call.names[k]} must have its shape "

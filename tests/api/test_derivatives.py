@@ -181,6 +181,13 @@ X = np.ones(3)
         ),
         (lambda: hvp(mse_loss, (X, X), (X, None), reduction="none"), ValueError, "reduction must"),
         (lambda: hvp(mse_loss, (X, X), (X, None), 2), ValueError, "argnums must be in"),
+        (
+            lambda: jvp(mse_loss, [torch.ones(3)] * 2, (X, None)),
+            TypeError,
+            "the tangent of input must be a torch array as input is, got ndarray",
+        ),
+        (lambda: hvp(mse_loss, (X, X), (X, None), True), TypeError, "argnum must be an integer"),
+        (lambda: grad_and_hess(mse_loss, "input"), TypeError, "argnum must be an integer"),  # type: ignore[arg-type]
         (lambda: jvp(np.sum, (X,), (X,)), TypeError, "must be a loss function of cupy_losses"),
         (lambda: grad_and_hess(np.sum), TypeError, "must be a loss function of cupy_losses"),
         (
