@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from .. import emulator
 from ..emulator import Device, installed
 from ..tables.arrays import DTYPES
 from ..tools import levels
-from .test_anticipation import pair, scores
+from .test_anticipation import Calls, pair, scores
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -181,3 +182,18 @@ def test_every_request(device: Device, where: bool) -> None:
             expected = pair_on_host[::2]
         for result, reference in zip(results, expected, strict=True):
             np.testing.assert_allclose(result, reference, rtol=1e-6)
+
+
+def test_float64_is_rounded_once(device: Device) -> None:
+    """The product of the scale, grad_output and 1 / N is not rounded by itself."""
+    rng = np.random.default_rng(5)
+    host = 2.0 ** rng.integers(-3, 4, 3)  # whose products are exact
+    for scale, factor in rng.uniform(0.1, 1, (20, 2)):
+        calls = Calls(device, mse_loss, (host, np.zeros(3)), scale=float(scale))
+        _, (gradient,), waiting = calls.forward()
+        calls.backward([gradient], waiting, float(factor), np.float64)
+        for got, x in zip(gradient.get(), host, strict=True):
+            exact = Fraction(2 * x) * Fraction(scale) * Fraction(factor) / 3
+            assert abs(Fraction(float(got)) - exact) <= Fraction(np.spacing(got)) * Fraction(
+                51, 100
+            )
