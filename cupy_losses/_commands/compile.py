@@ -21,14 +21,7 @@ _REQUESTS = (FORWARD, Request(wanted=(0,)), Request(wanted=(0,), early=True))
 
 
 @click.command("compile")
-@click.option(
-    "--loss",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    type=click.Choice(losses.names()),
-    help="A loss, such as cross_entropy; again for more.  [default: all]",
-)
+@losses.option(default="all")
 @click.option(
     "--dtype",
     "dtypes",

@@ -18,14 +18,7 @@ from .report import as_json, print_table
 
 
 @click.command("evaluate")
-@click.option(
-    "--loss",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    type=click.Choice(losses.names()),
-    help="A loss, such as cross_entropy; again for more.  [default: the four of least squares]",
-)
+@losses.option(default="the four of least squares")
 @click.option(
     "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Such as beta=0.5."
 )

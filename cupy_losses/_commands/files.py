@@ -84,24 +84,25 @@ def _csv(file: str, key: str) -> Array:
             lines = [(n, row) for n, row in enumerate(csv.reader(text), 1) if any(row)]
     except (UnicodeDecodeError, csv.Error):
         raise ValueError("is no text of comma-separated values") from None
-    if lines and all(_number(field) is None for field in lines[0][1]):
+    if lines and all(number(field) is None for field in lines[0][1]):
         lines = lines[1:]
-    for number, row in lines:
+    for place, row in lines:
         if len(row) != len(lines[0][1]):
             raise ValueError(
-                f"line {number} has {len(row)} fields, the first of numbers {len(lines[0][1])}"
+                f"line {place} has {len(row)} fields, the first of numbers {len(lines[0][1])}"
             )
         for field in row:
-            if _number(field) is None:
-                raise ValueError(f"line {number} must hold numbers, got {field!r}")
-    numbers = np.array([[_number(field) for field in row] for _, row in lines])
+            if number(field) is None:
+                raise ValueError(f"line {place} must hold numbers, got {field!r}")
+    numbers = np.array([[number(field) for field in row] for _, row in lines])
     return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
 
 
-def _number(field: str) -> int | float | None:
+def number(text: str) -> int | float | None:
+    """The number that a text is; None for any other text."""
     for kind in (int, float):
         try:
-            return kind(field)
+            return kind(text)
         except ValueError:
             continue
     return None

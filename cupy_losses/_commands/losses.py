@@ -14,6 +14,7 @@ import cupy_losses
 
 from .._api.entrance import Prepared, known, prepare_of
 from .._core.loss import Loss
+from .files import number
 
 # What has an option of its own, and what a command line cannot say or nobody sees the effect of.
 _NO_PARAMETERS = ("reduction", "distance_function", "overwrite_input")
@@ -80,17 +81,25 @@ def _value(text: str) -> bool | int | float | str:
     flags = {"true": True, "false": False}
     if text.lower() in flags:
         return flags[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    found = number(text)
+    return text if found is None else found
 
 
 def names() -> list[str]:
     """The names of all losses."""
     return [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+
+
+def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The option that names losses, as `names`; without it a command takes the `default`."""
+    return click.option(
+        "--loss",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        type=click.Choice(names()),
+        help=f"A loss, such as cross_entropy; again for more.  [default: {default}]",
+    )
 
 
 def find(name: str) -> LossFunction:
