@@ -202,18 +202,27 @@ def test_a_nan_does_not_reach_what_the_mask_leaves_out(device: Device) -> None:
         del waiting
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("shape", levels.first([(70, 21), (70, 40), (2, 5, 35), (2, 90, 35)]))
-def test_the_number_of_rows_is_anticipated(
-    device: Device, shape: tuple[int, ...], is_large: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All; in large arrays if all were there in the last call. The bits are right in any case."""
-    if is_large:
+@pytest.fixture(params=[False, True], ids=["few", "large"])
+def is_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether arrays count as large."""
+    if request.param:
         monkeypatch.setattr(plan_rows, "FEW_ELEMENTS", 0)
-    rng = np.random.default_rng(9)
+    return bool(request.param)
+
+
+@pytest.fixture(params=levels.first([(70, 21), (70, 40), (2, 5, 35), (2, 90, 35)]))
+def logits(request: pytest.FixtureRequest) -> Any:
+    """Logits, the classes of all rows, and those of a part of them."""
+    rng, shape = np.random.default_rng(9), request.param
     whole = rng.integers(0, shape[1], (shape[0], *shape[2:]))
-    calls = Calls(device, cross_entropy, (rng.standard_normal(shape).astype(np.float32), whole))
     part = np.where(rng.random(whole.shape) < 0.3, -100, whole)
+    return rng.standard_normal(shape).astype(np.float32), whole, part
+
+
+def test_the_number_of_rows_is_anticipated(device: Device, logits: Any, is_large: bool) -> None:
+    """All; in large arrays if all were there in the last call. The bits are right in any case."""
+    input, whole, part = logits
+    calls = Calls(device, cross_entropy, (input, whole))
     count = np.count_nonzero(part != -100)
     guess, was_whole = 1.0, False
     for target, factor in zip(
@@ -235,22 +244,14 @@ def test_the_number_of_rows_is_anticipated(
         del waiting
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-@pytest.mark.parametrize("shape", levels.first([(70, 21), (70, 40), (2, 5, 35), (2, 90, 35)]))
 def test_value_and_gradients_anticipate_the_number_of_rows(
-    device: Device, shape: tuple[int, ...], is_large: bool, monkeypatch: pytest.MonkeyPatch
+    device: Device, logits: Any, is_large: bool
 ) -> None:
     """Value and gradients of one call have the bits of two, whatever the last call had."""
-    if is_large:
-        monkeypatch.setattr(plan_rows, "FEW_ELEMENTS", 0)
-    rng = np.random.default_rng(9)
-    whole = rng.integers(0, shape[1], (shape[0], *shape[2:]))
-    scale = np.asarray(0.3, np.float32)
-    hosts = rng.standard_normal(shape).astype(np.float32), whole
-    part = np.where(rng.random(whole.shape) < 0.3, -100, whole)
+    input, whole, part = logits
     options: dict[str, Any]
-    for options in ({}, {"scale": scale}):
-        calls = Calls(device, cross_entropy, hosts, **options)
+    for options in ({}, {"scale": np.asarray(0.3, np.float32)}):
+        calls = Calls(device, cross_entropy, (input, whole), **options)
         for target in (whole, whole, part, part, np.full_like(whole, -100), whole, part):
             calls.operands = calls.operands[0], device.asarray(target), *calls.operands[2:]
             before = len(device.launches)
