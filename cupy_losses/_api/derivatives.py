@@ -25,8 +25,8 @@ def jvp(
 ) -> tuple[Array, Array]:
     """Compute a loss and its derivative along tangents of its operands.
 
-    That is the sum over the operands x_k of tangent_k * d loss / d x_k, in one pass, reduced as the
-    loss is. The name is that of a product of the Jacobian with a vector.
+    That is the sum over the operands x_k of tangent_k * d loss / d x_k, reduced as the loss is, in
+    one pass behind that of the loss. The name is that of a product of the Jacobian with a vector.
 
     Args:
         loss: A loss of this package, or a `functools.partial` of one by keyword.

@@ -69,7 +69,7 @@ class CupyLibrary(ArrayLibrary):
     def one(self, like: Array) -> Array:
         """The number 1."""
         with self.use_device(self.device(like)):
-            return self._cupy.ones((), like.dtype)
+            return self._cupy.full((), 1, like.dtype)
 
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss."""

@@ -23,6 +23,7 @@ from cupy_losses import (
     value_and_grad,
 )
 
+from .. import emulator
 from ..tables.arrays import Library
 from ..tables.losses import LOSSES, Case
 from ..tools import levels
@@ -136,6 +137,21 @@ def test_other_operands_broadcast(library: Library) -> None:
     gradient, hessian = grad_and_hess(mse_loss)(x, y)
     assert library.host(gradient).tolist() == [[0, 2, 4], [6, 8, 10]]
     assert library.host(hessian).tolist() == [[2] * 3] * 2
+
+
+def test_passes() -> None:
+    """One launch for gradient and Hessian together, and for a product with the Hessian."""
+    emulator.require()
+    with emulator.installed(seed=1) as device:
+        x, y = (device.asarray(host) for host in np.ones((2, 100), np.float32))
+        for function, launches in (
+            (lambda: grad_and_hess(huber_loss)(x, y), 1),
+            (lambda: hvp(huber_loss, (x, y), (x, None)), 1),
+            (lambda: jvp(huber_loss, (x, y), (x, None)), 2),
+        ):
+            before = len(device.launches)
+            function()
+            assert len(device.launches) - before == launches
 
 
 def test_half_precision(library: Library) -> None:
