@@ -279,7 +279,7 @@ class _OfOneLayout:
                 return self._compute(operands)
             pointers.append(pointer)
         plan = self._plan
-        if plan is None or plan.device != _current_device() or plan.device != tensor.get_device():
+        if plan is None or not plan.device == _current_device() == operands[-1].get_device():
             return self._first(operands)
         return plan.run(operands, pointers, self._parameters, self._scale)
 
