@@ -7,6 +7,7 @@ of one piece, because the parts are given the denominator of the whole.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -70,6 +71,7 @@ class Evaluation:
         """The loss, as anyone calls it."""
         return self._function(**self._arguments)
 
+    @functools.cached_property
     def reference(self) -> tuple[float, float]:
         """The loss in float64, and what its sum is divided by."""
         (pair,) = on_host(self._call, Request(pair=True), self._host)

@@ -13,7 +13,7 @@ Array = Any
 
 def save(file: str, evaluation: Evaluation) -> None:
     """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz."""
-    _, denominator = evaluation.reference()
+    _, denominator = evaluation.reference
     if file.endswith(".npz"):
         found = list(evaluation.gradients(len(evaluation.names), denominator))
         whole = zip(*[[_plain(array) for array in arrays] for _, arrays in found], strict=True)

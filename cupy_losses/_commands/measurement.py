@@ -36,7 +36,7 @@ class Row(NamedTuple):
 def measured(name: str, evaluation: Evaluation) -> Row:
     """Everything that is reported; the gradient is that by the first operand."""
     value = float(evaluation.value())
-    reference, denominator = evaluation.reference()
+    reference, denominator = evaluation.reference
     norm, worst = _gradient(evaluation, denominator)
     if math.isnan(value):
         worst = math.nan  # a gradient that is right of what is wrong says nothing
