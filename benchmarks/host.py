@@ -111,7 +111,8 @@ def smooth_l1_both(x: Array, y: Array) -> tuple[Array, Array]:  # noqa: D103
 
 
 def bce(p: Array, y: Array) -> Array:  # noqa: D103
-    return -np.mean(y * np.log(p) + (1.0 - y) * np.log1p(-p))
+    of_one, of_zero = np.maximum(np.log(p), -100.0), np.maximum(np.log1p(-p), -100.0)
+    return -np.mean(y * of_one + (1.0 - y) * of_zero)
 
 
 def bce_both(p: Array, y: Array) -> tuple[Array, Array]:  # noqa: D103
@@ -127,7 +128,7 @@ def bce_with_logits_both(x: Array, y: Array) -> tuple[Array, Array]:  # noqa: D1
 
 
 def kl(x: Array, y: Array) -> Array:  # noqa: D103
-    return np.sum(y * (np.log(y) - x)) / len(x)
+    return np.sum(np.where(y > 0.0, y * np.log(y), 0.0) - y * x) / len(x)
 
 
 def kl_both(x: Array, y: Array) -> tuple[Array, Array]:  # noqa: D103

@@ -28,6 +28,7 @@ import numpy as np
 
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
+from ._host.dual import limited, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -87,10 +88,15 @@ def l1_loss(
     return call_of(_L1, (input, target), reduction, weight, where, scale=scale)
 
 
+def _mse(input: Any, target: Any) -> Any:
+    d = input - target
+    return d * d
+
+
 _MSE = PointwiseLoss(
     name="mse_loss",
     struct="SquaredError",
-    formula=lambda input, target: (input - target) * (input - target),
+    formula=_mse,
     warns_of_broadcasting=True,
 )
 
@@ -132,8 +138,12 @@ def mse_loss(
 
 
 def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
-    d = input - target
-    return np.where(abs(d) >= beta, abs(d) - 0.5 * beta, 0.5 * d * d / beta)
+    def value(d: Any) -> Any:
+        size = abs(d)
+        near = np.minimum(size, beta)
+        return near / beta * (size - 0.5 * near)
+
+    return with_derivatives(value, (lambda d: limited(d, beta) / beta,), (input - target,))
 
 
 _SMALLEST_BETA = 2.0**-120  # a parabola narrower than this is none: a float32 hardly sees it
@@ -187,8 +197,12 @@ def smooth_l1_loss(
 
 
 def _huber(input: Any, target: Any, delta: float) -> Any:
-    d = input - target
-    return np.where(abs(d) >= delta, delta * (abs(d) - 0.5 * delta), 0.5 * d * d)
+    def value(d: Any) -> Any:
+        size = abs(d)
+        near = np.minimum(size, delta)
+        return near * (size - 0.5 * near)
+
+    return with_derivatives(value, (lambda d: limited(d, delta),), (input - target,))
 
 
 _HUBER = PointwiseLoss(

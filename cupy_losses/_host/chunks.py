@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._core.dtypes import dtype_name
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec, Shape
 
 Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
+Layout = tuple[np.dtype[Any], Shape, Shape]
 
-CHUNK = 1 << 16  # elements in float64 at a time
+CHUNK = 1 << 14  # elements in float64 at a time: a handful of such arrays fit in a cache of 1 MB
+_FEW = 512  # elements that are added in extended precision, which is slow
 
 
 def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
@@ -31,20 +34,55 @@ def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
             for rest in chunks(shape[1:], size):
                 yield (first, *rest)
         return
-    rows = max(size // inner, 1)
+    parts = -(-shape[0] // max(size // inner, 1))
+    rows = -(-shape[0] // parts)
     for first in range(0, shape[0], rows):
         yield (slice(first, first + rows),)
 
 
 def spec(array: Array) -> ArraySpec:
     """A NumPy array without its data."""
-    size = max(array.dtype.itemsize, 1)
-    return ArraySpec(array.dtype.name, array.shape, tuple(step // size for step in array.strides))
+    return spec_of(layout(array))
+
+
+def layout(array: Array) -> Layout:
+    """The dtype, shape and strides in bytes of an array, which are quicker to get than its spec."""
+    return array.dtype, array.shape, array.strides
+
+
+def spec_of(layout: Layout) -> ArraySpec:
+    """The array of a layout without its data."""
+    of, shape, strides = layout
+    size = max(of.itemsize, 1)
+    return ArraySpec(dtype_name(of), shape, tuple(step // size for step in strides))
+
+
+def broadcast(x: Array | float, shape: Shape) -> Array:
+    """An array or a number in the shape that it broadcasts to."""
+    array = np.asarray(x)
+    return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def wide(array: Array) -> Array:
+    """Numbers in float64: as they are if they have it, so that nothing may be written there."""
+    return array if array.dtype == np.float64 else array.astype(np.float64)
 
 
 def total(x: Array) -> np.longdouble:
-    """The sum of all elements."""
-    return np.sum(x, dtype=np.longdouble)
+    """The sum of all elements.
+
+    The halves of the array are added to each other until few elements are left. Rounding errors of
+    that are as many as elements, small and of either sign; equal elements have none.
+    """
+    rest = np.longdouble(0.0)
+    x = x.ravel("K")
+    while x.size > _FEW:
+        half = x.size // 2
+        if x.size % 2:
+            rest += x[-1]
+        x = x[:half] + x[half : 2 * half]
+    last: np.longdouble = np.add.reduce(x, dtype=np.longdouble)
+    return rest + last
 
 
 def dtype(name: str) -> np.dtype[Any]:
@@ -57,25 +95,70 @@ def dtype(name: str) -> np.dtype[Any]:
     return bfloat16
 
 
+class Total:
+    """The sum of all elements of arrays that come one after the other.
+
+    Arrays of the shape of the first one are added to each other in pairs, such sums in pairs again,
+    and so on, so that a sum of 2^k arrays has been rounded k times. What is left in the end is
+    added up by `total`.
+    """
+
+    def __init__(self) -> None:
+        self._levels: list[Array | None] = []  # the sum of 2^k arrays, unless it has been taken
+        self._others = np.longdouble(0.0)
+        self._shape: Shape | None = None
+
+    def add(self, x: Array) -> None:
+        """Add the elements of an array, which may be kept as it is."""
+        if self._shape is None:
+            self._shape = x.shape
+        if x.shape != self._shape:
+            self._others += total(x)
+            return
+        for level, other in enumerate(self._levels):
+            if other is None:
+                self._levels[level] = x
+                return
+            x = np.add(other, x, out=other if level else None)
+            self._levels[level] = None
+        self._levels.append(x)
+
+    def finish(self) -> np.longdouble:
+        """The sum."""
+        return self._others + sum(total(x) for x in self._levels if x is not None)
+
+
 class Sum:
     """A sum over chunks, in the axes where `shape` is 1."""
 
     def __init__(self, shape: Shape) -> None:
-        self.array = np.zeros(shape, np.longdouble)
+        self._shape = shape
+        self._all = Total() if math.prod(shape) == 1 else None
+        if self._all is None:
+            self._array = np.zeros(shape, np.longdouble)
 
     def add(self, index: ChunkIndex, values: Array) -> None:
         """Add the values of the chunk at `index`."""
+        if self._all is not None:
+            self._all.add(values)
+            return
         own_index = tuple(
             slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
-            for at, length in zip(index, self.array.shape, strict=False)
+            for at, length in zip(index, self._shape, strict=False)
         )
-        target = self.array[(*own_index, ...)]  # a view, also of a 0-d array
+        target = self._array[(*own_index, ...)]  # a view, also of a 0-d array
         # An integer in the index takes its axis away from the values.
         taken = [d for d, at in enumerate(index) if not isinstance(at, slice)]
-        missing = target.ndim - len(taken) - np.ndim(values)
-        whole = np.reshape(values, (1,) * missing + np.shape(values))
+        missing = target.ndim - len(taken) - values.ndim
+        whole = values.reshape((1,) * missing + values.shape)
         summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
         target += np.expand_dims(whole, taken).sum(axis=summed, keepdims=True, dtype=np.longdouble)
+
+    def finish(self) -> Array:
+        """The sum, in extended precision."""
+        if self._all is None:
+            return self._array
+        return np.full(self._shape, self._all.finish())
 
 
 class Gradient:
@@ -92,18 +175,18 @@ class Gradient:
         else:
             self._sum = Sum(own)
 
-    def add(self, index: ChunkIndex, slope: Array) -> None:
+    def add(self, index: ChunkIndex, slopes: Array) -> None:
         """Take the slopes of the chunk at `index`."""
         if self._direct:
-            self._view[index] = slope
+            self._view[index] = slopes
         else:
-            self._sum.add(index, slope)
+            self._sum.add(index, slopes)
 
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""
         if self._direct:
             return self._array
-        return self._sum.array.astype(dtype(self._output.dtype)).reshape(self._output.shape)
+        return self._sum.finish().astype(dtype(self._output.dtype)).reshape(self._output.shape)
 
 
 def empty(output: Output) -> Array:

@@ -2,16 +2,20 @@
 
 The counterpart of cuda/numbers/dual.cuh. A `Dual` takes part in arithmetic, in the NumPy functions
 listed at the end, in `np.where` and in `np.clip`; its value and slope are arrays or `Dual`s
-themselves, which gives second derivatives.
+themselves, which gives second derivatives. A slope may also be a float, which all elements have:
+1.0 of what is differentiated by, 0.0 of what does not vary. These two cost no arithmetic.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+Array = Any
 Number = Any  # an array or a Dual
 
 
@@ -36,7 +40,7 @@ class Dual:
         condition, a, b = args
         return Dual(
             np.where(condition, value_of(a), value_of(b)),
-            np.where(condition, slope_of(a), slope_of(b)),
+            _chosen(condition, slope_of(a), slope_of(b)),
         )
 
     def __add__(self, other: Number) -> Dual:
@@ -45,10 +49,10 @@ class Dual:
     __radd__ = __add__
 
     def __sub__(self, other: Number) -> Dual:
-        return _add(self, -other)
+        return _subtract(self, other)
 
     def __rsub__(self, other: Number) -> Dual:
-        return _add(-self, other)
+        return _subtract(other, self)
 
     def __mul__(self, other: Number) -> Dual:
         return _multiply(self, other)
@@ -65,10 +69,10 @@ class Dual:
         return Dual(-self.value, -self.slope)
 
     def __abs__(self) -> Dual:
-        return Dual(abs(self.value), _sign(self.value) * self.slope)
+        return Dual(abs(self.value), _times(_sign(self.value), self.slope))
 
-    def __pow__(self, exponent: float) -> Dual:
-        return _power(self, exponent)
+    def __pow__(self, exponent: float) -> Number:
+        return _power(operator.pow, self, exponent)
 
     def __lt__(self, other: Number) -> Any:
         return plain(self) < plain(other)
@@ -119,8 +123,8 @@ def with_derivatives(
     below = [value_of(x) for x in arguments]
     slope: Any = 0.0
     for derivative, x in zip(derivatives, arguments, strict=True):
-        if isinstance(x, Dual):
-            slope = slope + derivative(*below) * x.slope
+        if isinstance(x, Dual) and not _is(x.slope, 0.0):
+            slope = _plus(slope, _times(derivative(*below), x.slope))
     return Dual(with_derivatives(function, derivatives, below), slope)
 
 
@@ -128,59 +132,102 @@ def sigmoid(x: Number) -> Number:
     """1 / (1 + exp(-x)), precise at both ends."""
 
     def value(x: Any) -> Any:
-        tail = np.exp(-abs(x))
-        return np.where(x < 0, tail, 1.0) / (1.0 + tail)
+        return np.exp(np.minimum(x, 0.0)) / (1.0 + np.exp(-abs(x)))
 
     return with_derivatives(value, (lambda x: sigmoid(x) * sigmoid(-x),), (x,))
 
 
 def softplus(x: Number) -> Number:
     """log(1 + exp(x)), precise at both ends."""
-    return with_derivatives(lambda x: np.logaddexp(0.0, x), (sigmoid,), (x,))
+
+    def value(x: Any) -> Any:
+        return np.maximum(x, 0.0) + np.log1p(np.exp(-abs(x)))
+
+    return with_derivatives(value, (sigmoid,), (x,))
 
 
-def _add(a: Number, b: Number) -> Dual:
-    if not isinstance(b, Dual):
-        return Dual(a.value + b, a.slope)
-    return Dual(a.value + b.value, a.slope + b.slope)
+def limited(x: Number, bound: float) -> Number:
+    """The number, but from -bound to bound: the derivative is 0 there and beyond."""
+
+    def inside(x: Any) -> Any:
+        return np.less(abs(plain(x)), bound).astype(np.float64)
+
+    return with_derivatives(lambda x: np.minimum(np.maximum(x, -bound), bound), (inside,), (x,))
+
+
+def _is(x: Number, number: float) -> bool:
+    """Whether a slope is a number that all elements have."""
+    return type(x) is float and x == number
+
+
+def _plus(a: Number, b: Number) -> Number:
+    """The sum of slopes."""
+    return b if _is(a, 0.0) else a if _is(b, 0.0) else a + b
+
+
+def _times(a: Number, b: Number) -> Number:
+    """The product of a slope and a factor."""
+    if _is(a, 0.0) or _is(b, 0.0):
+        return 0.0
+    return b if _is(a, 1.0) else a if _is(b, 1.0) else a * b
+
+
+def _chosen(condition: Any, a: Number, b: Number) -> Number:
+    """The slopes `a` where a condition holds, else `b`."""
+    return a if type(a) is float and _is(b, a) else np.where(condition, a, b)
+
+
+def _add(a: Dual, b: Number) -> Dual:
+    return Dual(a.value + value_of(b), _plus(a.slope, slope_of(b)))
+
+
+def _subtract(a: Number, b: Number) -> Dual:
+    below, other = slope_of(a), slope_of(b)
+    slope = below if _is(other, 0.0) else -other if _is(below, 0.0) else below - other
+    return Dual(value_of(a) - value_of(b), slope)
 
 
 def _multiply(a: Dual, b: Number) -> Dual:
-    if not isinstance(b, Dual):
-        return Dual(a.value * b, a.slope * b)
-    return Dual(a.value * b.value, a.slope * b.value + a.value * b.slope)
+    if b is a:
+        half = _times(a.slope, a.value)
+        return Dual(a.value * a.value, _plus(half, half))
+    slope = _plus(_times(a.slope, value_of(b)), _times(a.value, slope_of(b)))
+    return Dual(a.value * value_of(b), slope)
 
 
 def _divide(a: Number, b: Number) -> Dual:
     if not isinstance(b, Dual):
-        return Dual(a.value / b, a.slope / b)
+        return Dual(a.value / b, 0.0 if _is(a.slope, 0.0) else a.slope / b)
     quotient = value_of(a) / b.value
-    return Dual(quotient, (slope_of(a) - quotient * b.slope) / b.value)
+    slope = _plus(slope_of(a), -_times(quotient, b.slope))
+    return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
 
 
 def _sign(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
-    return np.subtract(x > 0, x < 0, dtype=np.float64)
+    above, below = np.greater(x, 0.0).view(np.int8), np.less(x, 0.0).view(np.int8)
+    return (above - below).astype(np.float64)
 
 
-def _power(a: Number, exponent: Number) -> Dual:
+def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
     if isinstance(exponent, Dual):
         raise TypeError("the exponent of a power must be a constant: write exp(b * log(a))")
     # At an exponent of 0 the other factor may be infinite.
     slope = np.where(exponent == 0, 0.0, exponent * value_of(a) ** (exponent - 1.0))
-    return Dual(value_of(a) ** exponent, slope * slope_of(a))
+    return Dual(function(value_of(a), exponent), _times(slope, slope_of(a)))
 
 
 def _larger(a: Number, b: Number) -> Number:
     """Where the numbers are equal, each has half of the derivative."""
     parts = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
-    value = np.maximum(value_of(a), value_of(b))
-    return Dual(
-        value,
-        np.where(parts == 0, 0.0, parts * slope_of(a))
-        + np.where(parts == 1, 0.0, (1.0 - parts) * slope_of(b)),
-    )
+    slope = _plus(_part(parts, slope_of(a)), _part(1.0 - parts, slope_of(b)))
+    return Dual(np.maximum(value_of(a), value_of(b)), slope)
+
+
+def _part(part: Array, slope: Number) -> Number:
+    """Part of a slope, which may be infinite where that is 0."""
+    return 0.0 if _is(slope, 0.0) else np.where(part == 0, 0.0, _times(part, slope))
 
 
 def _smaller(a: Number, b: Number) -> Number:
@@ -201,13 +248,14 @@ def _clipped(
 
 def _log_of_sum(a: Number, b: Number) -> Dual:
     x, y = value_of(a), value_of(b)
-    slope = sigmoid(x - y) * slope_of(a) + sigmoid(y - x) * slope_of(b)
+    slope = _plus(_times(sigmoid(x - y), slope_of(a)), _times(sigmoid(y - x), slope_of(b)))
     return Dual(np.logaddexp(x, y), slope)
 
 
 def _hypotenuse(a: Number, b: Number) -> Dual:
     value = np.hypot(value_of(a), value_of(b))
-    return Dual(value, sum(value_of(x) / value * slope_of(x) for x in (a, b)))
+    slopes = [_times(value_of(x) / value, slope_of(x)) for x in (a, b)]
+    return Dual(value, _plus(*slopes))
 
 
 def _of_one(
@@ -217,7 +265,7 @@ def _of_one(
 
     def rule(x: Dual) -> Dual:
         value = function(x.value)
-        return Dual(value, derivative(x.value, value) * x.slope)
+        return Dual(value, _times(derivative(x.value, value), x.slope))
 
     return rule
 
@@ -241,8 +289,8 @@ _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.greater_equal: lambda a, b: plain(a) >= plain(b),
     np.equal: lambda a, b: plain(a) == plain(b),
     np.not_equal: lambda a, b: plain(a) != plain(b),
-    np.power: _power,
-    np.float_power: _power,
+    np.power: functools.partial(_power, np.power),
+    np.float_power: functools.partial(_power, np.float_power),
     np.square: lambda a: a * a,
     np.sign: lambda a: np.sign(plain(a)),
     np.maximum: _larger,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import Array
+from .chunks import Array, broadcast
 from .dual import Dual, Number, plain
 
 _COMPARED = 5  # elements
@@ -42,10 +42,13 @@ class Elementwise:
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False  # the derivatives are computed from it too
         shape = np.shape(arrays[0])
-        result = self._checked(self._formula(*operands, **parameters), shape)
         if not self._compared:
-            self._compare(arrays, parameters, plain(result))
-        return result
+            # On arrays first, as what is not elementwise may not take numbers with derivatives.
+            whole: Array = self._checked(self._formula(*arrays, **parameters), shape)
+            self._compare(arrays, parameters, whole)
+            if not any(isinstance(operand, Dual) for operand in operands):
+                return whole
+        return self._checked(self._formula(*operands, **parameters), shape)
 
     def _checked(self, result: Any, shape: tuple[int, ...]) -> Number:
         """The result in float64 and the shape of the operands, to which one number broadcasts."""
@@ -60,7 +63,7 @@ class Elementwise:
                 f"numpy of {self._name} must return real numbers of the shape of its arguments, "
                 f"{shape}, or one number, got {got}"
             )
-        return np.broadcast_to(array.astype(np.float64, copy=False), shape)
+        return broadcast(array.astype(np.float64, copy=False), shape)
 
     def _compare(
         self, operands: Sequence[Array], parameters: Mapping[str, float], whole: Array

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.notices import warn
+from .._core.outputs import Output
 from .._core.pointwise import PointwiseFormula
-from .chunks import Array, ChunkIndex, Gradient, chunks, spec, total
+from .._core.reduction import Denominator
+from .._core.shapes import Shape
+from .chunks import Array, Gradient, Layout, broadcast, chunks, layout, spec_of, total, wide
 from .dual import Dual, plain, slope_of
 from .reduction import Divisors, Value
+
+
+class _Plan(NamedTuple):
+    """What follows from the layouts of the operands of a request alone."""
+
+    shape: Shape
+    notice: str
+    outputs: list[Output | None]
+    denominator: Denominator
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
+    """The plan of a call without its parameters; raises unless the operands fit together."""
+    loss = call.loss
+    specs = [spec_of(each) for each in layouts]
+    own = specs[request.extra :]
+    shape = loss.shape_of(call, own)
+    return _Plan(
+        shape,
+        loss.notice(call, request, own),
+        loss.outputs(call, request, specs, autocast),
+        loss.denominator(call, shape, own),
+    )
 
 
 def evaluate(
@@ -28,22 +56,19 @@ def evaluate(
             f"{loss.name} has no NumPy formula: write the formula in Python, pass numpy= to "
             "pointwise_loss, or call it on CUDA arrays"
         )
-    specs = [spec(operand) for operand in operands]
-    own = specs[request.extra :]
-    shape = loss.shape_of(call, own)
-    if notice := loss.notice(call, request, own):
-        warn(notice)
-    outputs = loss.outputs(call, request, specs, autocast)
+    of_layout = call._replace(parameters=(), scale=1.0)
+    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
+    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
+    if plan.notice:
+        warn(plan.notice)
     read = operands[request.denominator :]
     leading = request.extra - request.denominator
-    views = [np.broadcast_to(operand, shape) for operand in read]
-    blocks = list(chunks(shape))
+    views = [broadcast(operand, shape) for operand in read]
 
-    denominator = loss.denominator(call, shape, own)
     if request.denominator:
         number = np.longdouble(operands[0])
     elif denominator.of_data:
-        number = _sum_of_data(call, views[leading:], blocks, loss.divides_by_weights(call))
+        number = _sum_of_data(call, views[leading:], shape, loss.divides_by_weights(call))
     else:
         number = np.longdouble(denominator.size)
     divisors = Divisors(call, request, denominator, number)
@@ -53,68 +78,83 @@ def evaluate(
         output = outputs.pop(0)
         assert output is not None
         value = Value(call, request, shape, output, _summed(loss, call, shape))
-    gradients = [
-        None if output is None else Gradient(output, operands[request.extra + k], shape)
+    gradients = {
+        k: Gradient(output, operands[request.extra + k], shape)
         for k, output in zip(request.wanted, outputs, strict=True)
-    ]
+        if output is not None
+    }
+    function = _Function(loss, call, request)
+    mask = views.pop(leading) if call.masked else None
     with np.errstate(all="ignore"):
-        for index in blocks:
-            x = [view[index].astype(np.float64) for view in views]
+        for index in chunks(shape):
+            x = [wide(view[index]) for view in views]
+            left = None if mask is None else mask[index]
+            size = x[0].shape
+            result = None
+            for k, gradient in gradients.items():
+                result = function(x, left, k)
+                quotient = divisors.derivatives(slope_of(result))
+                # An infinite or NaN scale does not reach what the mask leaves out.
+                if left is not None:
+                    quotient = np.where(left, quotient, 0.0)
+                gradient.add(index, broadcast(quotient, size))
             if value is not None:
-                value.add(index, plain(_at(loss, call, request, x, None)))
-            for k, gradient in zip(request.wanted, gradients, strict=True):
-                if gradient is not None:
-                    slope = slope_of(_at(loss, call, request, x, k))
-                    quotient = divisors.derivatives(np.asarray(slope))
-                    # An infinite or NaN scale does not reach what the mask leaves out.
-                    if call.masked:
-                        quotient = np.where(x[leading] != 0, quotient, 0.0)
-                    gradient.add(index, quotient)
+                # The derivative by an operand comes with the value, in one evaluation.
+                result = function(x, left) if result is None else plain(result)
+                value.add(index, broadcast(result, size))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
-        results += [None if gradient is None else gradient.finish() for gradient in gradients]
+        results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
 
 
-def _summed(loss: PointwiseFormula, call: Call, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _summed(loss: PointwiseFormula, call: Call, shape: Shape) -> Shape | None:
     """The shape of the sum that a value is, over the axes where it is 1; None for no sum."""
     if call.reduction != "none":
         return (1,) * len(shape)
     return (*shape[:-1], 1) if loss.row_means else None
 
 
-def _sum_of_data(
-    call: Call, views: Sequence[Array], blocks: Sequence[ChunkIndex], weighs: bool
-) -> np.longdouble:
+def _sum_of_data(call: Call, views: Sequence[Array], shape: Shape, weighs: bool) -> np.longdouble:
     """The sum of the weights that the mask leaves, or their number."""
     denominator = np.longdouble(0)
     with np.errstate(all="ignore"):
-        for index in blocks:
-            weight = views[call.masked][index] if weighs else np.ones(())
+        for index in chunks(shape):
+            if not weighs:
+                denominator += np.count_nonzero(views[0][index])
+                continue
+            weight = wide(views[call.masked][index])
             if call.masked:
                 weight = np.where(views[0][index], weight, 0.0)
-            denominator += total(weight.astype(np.float64))
+            denominator += total(weight)
     return denominator
 
 
-def _at(
-    loss: PointwiseFormula, call: Call, request: Request, x: Sequence[Array], wanted: int | None
-) -> Any:
-    """The function of a request (see `Request`) of a chunk, with its slope by operand `wanted`."""
-    leading = request.extra - request.denominator
-    own: list[Any] = list(x[leading:])
-    if wanted is not None:
-        own[wanted] = Dual(own[wanted], np.ones_like(own[wanted]))
-    if request.tangents:
-        tangents = dict(zip(request.tangents, x[int(request.vjp) :], strict=False))
-        own = [Dual(number, tangents.get(k, 0.0)) for k, number in enumerate(own)]
-    mask = plain(own.pop(0)) if call.masked else None
-    weight = own.pop(0) if call.weighted else None
-    assert loss.formula is not None
-    result = loss.formula(*own, **call.named_parameters)
-    if weight is not None:
-        result = weight * result
-    if request.tangents:
-        result = slope_of(result)
-    if request.vjp:
-        result = x[0] * result
-    return result if mask is None else np.where(mask != 0, result, 0.0)
+class _Function:
+    """The function of a request (see `Request`)."""
+
+    def __init__(self, loss: PointwiseFormula, call: Call, request: Request) -> None:
+        assert loss.formula is not None
+        self._formula = loss.formula
+        self._parameters = call.named_parameters
+        self._masked, self._weighted = call.masked, call.weighted
+        self._vjp, self._tangents = request.vjp, request.tangents
+        self._leading = request.extra - request.denominator
+
+    def __call__(self, x: Sequence[Array], mask: Array | None, wanted: int | None = None) -> Any:
+        """Its values of a chunk, with the slopes by operand `wanted`; `x` is without the mask."""
+        own: list[Any] = list(x[self._leading :])
+        if wanted is not None:
+            wanted -= self._masked
+            own[wanted] = Dual(own[wanted], 1.0)
+        if self._tangents:
+            of = dict(zip(self._tangents, x[int(self._vjp) :], strict=False))
+            own = [Dual(number, of.get(k, 0.0)) for k, number in enumerate(own, self._masked)]
+        weight = own.pop(0) if self._weighted else None
+        result = self._formula(*own, **self._parameters)
+        if weight is not None:
+            result = weight * result
+        if self._tangents:
+            result = slope_of(result)
+        if self._vjp:
+            result = x[0] * result
+        return result if mask is None else np.where(mask, result, 0.0)

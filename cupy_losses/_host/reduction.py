@@ -14,6 +14,7 @@ from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
 from .chunks import Array, ChunkIndex, Sum, dtype, empty
+from .dual import Number
 
 
 class Divisors:
@@ -32,9 +33,11 @@ class Divisors:
         """What the value is, from the sum."""
         return sums * self._scale / self._of_value
 
-    def derivatives(self, slopes: Array) -> Array:
+    def derivatives(self, slopes: Number) -> Any:
         """What the gradients are, from those of the sum."""
-        return slopes * self._scale / self._of_derivatives
+        if self._scale != 1.0:
+            slopes = slopes * self._scale
+        return slopes if self._of_derivatives == 1.0 else slopes / self._of_derivatives
 
 
 class Value:
@@ -60,7 +63,7 @@ class Value:
         """The values in the dtype of the result, or the pair."""
         if self._sum is None:
             return self._array
-        sums = self._sum.array
+        sums = self._sum.finish()
         if self._pair:
             high = np.float64(sums.sum())
             return np.array([high, np.float64(sums.sum() - high), divisors.denominator], np.float64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._core.program import Program
-from .chunks import Array
+from .chunks import Array, broadcast
 from .dual import Dual, Number, plain
 
 
@@ -25,4 +25,4 @@ class Replay:
 def _broadcast(x: Number, like: Array) -> Number:
     if isinstance(x, Dual):
         return Dual(_broadcast(x.value, like), _broadcast(x.slope, like))
-    return np.broadcast_to(np.asarray(x, np.float64), np.shape(like))
+    return broadcast(np.asarray(x, np.float64), np.shape(like))
