@@ -12,7 +12,9 @@ that do not fit, devices that differ, an unknown reduction, or a parameter out o
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -140,18 +142,19 @@ class _Distance:
             self.value = np.where(powers == 0, 0.0, root)
             self._scale = root ** (1.0 - p)
 
-    def gradient(self) -> Any:
-        """The derivative by each difference, 0 where the distance is 0."""
+    def gradient(self, factor: Any) -> Any:
+        """A factor of each row times the derivative by each difference, 0 for the distance 0."""
+        if self._norm == 2:
+            return factor * self._scale * self._difference
         sign = np.sign(plain(self._difference))
         if self._norm == 0:
             return np.zeros_like(sign)
         if self._norm == 1:
-            return sign
+            return factor * sign
         if self._norm == _INFINITE:
-            return sign * self._part
-        if self._norm == 2:
-            return self._scale * self._difference
-        return self._scale * np.where(self._some, sign * self._size ** (self._p - 1.0), 0.0)
+            return factor * (sign * self._part)
+        powers = sign * self._size ** (self._p - 1.0)
+        return factor * self._scale * np.where(self._some, powers, 0.0)
 
 
 def _triplet_margin(norm: int, swap: bool) -> Any:
@@ -174,7 +177,8 @@ def _triplet_margin(norm: int, swap: bool) -> Any:
         def by(*signs: float) -> Callable[[], Any]:
             def gradient() -> Any:
                 parts = zip(signs, slopes, distances, strict=False)
-                return active * sum(s * slope * d.gradient() for s, slope, d in parts if s)
+                terms = [d.gradient(active * s * slope) for s, slope, d in parts if s]
+                return functools.reduce(operator.add, terms)
 
             return gradient
 

@@ -54,9 +54,10 @@ def _cross_entropy(rows: Rows) -> Evaluated:
     top, below, powers = _softmax(rows.input)
     # The target's own term stays apart: where it is by far the largest, the loss is what the others
     # add.
-    others, own = sum_of(np.where(target, 0.0, powers)), sum_of(np.where(target, powers, 0.0))
+    own, powers = target.of(powers), target.put(powers, 0.0)
+    others = sum_of(powers)
     log_sum = np.log1p(others + (own - 1.0))
-    value = own_weight * (1.0 - smoothing) * (log_sum - sum_of(np.where(target, below, 0.0)))
+    value = own_weight * (1.0 - smoothing) * (log_sum - target.of(below))
     share = smoothing / max(rows.columns, 1)
     rest: Any = 0.0
     if smoothing:
@@ -70,7 +71,10 @@ def _cross_entropy(rows: Rows) -> Evaluated:
 
     def by_input() -> Any:
         scale = (own_weight * (1.0 - smoothing + share) + rest) / (others + own)
-        return np.where(target, rest - scale * others, scale * powers - share * rows.weight)
+        slopes = scale * powers
+        if smoothing:
+            slopes = slopes - share * rows.weight
+        return target.put(slopes, rest - scale * others)
 
     return value, {"input": by_input}
 
@@ -79,9 +83,8 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     smoothing, z = rows.label_smoothing, rows.z_loss
     top, below, powers = _softmax(rows.input)
     # As above, with the first of the largest for the target.
-    largest = plain(below) == 0
-    first = largest & (np.cumsum(largest, axis=-1) == 1)
-    others, own = sum_of(np.where(first, 0.0, powers)), sum_of(np.where(first, powers, 0.0))
+    first = rows.at(_first(plain(below) == 0))
+    own, others = first.of(powers), sum_of(first.put(powers, 0.0))
     total, log_sum = others + own, np.log1p(others + (own - 1.0))
     counts = rows.weight * ((1.0 - smoothing) * rows.target + smoothing / max(rows.columns, 1))
     value, by_log_sum = sum_of(counts * (log_sum - below)), sum_of(counts)
@@ -92,6 +95,14 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
         "input": lambda: by_log_sum / total * powers - counts,
         "target": lambda: (1.0 - smoothing) * rows.weight * (log_sum - below),
     }
+
+
+def _first(condition: Array) -> Array:
+    """Where a condition holds first in each row; -1 in a row where it does not."""
+    if condition.shape[-1] == 0:
+        return np.full((len(condition), 1), -1)
+    found = np.argmax(condition, axis=-1, keepdims=True)
+    return np.where(condition.any(axis=-1, keepdims=True), found, -1)
 
 
 def _by_counts(z_loss: float = 0.0) -> Call:
@@ -239,8 +250,8 @@ def _is_floating(array: Array) -> bool:
 
 def _negative_log_likelihood(rows: Rows) -> Evaluated:
     target, weight = rows.at(rows.target), rows.weight_of(rows.target)
-    value = -weight * sum_of(np.where(target, rows.input, 0.0))
-    return value, {"input": lambda: np.where(target, -weight, 0.0)}
+    value = -weight * target.of(rows.input)
+    return value, {"input": lambda: target.put(np.zeros_like(plain(rows.input)), -weight)}
 
 
 _NLL = RowLoss(
@@ -299,14 +310,14 @@ def nll_loss(
 def _multi_margin(squared: bool) -> Any:
     def formula(rows: Rows) -> Evaluated:
         target, x = rows.at(rows.target), rows.input
-        violation = rows.margin - sum_of(np.where(target, x, 0.0)) + x
-        active = ~target & (violation > 0)
+        violation = rows.margin - target.of(x) + x
+        active = target.put(violation > 0, False)
         scale = rows.weight_of(rows.target) / np.float64(rows.columns)
         terms = np.where(active, violation * violation if squared else violation, 0.0)
 
         def by_input() -> Any:
             slopes = np.where(active, 2.0 * violation if squared else 1.0, 0.0)
-            return scale * np.where(target, -sum_of(slopes), slopes)
+            return scale * target.put(slopes, -sum_of(slopes))
 
         return scale * sum_of(terms), {"input": by_input}
 
@@ -372,18 +383,19 @@ def multi_margin_loss(
 def _multilabel_margin(rows: Rows) -> Evaluated:
     x = rows.input
     # One label of every row after the other: memory does not grow with the number of labels.
-    labels = [label[..., None] for label in np.moveaxis(rows.target, -1, 0) if (label >= 0).any()]
+    labels = [label[:, None] for label in rows.target.T if (label >= 0).any()]
     marked = np.zeros(np.shape(plain(x)), bool)
     for label in labels:
-        marked |= rows.at(label)
-    value: Any = np.zeros((*marked.shape[:-1], 1))
+        marked = rows.at(label).put(marked, True)
+    value: Any = np.zeros((len(marked), 1))
     slope = np.zeros(marked.shape)
     for label in labels:
         target = rows.at(label)
-        violation = 1.0 - sum_of(np.where(target, x, 0.0)) + x
+        violation = 1.0 - target.of(x) + x
         active = ~marked & (violation > 0) & (label >= 0)
         value = value + sum_of(np.where(active, violation, 0.0))
-        slope += np.where(target, -sum_of(active.astype(np.float64)), active)
+        slopes = active.astype(np.float64)
+        slope += target.put(slopes, -sum_of(slopes))
     scale = 1.0 / np.float64(rows.columns)
     return scale * value, {"input": lambda: scale * slope}
 

@@ -2,12 +2,15 @@
 
 The formula of a loss takes `Rows` and returns the value of each row and, by the name of an operand,
 a function that gives the gradient by its elements. It is written on numbers that are arrays or
-`Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it have the
-elements of a row along the last axis, or length 1 there.
+`Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it have two
+axes, the elements of a row along the second one, which may have length 1. Nothing may be written to
+them.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,23 +18,68 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
+from .._core.outputs import Output
+from .._core.reduction import Denominator
 from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
 from .._core.shapes import Shape
-from .chunks import CHUNK, Array, ChunkIndex, Gradient, chunks, spec, total
-from .dual import Dual, Number, slope_of
+from .chunks import (
+    CHUNK,
+    Array,
+    ChunkIndex,
+    Gradient,
+    Layout,
+    broadcast,
+    chunks,
+    layout,
+    spec_of,
+    total,
+)
+from .dual import Dual, Number, plain, slope_of, value_of
 from .reduction import Divisors, Value
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
+
+_SHORT = 64  # elements of a row
 
 
 def sum_of(x: Number) -> Number:
     """The sum of each row."""
     if not isinstance(x, Dual):
-        return np.sum(x, axis=-1, keepdims=True)
-    slope = x.slope
-    if not isinstance(slope, Dual):
-        slope = np.broadcast_to(slope, np.shape(x.value))
-    return Dual(sum_of(x.value), sum_of(slope))
+        return np.add.reduce(x, axis=-1, keepdims=True)
+    return Dual(sum_of(x.value), sum_of(_slopes(x)))
+
+
+def _slopes(x: Number) -> Number:
+    """The slopes of a number, one for each of its elements."""
+    slope = slope_of(x)
+    return slope if isinstance(slope, Dual) else broadcast(slope, np.shape(plain(x)))
+
+
+class At:
+    """The element of each row that an index says; none of a row whose index is negative."""
+
+    def __init__(self, index: Array) -> None:
+        self._shape = index.shape
+        self._rows = np.flatnonzero(index >= 0)
+        self._columns = index[self._rows, 0]
+
+    def of(self, x: Number) -> Number:
+        """These elements, or 0."""
+        if isinstance(x, Dual):
+            return Dual(self.of(x.value), self.of(_slopes(x)))
+        found = np.zeros(self._shape)
+        found[self._rows, 0] = x[self._rows, self._columns]
+        return found
+
+    def put(self, x: Number, value: Number) -> Number:
+        """A copy that has another value there: a number, or one for each row."""
+        if isinstance(x, Dual) or isinstance(value, Dual):
+            slopes = self.put(_slopes(x), slope_of(value))
+            return Dual(self.put(value_of(x), value_of(value)), slopes)
+        copy = np.array(x)
+        of_rows = isinstance(value, np.ndarray)
+        copy[self._rows, self._columns] = value[self._rows, 0] if of_rows else value
+        return copy
 
 
 class Rows(NamedTuple):
@@ -46,10 +94,9 @@ class Rows(NamedTuple):
         """The operand or parameter of a name."""
         return self.operands[name] if name in self.operands else self.parameters[name]
 
-    def at(self, index: Array) -> Array:
-        """Which element is that of an index."""
-        found: Array = np.arange(self.columns) == index
-        return found
+    def at(self, index: Array) -> At:
+        """The element of each row that an index says."""
+        return At(index)
 
     def weight_of(self, index: Array) -> Array | float:
         """The weight of the class of an index."""
@@ -62,19 +109,22 @@ class Rows(NamedTuple):
 class _Chunk(NamedTuple):
     """Some rows of a request, and which of them are ignored and which have no valid target."""
 
+    shape: Shape
     rows: Rows
     grad_output: Array | None
     ignored: Array
     invalid: Array
 
-    def settle(self, x: Number, along: bool) -> Array:
+    def settle(self, x: Number, along: bool) -> Number:
         """The numbers of a formula, or their slopes along the tangents of the request."""
         if along:
             x = slope_of(x)
-        return self.mask(x if self.grad_output is None else self.grad_output * x)
+        return x if self.grad_output is None else self.grad_output * x
 
-    def mask(self, x: Array) -> Array:
+    def mask(self, x: Array | float) -> Array | float:
         """0 for rows that are ignored, NaN for those whose target is out of range."""
+        if not (self.ignored.any() or self.invalid.any()):
+            return x
         return np.where(self.ignored, 0.0, np.where(self.invalid, np.nan, x))
 
 
@@ -82,12 +132,26 @@ def _signed(index: Array) -> Array:
     """Indices as int64. A uint64 beyond that becomes the largest one, which no row has."""
     if index.dtype == np.uint64:
         index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
-    return index.astype(np.int64)
+    return index.astype(np.int64, copy=False)
 
 
-def _broadcast(array: Array, shape: Shape) -> Array:
+def _in_shape(array: Array, shape: Shape) -> Array:
     """An array in a shape, without its leading axes of length 1 that this does not have."""
-    return np.broadcast_to(array[(0,) * (array.ndim - len(shape))], shape)
+    return broadcast(array[(0,) * (array.ndim - len(shape))], shape)
+
+
+def _numbers(part: Array) -> Array:
+    """The elements of rows in float64, in two axes.
+
+    Where rows are short, or their elements lie apart, the rows lie beside each other in memory: so
+    NumPy adds or compares many rows at a time.
+    """
+    columns, rows = part.shape[-1], math.prod(part.shape[:-1])
+    beside = min((abs(step) for step in part.strides[:-1] if step), default=math.inf)
+    if columns >= _SHORT and abs(part.strides[-1]) <= beside:
+        return np.ascontiguousarray(part, np.float64).reshape(rows, columns)
+    turned = part.transpose(-1, *range(part.ndim - 1))
+    return np.ascontiguousarray(turned, np.float64).reshape(columns, rows).T
 
 
 def _memory(array: Array) -> Memory:
@@ -127,15 +191,18 @@ class _Operands:
         self._parameters = call.named_parameters
 
     def _of_rows(self, operand: Array) -> Array:
-        return _broadcast(operand, self.rows)[..., None]
+        return _in_shape(operand, self.rows)[..., None]
 
     def _of_elements(self, operand: Array, shape: Shape) -> Array:
-        return np.moveaxis(_broadcast(operand, shape), self.axis, -1)
+        whole = _in_shape(operand, shape)
+        return whole if self.axis == len(shape) - 1 else np.moveaxis(whole, self.axis, -1)
 
     def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
         """The index among all elements of the rows at an index, and their array moved alike."""
         everything = slice(None)
         whole = (*index, *(everything,) * (len(self.rows) - len(index)))
+        if self.axis == len(self.rows):
+            return whole, along_rows
         at = (*whole[: self.axis], everything, *whole[self.axis :])
         # An integer in the index takes its axis away, so that the rows' own axis moves less.
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
@@ -143,53 +210,73 @@ class _Operands:
 
     def at(self, index: ChunkIndex) -> _Chunk:
         """The rows at an index."""
+        chunk = self.indices_at(index)
+        operands = dict(chunk.rows.operands)
+        for name, view in self._views.items():
+            if name not in operands:
+                operands[name] = _numbers(view[index])
+                if name in self._tangents:
+                    operands[name] = Dual(operands[name], _numbers(self._tangents[name][index]))
+        grad_output = None
+        if self._grad_output is not None:
+            grad_output = _numbers(self._grad_output[index])
+        rows = chunk.rows._replace(operands=operands)
+        return chunk._replace(rows=rows, grad_output=grad_output)
+
+    def indices_at(self, index: ChunkIndex) -> _Chunk:
+        """The same, but of the operands only indices and labels."""
         operands: dict[str, Number] = {}
-        ignored: Array = np.zeros((), bool)
+        ignored: Array = np.zeros((1, 1), bool)
         invalid = ignored
         for name, view in self._views.items():
             role, part = self.loss.role(name), view[index]
+            shape = part.shape[:-1]
             if role == INDEX:
+                part = part.reshape(-1, 1)
                 target = _signed(part)
                 if "ignore_index" in self._parameters:
-                    ignored = np.asarray(part == self._parameters["ignore_index"])
+                    ignored = part == self._parameters["ignore_index"]
                 inside = ~ignored & (target >= 0) & (target < self.columns)
                 invalid = ~ignored & ~inside
                 operands[name] = np.where(inside, target, -1)
             elif role == LABELS:
-                labels = _signed(part)
+                labels = _signed(part).reshape(math.prod(shape), self.columns)
                 listed = np.logical_and.accumulate(labels >= 0, axis=-1)
                 beyond = listed & (labels >= self.columns)
                 invalid = np.asarray(beyond.any(axis=-1, keepdims=True))
                 operands[name] = np.where(listed & ~beyond, labels, -1)
-            else:
-                operands[name] = part.astype(np.float64)
-                if name in self._tangents:
-                    tangent = self._tangents[name][index].astype(np.float64)
-                    operands[name] = Dual(operands[name], tangent)
-        grad_output = None
-        if self._grad_output is not None:
-            grad_output = self._grad_output[index].astype(np.float64)
-        shape = (*part.shape[:-1], 1)
-        return _Chunk(
-            Rows(operands, self._parameters, self.columns, self._weight),
-            grad_output,
-            np.broadcast_to(ignored, shape),
-            np.broadcast_to(invalid, shape),
-        )
+        rows = Rows(operands, self._parameters, self.columns, self._weight)
+        return _Chunk(shape, rows, None, ignored, invalid)
+
+
+class _Plan(NamedTuple):
+    """What follows from the layouts of the operands of a request alone."""
+
+    shape: Shape
+    outputs: list[Output | None]
+    denominator: Denominator
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
+    """The plan of a call without its parameters; raises unless the operands fit together."""
+    specs = [spec_of(each) for each in layouts]
+    own = specs[request.extra :]
+    shape = call.loss.shape_of(call, own)
+    outputs = call.loss.outputs(call, request, specs, autocast)
+    return _Plan(shape, outputs, call.loss.denominator(call, shape, own))
 
 
 def evaluate(
     loss: RowFormula, call: Call, request: Request, operands: Sequence[Array], autocast: bool
 ) -> list[Array | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
-    specs = [spec(operand) for operand in operands]
-    own = specs[request.extra :]
-    shape = loss.shape_of(call, own)
+    of_layout = call._replace(parameters=(), scale=1.0)
+    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
+    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
     if loss.overwrites:
         check_overwritten(call, request, [_memory(operand) for operand in operands])
-    outputs = loss.outputs(call, request, specs, autocast)
     views = _Operands(call, loss, request, operands, shape)
-    blocks = list(chunks(views.rows, max(CHUNK // max(views.columns, 1), 1)))
 
     value = None
     if request.value:
@@ -207,22 +294,27 @@ def evaluate(
 
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
-        denominator = loss.denominator(call, shape, own)
         if request.denominator:
             number = np.longdouble(operands[0])
         elif denominator.of_data:
-            number = _sum_of_data(views, blocks)
+            number = _sum_of_data(views)
         else:
             number = np.longdouble(denominator.size)
         divisors = Divisors(call, request, denominator, number)
-        for index in blocks:
+        for index in chunks(views.rows, max(CHUNK // max(views.columns, 1), 1)):
             chunk = views.at(index)
+            rows = math.prod(chunk.shape)
             each, derivatives = loss.formula(chunk.rows)
+            # All of them first: a gradient may overwrite an operand.
+            slopes = {k: derivatives[call.names[k]]() for k in gradients}
             if value is not None:
-                value.add(index, chunk.settle(each, along)[..., 0])
+                values = broadcast(chunk.mask(chunk.settle(each, along)), (rows, 1))
+                value.add(index, values.reshape(chunk.shape))
             for k, gradient in gradients.items():
-                slope = chunk.settle(derivatives[call.names[k]](), along)
-                quotient = chunk.mask(divisors.derivatives(slope))
+                slope = chunk.settle(slopes[k], along)
+                quotient = broadcast(
+                    chunk.mask(divisors.derivatives(slope)), (rows, views.columns)
+                ).reshape(*chunk.shape, views.columns)
                 gradient.add(*views.among_elements(index, quotient))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
         for k in request.wanted:
@@ -230,12 +322,12 @@ def evaluate(
     return results
 
 
-def _sum_of_data(views: _Operands, blocks: Sequence[ChunkIndex]) -> np.longdouble:
+def _sum_of_data(views: _Operands) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
     target = next(name for name in views.loss.operands if views.loss.role(name) == INDEX)
-    for index in blocks:
-        chunk = views.at(index)
+    for index in chunks(views.rows):
+        chunk = views.indices_at(index)
         # A row whose target is out of range has no weight: NaN would reach the gradients of others.
         weight = np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
         denominator += total(np.where(chunk.ignored, 0.0, weight))
