@@ -117,6 +117,12 @@ class _Distance:
 
     def __init__(self, difference: Any, norm: int, p: float) -> None:
         self._difference, self._norm, self._p = difference, norm, p
+        if norm == 2:
+            squares = sum_of(difference * difference)
+            none = squares == 0
+            root = np.where(none, 1.0, squares) ** 0.5
+            self.value, self._scale = np.where(none, 0.0, root), np.where(none, 0.0, root**-1.0)
+            return
         size = abs(difference)
         if norm == 0:
             self.value = sum_of(np.where(size == 0, 0.0, 1.0))
@@ -128,11 +134,6 @@ class _Distance:
             # Where several are the largest, each has its part of the derivative.
             self._part = ties / np.sum(ties, axis=-1, keepdims=True)
             self.value = largest + sum_of(np.where(ties, self._part * (size - largest), 0.0))
-        elif norm == 2:
-            squares = sum_of(difference * difference)
-            none = squares == 0
-            root = np.where(none, 1.0, squares) ** 0.5
-            self.value, self._scale = np.where(none, 0.0, root), np.where(none, 0.0, root**-1.0)
         else:
             # Zeros stay out, as the derivatives of their powers may be infinite.
             self._some = size != 0

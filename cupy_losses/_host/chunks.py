@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
-CHUNK = 1 << 14  # elements in float64 at a time: a handful of such arrays fit in a cache of 1 MB
+CHUNK = 1 << 15  # elements in float64 at a time: a handful of such arrays fit in a cache of 1 MB
 _FEW = 512  # elements that are added in extended precision, which is slow
 
 
@@ -158,7 +158,7 @@ class Sum:
         """The sum, in extended precision."""
         if self._all is None:
             return self._array
-        return np.full(self._shape, self._all.finish())
+        return np.asarray(self._all.finish()).reshape(self._shape)
 
 
 class Gradient:

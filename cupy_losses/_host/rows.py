@@ -60,7 +60,7 @@ class At:
 
     def __init__(self, index: Array) -> None:
         self._shape = index.shape
-        self._rows = np.flatnonzero(index >= 0)
+        (self._rows,) = (index[:, 0] >= 0).nonzero()
         self._columns = index[self._rows, 0]
 
     def of(self, x: Number) -> Number:
@@ -107,13 +107,16 @@ class Rows(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Some rows of a request, and which of them are ignored and which have no valid target."""
+    """Some rows of a request, and which of them are ignored and which have no valid target, if any.
+
+    Before elements are read, `rows` has indices and labels alone.
+    """
 
     shape: Shape
     rows: Rows
-    grad_output: Array | None
-    ignored: Array
-    invalid: Array
+    grad_output: Array | None = None
+    ignored: Array | None = None
+    invalid: Array | None = None
 
     def settle(self, x: Number, along: bool) -> Number:
         """The numbers of a formula, or their slopes along the tangents of the request."""
@@ -123,9 +126,20 @@ class _Chunk(NamedTuple):
 
     def mask(self, x: Array | float) -> Array | float:
         """0 for rows that are ignored, NaN for those whose target is out of range."""
-        if not (self.ignored.any() or self.invalid.any()):
-            return x
-        return np.where(self.ignored, 0.0, np.where(self.invalid, np.nan, x))
+        if self.invalid is not None:
+            x = np.where(self.invalid, np.nan, x)
+        return x if self.ignored is None else np.where(self.ignored, 0.0, x)
+
+    def total_weight(self) -> np.longdouble | float:
+        """The sum of the weights of the rows that are not ignored."""
+        (target,) = self.rows.operands.values()
+        weight = self.rows.weight_of(target)
+        # A row whose target is out of range has no weight: NaN would reach the gradients of others.
+        if self.invalid is not None:
+            weight = np.where(self.invalid, 1.0, weight)
+        if self.ignored is not None:
+            weight = np.where(self.ignored, 0.0, weight)
+        return total(weight) if isinstance(weight, np.ndarray) else weight * math.prod(self.shape)
 
 
 def _signed(index: Array) -> Array:
@@ -137,21 +151,30 @@ def _signed(index: Array) -> Array:
 
 def _in_shape(array: Array, shape: Shape) -> Array:
     """An array in a shape, without its leading axes of length 1 that this does not have."""
-    return broadcast(array[(0,) * (array.ndim - len(shape))], shape)
+    more = array.ndim - len(shape)
+    return broadcast(array[(0,) * more] if more > 0 else array, shape)
 
 
-def _numbers(part: Array) -> Array:
-    """The elements of rows in float64, in two axes.
+class _Elements:
+    """An operand whose rows are taken some at a time, in float64 and in two axes.
 
     Where rows are short, or their elements lie apart, the rows lie beside each other in memory: so
     NumPy adds or compares many rows at a time.
     """
-    columns, rows = part.shape[-1], math.prod(part.shape[:-1])
-    beside = min((abs(step) for step in part.strides[:-1] if step), default=math.inf)
-    if columns >= _SHORT and abs(part.strides[-1]) <= beside:
-        return np.ascontiguousarray(part, np.float64).reshape(rows, columns)
-    turned = part.transpose(-1, *range(part.ndim - 1))
-    return np.ascontiguousarray(turned, np.float64).reshape(columns, rows).T
+
+    def __init__(self, view: Array) -> None:
+        *beside, along = map(abs, view.strides)
+        self._view = view
+        self._turned = view.shape[-1] < _SHORT or any(0 < step < along for step in beside)
+
+    def at(self, index: ChunkIndex) -> Array:
+        """The rows at an index."""
+        part = self._view[index]
+        columns, rows = part.shape[-1], math.prod(part.shape[:-1])
+        if not self._turned:
+            return np.ascontiguousarray(part, np.float64).reshape(rows, columns)
+        turned = part.transpose(-1, *range(part.ndim - 1))
+        return np.ascontiguousarray(turned, np.float64).reshape(columns, rows).T
 
 
 def _memory(array: Array) -> Memory:
@@ -169,26 +192,35 @@ class _Operands:
         operands: Sequence[Array],
         shape: Shape,
     ) -> None:
-        self.loss = loss
         self.axis = loss.axis(shape)
         self.rows = loss.rows_of(shape)
         self.columns = shape[self.axis]
-        self.shape = (*self.rows, self.columns)
         leading, own = operands[request.denominator : request.extra], operands[request.extra :]
-        self._grad_output = self._of_rows(leading[0]) if request.vjp else None
+        self._grad_output = _Elements(self._of_rows(leading[0])) if request.vjp else None
         self._tangents = {
-            call.names[k]: self._of_elements(tangent, shape)
+            call.names[k]: _Elements(self._of_elements(tangent, shape))
             for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
-        named = dict(zip(call.names, own, strict=True))
-        self._weight = named["weight"].astype(np.float64) if call.weighted else 1.0
-        self._views = {
-            name: self._of_rows(named[name])
-            if loss.role(name) in (INDEX, NUMBER)
-            else self._of_elements(named[name], shape)
-            for name in loss.operands
-        }
+        self._weight: Array | float = 1.0
+        self._elements: dict[str, _Elements] = {}
+        self._indices: dict[str, Array] = {}
+        self._labels: dict[str, Array] = {}
+        for name, operand in zip(call.names, own, strict=True):
+            role = loss.role(name)
+            if role == "weight":
+                self._weight = operand.astype(np.float64)
+                continue
+            of_rows = role in (INDEX, NUMBER)
+            view = self._of_rows(operand) if of_rows else self._of_elements(operand, shape)
+            if role == INDEX:
+                self._indices[name] = view
+            elif role == LABELS:
+                self._labels[name] = view
+            else:
+                self._elements[name] = _Elements(view)
+        self._rows = view[..., 0]
         self._parameters = call.named_parameters
+        self._whole: _Chunk | None = None
 
     def _of_rows(self, operand: Array) -> Array:
         return _in_shape(operand, self.rows)[..., None]
@@ -212,39 +244,44 @@ class _Operands:
         """The rows at an index."""
         chunk = self.indices_at(index)
         operands = dict(chunk.rows.operands)
-        for name, view in self._views.items():
-            if name not in operands:
-                operands[name] = _numbers(view[index])
-                if name in self._tangents:
-                    operands[name] = Dual(operands[name], _numbers(self._tangents[name][index]))
-        grad_output = None
-        if self._grad_output is not None:
-            grad_output = _numbers(self._grad_output[index])
+        for name, elements in self._elements.items():
+            operands[name] = elements.at(index)
+        for name, tangent in self._tangents.items():
+            operands[name] = Dual(operands[name], tangent.at(index))
+        grad_output = None if self._grad_output is None else self._grad_output.at(index)
         rows = chunk.rows._replace(operands=operands)
         return chunk._replace(rows=rows, grad_output=grad_output)
 
     def indices_at(self, index: ChunkIndex) -> _Chunk:
-        """The same, but of the operands only indices and labels."""
+        """The same without the elements. Rows that are all there are read once."""
+        if index == ():
+            self._whole = self._whole or self._read(index)
+            return self._whole
+        return self._read(index)
+
+    def _read(self, index: ChunkIndex) -> _Chunk:
+        shape = self._rows[index].shape
         operands: dict[str, Number] = {}
-        ignored: Array = np.zeros((1, 1), bool)
-        invalid = ignored
-        for name, view in self._views.items():
-            role, part = self.loss.role(name), view[index]
-            shape = part.shape[:-1]
-            if role == INDEX:
-                part = part.reshape(-1, 1)
-                target = _signed(part)
-                if "ignore_index" in self._parameters:
-                    ignored = part == self._parameters["ignore_index"]
-                inside = ~ignored & (target >= 0) & (target < self.columns)
-                invalid = ~ignored & ~inside
-                operands[name] = np.where(inside, target, -1)
-            elif role == LABELS:
-                labels = _signed(part).reshape(math.prod(shape), self.columns)
-                listed = np.logical_and.accumulate(labels >= 0, axis=-1)
-                beyond = listed & (labels >= self.columns)
-                invalid = np.asarray(beyond.any(axis=-1, keepdims=True))
-                operands[name] = np.where(listed & ~beyond, labels, -1)
+        ignored = invalid = None
+        for name, view in self._indices.items():
+            part = view[index].reshape(-1, 1)
+            target = _signed(part)
+            inside = (target >= 0) & (target < self.columns)
+            if "ignore_index" in self._parameters:
+                ignored = part == self._parameters["ignore_index"]
+                inside &= ~ignored
+            if inside.all():
+                ignored = None
+            else:
+                invalid = ~inside if ignored is None else ~(inside | ignored)
+                target = np.where(inside, target, -1)
+            operands[name] = target
+        for name, view in self._labels.items():
+            labels = _signed(view[index]).reshape(math.prod(shape), self.columns)
+            listed = np.logical_and.accumulate(labels >= 0, axis=-1)
+            beyond = listed & (labels >= self.columns)
+            invalid = beyond.any(axis=-1, keepdims=True)
+            operands[name] = np.where(listed & ~beyond, labels, -1)
         rows = Rows(operands, self._parameters, self.columns, self._weight)
         return _Chunk(shape, rows, None, ignored, invalid)
 
@@ -325,10 +362,6 @@ def evaluate(
 def _sum_of_data(views: _Operands) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
-    target = next(name for name in views.loss.operands if views.loss.role(name) == INDEX)
     for index in chunks(views.rows):
-        chunk = views.indices_at(index)
-        # A row whose target is out of range has no weight: NaN would reach the gradients of others.
-        weight = np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
-        denominator += total(np.where(chunk.ignored, 0.0, weight))
+        denominator += views.indices_at(index).total_weight()
     return denominator
