@@ -102,6 +102,7 @@ def problem(row: dict[str, Any]) -> str:
 
 
 PEERS = ("eager_", "compiled_", "liger_")
+HOSTS = ("numpy", "torch")
 
 
 def over_rows(result: dict[str, Any]) -> str:
@@ -255,6 +256,43 @@ def accelerated_section(path: Path) -> list[str]:
     ]
 
 
+def host_section(path: Path) -> list[str]:
+    """The part on NumPy arrays; none without results of them."""
+    path = path.with_name("host.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    e = results["environment"]
+    lines = [
+        [
+            problem(row),
+            *(
+                text
+                for what in ("forward", "both")
+                for text in (
+                    f"**{row[f'{what}_us']:.0f}**",
+                    *(f"{row[f'{what}_us'] / row[f'{peer}_{what}_us']:.2f}" for peer in HOSTS),
+                )
+            ),
+            f"{row['both_peak'] / 2**20:.1f}",
+            f"{row['numpy_both_peak'] / 2**20:.1f}",
+        ]
+        for row in results["problems"]
+    ]
+    header = ["CPU time, µs", "forward", "of NumPy's", "of torch's"]
+    header += ["value_and_grad", "of NumPy's", "of torch's", "MiB", "NumPy's"]
+    return [
+        "## The host backend",
+        f"`python -m benchmarks.host`: {e['cpu']}, NumPy {e['numpy']}, torch {e['torch']}, Python "
+        f"{e['python']}, {e['date']} ([{path.name}](../benchmarks/results/{path.name})), medians "
+        "in turn with plain NumPy in the dtype of the operands, and with torch on one thread.",
+        table(header, lines),
+        "This backend computes in float64 whatever the operands are, a bounded chunk at a time, as "
+        "NumPy's functions go one after the other. torch's functions for the CPU compute float32 "
+        "in float32, some in one pass. MiB is the peak of what is allocated beside the results.",
+    ]
+
+
 def memory(result: dict[str, Any]) -> str:
     """Memory beyond the inputs, in gradients."""
     unit = result["gradient_bytes"]
@@ -352,6 +390,7 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         small(results["small"]),
         *steps_section(path),
         *accelerated_section(path),
+        *host_section(path),
         "## Memory",
         memory(results["memory"]),
         "## First call in a process",

@@ -182,6 +182,13 @@ class Gradient:
         else:
             self._sum.add(index, slopes)
 
+    def place(self, index: ChunkIndex) -> Array | None:
+        """Where the gradient of a chunk may be written in float64; None if it is to be added."""
+        if self._direct and self._array.dtype == np.float64:
+            place: Array = self._view[(*index, ...)]  # an array, also of no axes
+            return place
+        return None
+
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""
         if self._direct:

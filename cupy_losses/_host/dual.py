@@ -150,7 +150,7 @@ def limited(x: Number, bound: float) -> Number:
     """The number, but from -bound to bound: the derivative is 0 there and beyond."""
 
     def inside(x: Any) -> Any:
-        return np.less(abs(plain(x)), bound).astype(np.float64)
+        return 1.0 - np.greater_equal(abs(plain(x)), bound)
 
     return with_derivatives(lambda x: np.minimum(np.maximum(x, -bound), bound), (inside,), (x,))
 

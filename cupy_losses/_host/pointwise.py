@@ -93,11 +93,13 @@ def evaluate(
             result = None
             for k, gradient in gradients.items():
                 result = function(x, left, k)
-                quotient = divisors.derivatives(slope_of(result))
+                place = gradient.place(index) if left is None else None
+                quotient = divisors.derivatives(slope_of(result), place)
                 # An infinite or NaN scale does not reach what the mask leaves out.
                 if left is not None:
                     quotient = np.where(left, quotient, 0.0)
-                gradient.add(index, broadcast(quotient, size))
+                if place is None:
+                    gradient.add(index, broadcast(quotient, size))
             if value is not None:
                 # The derivative by an operand comes with the value, in one evaluation.
                 result = function(x, left) if result is None else plain(result)

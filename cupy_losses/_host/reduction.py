@@ -33,11 +33,13 @@ class Divisors:
         """What the value is, from the sum."""
         return sums * self._scale / self._of_value
 
-    def derivatives(self, slopes: Number) -> Any:
-        """What the gradients are, from those of the sum."""
+    def derivatives(self, slopes: Number, place: Array | None = None) -> Any:
+        """What the gradients are, from those of the sum, written to a place if there is one."""
         if self._scale != 1.0:
             slopes = slopes * self._scale
-        return slopes if self._of_derivatives == 1.0 else slopes / self._of_derivatives
+        if place is None and self._of_derivatives == 1.0:
+            return slopes
+        return np.divide(slopes, self._of_derivatives, out=place)
 
 
 class Value:

@@ -39,6 +39,9 @@ from .reduction import Divisors, Value
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
+_CHUNK = (
+    2 * CHUNK
+)  # elements at a time: rows take more calls of NumPy, which cost time of their own
 _SHORT = 64  # elements of a row
 
 
@@ -218,7 +221,7 @@ class _Operands:
                 self._labels[name] = view
             else:
                 self._elements[name] = _Elements(view)
-        self._rows = view[..., 0]
+        self._any = view
         self._parameters = call.named_parameters
         self._whole: _Chunk | None = None
 
@@ -260,7 +263,7 @@ class _Operands:
         return self._read(index)
 
     def _read(self, index: ChunkIndex) -> _Chunk:
-        shape = self._rows[index].shape
+        shape = self._any[index].shape[:-1]
         operands: dict[str, Number] = {}
         ignored = invalid = None
         for name, view in self._indices.items():
@@ -338,7 +341,7 @@ def evaluate(
         else:
             number = np.longdouble(denominator.size)
         divisors = Divisors(call, request, denominator, number)
-        for index in chunks(views.rows, max(CHUNK // max(views.columns, 1), 1)):
+        for index in chunks(views.rows, max(_CHUNK // max(views.columns, 1), 1)):
             chunk = views.at(index)
             rows = math.prod(chunk.shape)
             each, derivatives = loss.formula(chunk.rows)

@@ -1,0 +1,210 @@
+"""The host backend: its sums, its chunks, what it computes once and how much memory it takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupy_losses
+from cupy_losses import (
+    binary_cross_entropy_with_logits,
+    grad,
+    grad_and_hess,
+    l1_loss,
+    mse_loss,
+    smooth_l1_loss,
+    value_and_grad,
+)
+from cupy_losses._host import chunks, pointwise, rows
+from cupy_losses._host.dual import plain
+
+from ..tables.losses import LOSSES, Case
+from ..tables.rows import ROWS, RowCase
+from ..tools.levels import covering
+
+Array = Any
+
+SIZES = (1, 2, 511, 513, 4097, chunks.CHUNK + 1, 5 * chunks.CHUNK // 2 + 3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_add_no_error(size: int) -> None:
+    """Sums of numbers of one size, and of all sizes, in float64."""
+    rng = np.random.default_rng(size)
+    for x in rng.random(size), rng.random(size) * 10.0 ** rng.integers(-9, 9, size):
+        exact = math.fsum(x)
+        assert abs(float(l1_loss(x, np.zeros(size), reduction="sum")) - exact) <= math.ulp(exact)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_equal_elements(size: int) -> None:
+    """A mean of equal numbers is the number, to the last bit."""
+    for number in 0.1, 1 / 3, 1e300:
+        x = np.full(size, number)
+        assert float(l1_loss(x, np.zeros(size))) == number
+
+
+def test_sums_of_blocks_of_two_shapes() -> None:
+    """Rows that are no multiple of a chunk."""
+    x = np.random.default_rng(0).random((3, chunks.CHUNK + 100))
+    exact = math.fsum(x.ravel())
+    assert abs(float(l1_loss(x, np.zeros_like(x), reduction="sum")) - exact) <= math.ulp(exact)
+
+
+@pytest.mark.parametrize("case", LOSSES, ids=str)
+def test_values_have_the_same_bits_with_a_gradient(case: Case) -> None:
+    """The value comes with the derivative by any operand, from the same arithmetic."""
+    operands = case.draw(np.random.default_rng(1), (3, 700))
+    options = {"reduction": "sum", **case.parameters}
+    value = case.loss(*operands, **options)
+    for k in range(len(operands)):
+        with_gradient, _ = value_and_grad(case.loss, k)(*operands, **options)
+        assert with_gradient == value
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_values_of_rows_have_the_same_bits_with_a_gradient(case: RowCase) -> None:
+    operands = case.draw(np.random.default_rng(1), (90, 70), np.float64)
+    assert case.call(operands, value_and_grad(case.loss))[0] == case.call(operands)
+
+
+def test_one_evaluation_gives_value_and_gradient() -> None:
+    calls = []
+
+    def formula(i: Array, t: Array) -> Array:
+        calls.append(plain(i).size)
+        return (i - t) * (i - t)
+
+    loss = cupy_losses.pointwise_loss(
+        "counted", "(input - target) * (input - target)", numpy=formula
+    )
+    x = np.linspace(-1.0, 1.0, 2 * chunks.CHUNK)
+    loss(x, -x)  # compares a few elements, once
+    calls.clear()
+    value_and_grad(loss)(x, -x)
+    assert calls == [chunks.CHUNK, chunks.CHUNK]
+
+
+CHUNKED = [case for case in LOSSES if case.name in ("huber_loss", "gaussian_nll_loss")]
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+@pytest.mark.parametrize("case", CHUNKED, ids=str)
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+def test_chunks_of_elements(monkeypatch: pytest.MonkeyPatch, case: Case, size: int) -> None:
+    """Chunks of any size give what one gives, with a mask, weights and operands that broadcast."""
+    rng = np.random.default_rng(2)
+    operands = case.draw(rng, [(4, 5, 6), (5, 1), (4, 5, 6)][: len(case.draws)])
+    extra = {"weight": rng.random((4, 1, 6)), "where": rng.random((4, 5, 6)) < 0.7}
+
+    def results() -> list[Array]:
+        found = [case.loss(*operands, **case.parameters, **extra, reduction="none")]
+        for reduction in "mean", "sum":
+            options = {**case.parameters, **extra, "reduction": reduction}
+            value, slopes = value_and_grad(case.loss, (0, 1))(*operands, **options)
+            found += [value, *slopes]
+        return found
+
+    whole = results()
+    monkeypatch.setattr(pointwise, "chunks", functools.partial(chunks.chunks, size=size))
+    for expected, got in zip(whole, results(), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-15)
+
+
+LAYOUTS: dict[str, Callable[[Array], Array]] = {
+    "as they are": lambda x: x,
+    "Fortran": np.asfortranarray,
+    "every second": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "backwards": lambda x: np.ascontiguousarray(x[::-1])[::-1],
+}
+SHAPES = [(9, 63), (9, 64), (65, 9), (3, 64, 4), (2, 5, 70)]
+
+
+@pytest.mark.parametrize(("shape", "layout"), covering(4, SHAPES, LAYOUTS))
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_rows_of_any_length(
+    monkeypatch: pytest.MonkeyPatch, case: RowCase, shape: tuple[int, ...], layout: str
+) -> None:
+    """Short rows and long ones, however they lie, all at once and a few at a time."""
+    operands = case.draw(np.random.default_rng(3), shape, np.float64)
+    laid = {name: LAYOUTS[layout](x) if x.ndim > 1 else x for name, x in operands.items()}
+    value, slopes = case.reduced(operands, "mean"), case.slopes(operands, [0, 1, -1])
+    denominator = case.divisor(operands, "mean")
+    numbers = [case.positional.index(name) for name in case.differentiable]
+    axis = case.axis(shape)
+    for chunk in rows._CHUNK, 150:
+        monkeypatch.setattr(rows, "_CHUNK", chunk)
+        got, gradients = case.call(laid, value_and_grad(case.loss, numbers))
+        np.testing.assert_allclose(got, float(value), rtol=1e-13)
+        for name, gradient in zip(case.differentiable, gradients, strict=True):
+            some = np.take(gradient, [0, 1, -1], axis=axis)
+            expected = (slopes[name] / denominator).astype(np.float64)
+            np.testing.assert_allclose(some, expected, rtol=1e-12, atol=1e-16)
+
+
+def test_rows_without_elements() -> None:
+    """The distance of vectors of no components is 0; there is no class."""
+    empty = np.zeros((3, 0))
+    value, gradient = value_and_grad(cupy_losses.triplet_margin_loss)(empty, empty, empty)
+    assert (float(value), gradient.shape) == (1.0, (3, 0))
+    value, gradient = value_and_grad(cupy_losses.cross_entropy)(empty, empty)
+    assert (float(value), gradient.shape) == (0.0, (3, 0))
+    assert math.isnan(cupy_losses.cross_entropy(empty, np.zeros(3, np.int64)))
+
+
+def test_derivatives_at_infinity() -> None:
+    """What does not vary has the slope 0 there too, not 0 times infinity."""
+    x, y = np.array([math.inf, -math.inf]), np.ones(2)
+    gradient, hessian = grad_and_hess(binary_cross_entropy_with_logits)(x, y)
+    assert gradient.tolist() == [0.0, -1.0]
+    assert hessian.tolist() == [0.0, 0.0]
+
+
+def test_arguments_that_are_not_arrays() -> None:
+    """What is kept for a next call of the same shapes does not depend on them."""
+    x, y = np.array([0.5, 3.0]), np.zeros(2)
+    for beta, scale in ((1.0, 1.0), (2.0, 1.0), (1.0, 3.0), (1.0, 1.0)):
+        each = np.where(x < beta, x * x / (2 * beta), x - beta / 2)
+        options: dict[str, Any] = {"beta": beta, "scale": scale}
+        assert float(smooth_l1_loss(x, y, **options)) == pytest.approx(scale * each.mean())
+        slopes = scale * np.minimum(x / beta, 1.0) / 2
+        np.testing.assert_allclose(grad(smooth_l1_loss)(x, y, **options), slopes)
+    scores, classes = np.arange(6.0).reshape(2, 3), np.array([0, 2])
+    losses = {
+        float(cupy_losses.cross_entropy(scores, classes, ignore_index=ignored))
+        for ignored in (0, 2, -100)
+    }
+    assert len(losses) == 3
+    for _ in range(2):
+        with pytest.raises(ValueError, match="does not broadcast"):
+            mse_loss(x, np.zeros(3))
+
+
+ELEMENTS = 1 << 21
+BOUND = 6 << 20  # bytes: less than one operand in float64
+CALLS: dict[str, tuple[Callable[..., Array], tuple[int, ...]]] = {
+    "elements": (smooth_l1_loss, (ELEMENTS,)),
+    "short rows": (cupy_losses.cross_entropy, (ELEMENTS // 8, 8)),
+    "long rows": (cupy_losses.cross_entropy, (ELEMENTS // 4096, 4096)),
+    "images": (cupy_losses.cross_entropy, (4, 32, ELEMENTS // 128)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_is_bounded(name: str) -> None:
+    """A call allocates what it returns and a few chunks."""
+    loss, shape = CALLS[name]
+    x = np.zeros(shape, np.float32)
+    target = x if loss is smooth_l1_loss else np.zeros((shape[0], *shape[2:]), np.int64)
+    for function, returned in ((loss, 0), (value_and_grad(loss), x.nbytes)):
+        tracemalloc.start()
+        function(x, target)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak - returned < BOUND
