@@ -83,8 +83,10 @@ def classes(rng: np.random.Generator, shape: tuple[int, ...]) -> list[Array]:
 
 
 def vectors(rng: np.random.Generator, shape: tuple[int, ...]) -> list[Array]:
-    """Three vectors a row."""
-    return [rng.standard_normal(shape) for _ in range(3)]
+    """Three vectors a row, none so near to the margin that rounding decides."""
+    anchor, step, other = rng.standard_normal((3, *shape))
+    near = np.where(rng.random((shape[0], 1)) < 0.5, 0.2, 1.8)
+    return [anchor, anchor + near * step, anchor + (2.0 - near) * other]
 
 
 def mse(x: Array, y: Array) -> Array:
@@ -197,16 +199,19 @@ PROBLEMS = [
 
 
 def check(problem: Problem, operands: Sequence[Array]) -> None:
-    """Raise unless loss and gradient are those of plain NumPy in float64."""
+    """Raise unless what is timed is what plain NumPy gives in float64."""
     wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in operands]
-    expected, slopes = problem.plain_both(*wide)
-    loss, options = getattr(cupy_losses, problem.name), problem.options
-    value, gradient = value_and_grad(loss)(*operands, **options)
-    relative = 4.0 * np.finfo(operands[0].dtype).eps
-    scale = relative * abs(slopes).max()
-    np.testing.assert_allclose(loss(*operands, **options), expected, rtol=relative)
-    np.testing.assert_allclose(value, expected, rtol=relative)
-    np.testing.assert_allclose(gradient, slopes, rtol=relative, atol=scale)
+    value, slopes = problem.plain_both(*wide)
+    for name, work in works(problem, operands).items():
+        # Sums of float32 are NumPy's and torch's own affair.
+        ours = not name.startswith(("numpy", "torch"))
+        relative = (8.0 if ours else 1000.0) * np.finfo(operands[0].dtype).eps
+        result = work()
+        if name.endswith("both"):
+            result, gradient = result[0], np.asarray(result[1])
+            scale = relative * abs(slopes).max()
+            np.testing.assert_allclose(gradient, slopes, relative, scale, err_msg=name)
+        np.testing.assert_allclose(float(result), float(value), relative, err_msg=name)
 
 
 def works(problem: Problem, operands: Sequence[Array]) -> dict[str, Callable[[], Any]]:
@@ -219,7 +224,7 @@ def works(problem: Problem, operands: Sequence[Array]) -> dict[str, Callable[[],
 
     def torch_both() -> Any:
         value = of_torch(leaf, *tensors[1:], **options)
-        return value, torch.autograd.grad(value, leaf)
+        return value.detach(), torch.autograd.grad(value, leaf)[0]
 
     return {
         "forward": lambda: loss(*operands, **options),

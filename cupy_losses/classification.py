@@ -9,7 +9,7 @@ import numpy as np
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain, variant
-from ._host.dual import sigmoid, softplus, with_derivatives
+from ._host.dual import positive, sigmoid, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -31,7 +31,7 @@ def _cross_entropy(input: Any, target: Any) -> Any:
 
     def value(x: Any, y: Any) -> Any:
         both = np.log1p(np.exp(-abs(x)))
-        return y * np.maximum(-x, 0.0) + (1.0 - y) * np.maximum(x, 0.0) + both
+        return y * positive(-x) + (1.0 - y) * positive(x) + both
 
     return with_derivatives(value, (_miss, lambda x, y: -x), (input, target))
 
@@ -40,7 +40,7 @@ def _miss(input: Any, target: Any) -> Any:
     """The difference (1 - target) sigmoid(input) - target sigmoid(-input), with one quotient."""
 
     def value(x: Any, y: Any) -> Any:
-        up, down = np.exp(np.minimum(x, 0.0)), np.exp(np.minimum(-x, 0.0))
+        up, down = np.exp(-positive(-x)), np.exp(-positive(x))
         return ((1.0 - y) * up - y * down) / (1.0 + up * down)
 
     by_input = lambda x, y: sigmoid(x) * sigmoid(-x)  # noqa: E731
@@ -48,7 +48,7 @@ def _miss(input: Any, target: Any) -> Any:
 
 
 def _at_least(x: Any, floor: float) -> Any:
-    return np.where(x < floor, floor, x)
+    return np.clip(x, floor, np.inf)
 
 
 def _binary_cross_entropy(input: Any, target: Any) -> Any:

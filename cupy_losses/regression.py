@@ -139,9 +139,8 @@ def mse_loss(
 
 def _smooth_l1(input: Any, target: Any, beta: float) -> Any:
     def value(d: Any) -> Any:
-        size = abs(d)
-        near = np.minimum(size, beta)
-        return near / beta * (size - 0.5 * near)
+        near = limited(d, beta)
+        return near / beta * (d - 0.5 * near)
 
     return with_derivatives(value, (lambda d: limited(d, beta) / beta,), (input - target,))
 
@@ -198,9 +197,8 @@ def smooth_l1_loss(
 
 def _huber(input: Any, target: Any, delta: float) -> Any:
     def value(d: Any) -> Any:
-        size = abs(d)
-        near = np.minimum(size, delta)
-        return near * (size - 0.5 * near)
+        near = limited(d, delta)
+        return near * (d - 0.5 * near)
 
     return with_derivatives(value, (lambda d: limited(d, delta),), (input - target,))
 

@@ -132,7 +132,7 @@ def sigmoid(x: Number) -> Number:
     """1 / (1 + exp(-x)), precise at both ends."""
 
     def value(x: Any) -> Any:
-        return np.exp(np.minimum(x, 0.0)) / (1.0 + np.exp(-abs(x)))
+        return np.exp(-positive(-x)) / (1.0 + np.exp(-abs(x)))
 
     return with_derivatives(value, (lambda x: sigmoid(x) * sigmoid(-x),), (x,))
 
@@ -141,7 +141,7 @@ def softplus(x: Number) -> Number:
     """log(1 + exp(x)), precise at both ends."""
 
     def value(x: Any) -> Any:
-        return np.maximum(x, 0.0) + np.log1p(np.exp(-abs(x)))
+        return positive(x) + np.log1p(np.exp(-abs(x)))
 
     return with_derivatives(value, (sigmoid,), (x,))
 
@@ -152,7 +152,12 @@ def limited(x: Number, bound: float) -> Number:
     def inside(x: Any) -> Any:
         return 1.0 - np.greater_equal(abs(plain(x)), bound)
 
-    return with_derivatives(lambda x: np.minimum(np.maximum(x, -bound), bound), (inside,), (x,))
+    return with_derivatives(lambda x: np.clip(x, -bound, bound), (inside,), (x,))
+
+
+def positive(x: Number) -> Number:
+    """max(x, 0), sooner than NumPy's maximum of an array and a number."""
+    return np.clip(x, 0.0, np.inf)
 
 
 def _is(x: Number, number: float) -> bool:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import cupy_losses
-from benchmarks import losses, measure, picture, rows, sweep
+from benchmarks import host, losses, measure, picture, report, rows, sweep
 from benchmarks.formulas import in_torch
 from benchmarks.losses import ROWS, Row
 
@@ -376,3 +376,51 @@ def test_options_of_a_sweep(monkeypatch: pytest.MonkeyPatch, options: list[str])
     with pytest.raises(SystemExit) as raised:
         sweep.main()
     assert raised.value.code == 2
+
+
+HOST = {(p.name, p.draw): dataclasses.replace(p, shape=(12, 9)) for p in host.PROBLEMS}
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+@pytest.mark.parametrize("dtype", host.DTYPES)
+@pytest.mark.parametrize("problem", HOST.values(), ids=lambda problem: problem.name)
+def test_problems_of_the_host(problem: host.Problem, dtype: str) -> None:
+    """All compute the same; what does not is not timed."""
+    operands = problem.operands(dtype)
+    assert {x.dtype.name for x in operands if x.dtype.kind == "f"} == {dtype}
+    host.check(problem, operands)
+
+    def scaled(*operands: Any) -> Any:
+        value, gradient = problem.plain_both(*operands)
+        return value, 1.01 * gradient
+
+    for wrong in {"plain": lambda *x: 1.01 * problem.plain(*x)}, {"plain_both": scaled}:
+        with pytest.raises(AssertionError):
+            host.check(dataclasses.replace(problem, **wrong), operands)
+
+
+def test_results_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A line for each problem and dtype, and the page that is made of them."""
+    monkeypatch.setattr(host, "PROBLEMS", [*HOST.values()])
+    monkeypatch.setattr(host, "microseconds", lambda works, runs: in_turn(works))
+    file = tmp_path / "host.json"
+    monkeypatch.setattr("sys.argv", ["host", "--output", str(file), "--only", "mse_loss", "kl_div"])
+    host.main()
+    problems = json.loads(file.read_text())["problems"]
+    assert [row["loss"] for row in problems] == ["mse_loss", "mse_loss", "kl_div", "kl_div"]
+    assert all(row["torch_both_us"] == 1.0 and row["both_peak"] > 0 for row in problems)
+    *_, table, _ = report.host_section(file)
+    assert table.count("\n") == 1 + len(problems)
+    assert "| `kl_div` 12 × 9 float64 | **1** | 1.00 | 1.00 |" in table
+    assert report.host_section(tmp_path / "folder" / "h200.json") == []
+    page = ORDERS.parents[2] / "docs" / "benchmarks.md"
+    assert "\n\n".join(report.host_section(ORDERS)) in page.read_text()
+
+
+def test_times_of_the_host() -> None:
+    """Each is called as often as it takes to be timed, at least once a run."""
+    calls: list[str] = []
+    times = host.microseconds({name: functools.partial(calls.append, name) for name in "ab"}, 2)
+    assert [*times] == ["a", "b"]
+    assert all(time > 0 for time in times.values())
+    assert min(calls.count(name) for name in "ab") >= 4
