@@ -121,7 +121,7 @@ class _Distance:
             squares = sum_of(difference * difference)
             none = squares == 0
             root = np.where(none, 1.0, squares) ** 0.5
-            self.value, self._scale = np.where(none, 0.0, root), np.where(none, 0.0, root**-1.0)
+            self.value, self._root = np.where(none, 0.0, root), root
             return
         size = abs(difference)
         if norm == 0:
@@ -146,7 +146,7 @@ class _Distance:
     def gradient(self, factor: Any) -> Any:
         """A factor of each row times the derivative by each difference, 0 for the distance 0."""
         if self._norm == 2:
-            return factor * self._scale * self._difference
+            return np.where(self.value == 0, 0.0, factor / self._root) * self._difference
         sign = np.sign(plain(self._difference))
         if self._norm == 0:
             return np.zeros_like(sign)

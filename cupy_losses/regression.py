@@ -88,15 +88,10 @@ def l1_loss(
     return call_of(_L1, (input, target), reduction, weight, where, scale=scale)
 
 
-def _mse(input: Any, target: Any) -> Any:
-    d = input - target
-    return d * d
-
-
 _MSE = PointwiseLoss(
     name="mse_loss",
     struct="SquaredError",
-    formula=_mse,
+    formula=lambda input, target: np.square(input - target),
     warns_of_broadcasting=True,
 )
 

@@ -252,8 +252,8 @@ class _Operands:
         for name, tangent in self._tangents.items():
             operands[name] = Dual(operands[name], tangent.at(index))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
-        rows = chunk.rows._replace(operands=operands)
-        return chunk._replace(rows=rows, grad_output=grad_output)
+        rows = Rows(operands, self._parameters, self.columns, self._weight)
+        return _Chunk(chunk.shape, rows, grad_output, chunk.ignored, chunk.invalid)
 
     def indices_at(self, index: ChunkIndex) -> _Chunk:
         """The same without the elements. Rows that are all there are read once."""
