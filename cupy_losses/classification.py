@@ -43,8 +43,8 @@ def _miss(input: Any, target: Any) -> Any:
         up, down = np.exp(-positive(-x)), np.exp(-positive(x))
         return ((1.0 - y) * up - y * down) / (1.0 + up * down)
 
-    by_input = lambda x, y: sigmoid(x) * sigmoid(-x)  # noqa: E731
-    return with_derivatives(value, (by_input, lambda x, y: -1.0), (input, target))
+    derivatives = lambda x, y: sigmoid(x) * sigmoid(-x), lambda x, y: -1.0
+    return with_derivatives(value, derivatives, (input, target))
 
 
 def _at_least(x: Any, floor: float) -> Any:

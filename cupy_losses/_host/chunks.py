@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
-CHUNK = 1 << 15  # elements in float64 at a time: a handful of such arrays fit in a cache of 1 MB
+CHUNK = 1 << 15  # elements in float64 at a time: four such arrays fill a cache of 1 MB
 _FEW = 512  # elements that are added in extended precision, which is slow
 
 
@@ -64,15 +64,15 @@ def broadcast(x: Array | float, shape: Shape) -> Array:
 
 
 def wide(array: Array) -> Array:
-    """Numbers in float64: as they are if they have it, so that nothing may be written there."""
+    """Numbers in float64: the array itself if it has that, so that nothing may be written there."""
     return array if array.dtype == np.float64 else array.astype(np.float64)
 
 
 def total(x: Array) -> np.longdouble:
     """The sum of all elements.
 
-    The halves of the array are added to each other until few elements are left. Rounding errors of
-    that are as many as elements, small and of either sign; equal elements have none.
+    The halves of the array are added to each other until few elements are left. That rounds many
+    small sums, up or down; those of equal elements are exact.
     """
     rest = np.longdouble(0.0)
     x = x.ravel("K")
