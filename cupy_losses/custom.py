@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast, overload
+from typing import Any, overload
 
 from ._api.compiled import refuse
-from ._api.entrance import Prepared, call_of, loss_function
+from ._api.entrance import Prepared, call_of, loss_function, stands_for
 from ._core.arguments import Real
 from ._core.formula import is_identifier, source, struct_of
 from ._core.program import cpp_name
@@ -26,15 +28,65 @@ _OPERANDS = ("input", "target")
 _RESERVED = ("reduction", "scale", "weight", "where")
 
 
-class LossFunction(Protocol):
-    """A loss function of one's own."""
+class LossFunction:
+    """A loss function of one's own, made by `pointwise_loss`.
+
+    It is copied as functions are: the copy is the same object. It is pickled as they are, by its
+    place, where it is found there; elsewhere by its formula, so that other processes need no
+    definition of it.
+
+    Attributes:
+        source: The formula in C++.
+
+    """
 
     __name__: str
+    __qualname__: str
     source: str
-    """The formula in C++."""
+
+    def __init__(
+        self,
+        loss: PointwiseLoss,
+        text: str,
+        defaults: dict[str, float],
+        place: tuple[str, str],
+        doc: str | None,
+    ) -> None:
+        self._definition = (loss, text, defaults, place, doc)
+        self._loss = loss
+        self._defaults = defaults
+        self.source = text
+        self.__name__ = loss.name
+        self.__module__, self.__qualname__ = place
+        self.__doc__ = doc or f"Compute a loss of one's own.\n\nFormula: {text}\n"
+        self.__signature__ = _signature(loss.operands, defaults)
+        self._function = _function_of(self, loss, defaults)
 
     def __call__(self, *args: Array, **options: Any) -> Array:
         """The loss of the operands."""
+        return self._function(*args, **options)
+
+    def __repr__(self) -> str:
+        return f"<loss function {self.__name__}>"
+
+    def __copy__(self) -> LossFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LossFunction:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if _found_at(self.__module__, self.__qualname__) is self:
+            return str(self.__qualname__)
+        formula = self._loss.formula
+        if isinstance(formula, Elementwise) and inspect.isfunction(formula.function):
+            function = formula.function
+            if _found_at(function.__module__, function.__qualname__) is not function:
+                raise pickle.PicklingError(
+                    f"{self.__name__} cannot be pickled, as its numpy= is a lambda or a function "
+                    "inside another one: define it with def at the top of a module"
+                )
+        return LossFunction, self._definition
 
 
 @overload
@@ -143,16 +195,19 @@ def pointwise_loss(
         defaults = _checked(name, tuple(operands), parameters or {})
         host = None if numpy is None else Elementwise(name, numpy)
         cpp = source(name, formula, operands, tuple(defaults))
-        return _function_of(_loss(name, operands, defaults, host, cpp), formula, defaults)
-    if not callable(formula):
+        loss = _loss(name, operands, defaults, host, cpp)
+        made = LossFunction(loss, formula, defaults, (__name__, name), None)
+    elif not callable(formula):
         got = type(formula).__name__
         raise TypeError(f"formula must be a function or a string, got {got}")
-    if operands is not _OPERANDS or parameters is not None or numpy is not None:
+    elif operands is not _OPERANDS or parameters is not None or numpy is not None:
         raise TypeError(
             "operands, parameters and numpy go with a formula in C++: a function has them in its "
             "signature"
         )
-    return _traced(name, formula)
+    else:
+        made = _traced(name, formula)
+    return made
 
 
 def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
@@ -174,7 +229,13 @@ def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
     text = program.cpp()
     cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
     loss = _loss(name, operands, defaults, Replay(program), cpp)
-    return _function_of(loss, text, defaults, function)
+    # The function that is decorated gives its place and its docstring.
+    decorated = getattr(function, "__name__", "") == name
+    place = (
+        getattr(function, "__module__", None) or __name__,
+        function.__qualname__ if decorated else name,
+    )
+    return LossFunction(loss, text, defaults, place, function.__doc__ if decorated else None)
 
 
 def _loss(
@@ -196,12 +257,9 @@ def _loss(
 
 
 def _function_of(
-    loss: PointwiseLoss,
-    text: str,
-    defaults: dict[str, float],
-    formula: Callable[..., Any] | None = None,
-) -> LossFunction:
-    """The public function of a loss; a formula in Python gives it its place and its docstring."""
+    public: LossFunction, loss: PointwiseLoss, defaults: dict[str, float]
+) -> Callable[..., Array]:
+    """What a call of a loss function does."""
     name, operands = loss.name, loss.operands
 
     def prepare_call(
@@ -220,18 +278,20 @@ def _function_of(
         values = tuple([given.get(parameter, default) for parameter, default in defaults.items()])
         return call_of(loss, args, reduction, weight, where, values, scale)
 
-    prepare_call.__name__ = prepare_call.__qualname__ = name
-    prepare_call.__doc__ = f"Compute a loss of one's own.\n\nFormula: {text}\n"
-    prepare_call.__signature__ = _signature(operands, defaults)  # type: ignore[attr-defined]
-    prepare_call.source = text  # type: ignore[attr-defined]
-    if formula is not None:
-        # Pickle finds a function by its place.
-        prepare_call.__module__ = getattr(formula, "__module__", __name__)
-        if getattr(formula, "__name__", "") == name:
-            prepare_call.__qualname__ = formula.__qualname__
-            prepare_call.__doc__ = formula.__doc__ or prepare_call.__doc__
-    made = loss_function(**dict.fromkeys(defaults, Real()))(prepare_call)
-    return cast(LossFunction, made)
+    prepare_call.__name__ = name
+    prepare_call.__module__, prepare_call.__qualname__ = public.__module__, public.__qualname__
+    prepare_call.__signature__ = public.__signature__  # type: ignore[attr-defined]
+    function = loss_function(**dict.fromkeys(defaults, Real()))(prepare_call)
+    stands_for(public, function)
+    return function
+
+
+def _found_at(module: str, qualname: str) -> Any:
+    """What is at a place, where pickle looks for functions; None if nothing is."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _checked(

@@ -168,6 +168,11 @@ def prepared_by(
     return decorate
 
 
+def stands_for(public: Callable[..., Array], function: Callable[..., Array]) -> None:
+    """Let a callable object be known as the public function that it calls."""
+    _prepare_by_loss[public] = _prepare_by_loss[function]
+
+
 def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
     """What prepares the call of a public function, or of a `functools.partial` of one by keyword.
 
