@@ -8,15 +8,21 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from ._api.compiled import refuse
 from ._api.entrance import Prepared, call_of, loss_function, stands_for
-from ._core.arguments import Real
+from ._core.arguments import Flag, Real
 from ._core.formula import is_identifier, source, struct_of
+from ._core.loss import Call
 from ._core.program import cpp_name
 from ._core.tracing import trace
 from ._host.elementwise import Elementwise
 from ._host.replay import Replay
 from ._kinds.pointwise import PointwiseLoss
+from ._verification.compilation import compile_once
+from ._verification.report import Report
+from ._verification.verify import verify
 
 __all__ = [
     "pointwise_loss",
@@ -66,6 +72,54 @@ class LossFunction:
         """The loss of the operands."""
         return self._function(*args, **options)
 
+    def check(self, *points: Array, **parameters: float) -> Report:
+        """Check the formula: that it compiles, that its derivatives are right, how accurate it is.
+
+        It is compiled by NVRTC for all architectures, which needs no GPU. Its values and its first
+        and second derivatives, in float32 and in float64, are compared with those in NumPy's widest
+        arithmetic, and the derivatives with finite differences, at random and special points and at
+        the kinks; where there is a GPU, those of the kernels too. It takes some seconds: it is for
+        tests, not for training.
+
+        Args:
+            *points: NumPy arrays of one size, the points to check instead of those that are drawn,
+                for a loss that is meant for some operands only.
+            **parameters: Other values of the parameters than their defaults.
+
+        Returns:
+            A report, which is true if there are no problems. Its text has a line for each problem
+            (a derivative that is NaN, a value that overflows, a text in C++ that differs from
+            NumPy) with a point where it is seen, for each loss of accuracy, and for what to write
+            instead, where that is known.
+
+        Raises:
+            TypeError: If there are not as many arrays as operands, or a parameter is unknown.
+            ValueError: If the arrays have different sizes, or a parameter is out of range.
+
+        """
+        names = self._loss.operands
+        if points and len(points) != len(names):
+            raise TypeError(f"check() takes {len(names)} arrays or none, got {len(points)}")
+        for name in parameters:
+            if name not in self._defaults:
+                raise TypeError(f"check() got an unexpected argument {name!r}")
+        sizes = {name: np.size(x) for name, x in zip(names, points, strict=False)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays must have one size, got {sizes}")
+        given = self._defaults | {k: Real().checked(k, x) for k, x in parameters.items()}
+        return verify(self._loss, given, points)
+
+    def compile(self) -> None:
+        """Compile the formula for one architecture, without a GPU.
+
+        Raises:
+            ValueError: If it does not compile, with the line and the column.
+            RuntimeError: If NVRTC is missing, with what to install.
+
+        """
+        values = tuple(self._defaults.values())
+        compile_once(Call(self._loss, "none", values, False, False))
+
     def __repr__(self) -> str:
         return f"<loss function {self.__name__}>"
 
@@ -94,7 +148,9 @@ def pointwise_loss(name: Callable[..., Any], /) -> LossFunction: ...
 
 
 @overload
-def pointwise_loss(name: str, formula: Callable[..., Any], /) -> LossFunction: ...
+def pointwise_loss(
+    name: str, formula: Callable[..., Any], /, *, check: bool = ...
+) -> LossFunction: ...
 
 
 @overload
@@ -105,6 +161,7 @@ def pointwise_loss(
     operands: Sequence[str] = ...,
     parameters: Mapping[str, float] | None = ...,
     numpy: Callable[..., Any] | None = ...,
+    check: bool = ...,
 ) -> LossFunction: ...
 
 
@@ -115,6 +172,7 @@ def pointwise_loss(
     operands: Sequence[str] = _OPERANDS,
     parameters: Mapping[str, float] | None = None,
     numpy: Callable[..., Any] | None = None,
+    check: bool = False,
 ) -> LossFunction:
     """Make a loss function from the formula of one element, with all that the built-in ones have.
 
@@ -148,19 +206,24 @@ def pointwise_loss(
             parameters; for NumPy arrays and CPU tensors. Its derivatives follow from those of the
             operators and of the functions that a formula in Python may use. It must be elementwise:
             the arrays that it gets are parts of the operands. One number stands for all elements.
+        check: Whether to compile the formula at once, which needs NVRTC and no GPU, so that a
+            mistake in C++ is an error here.
 
     Returns:
         A function of the operands and, by keyword, `reduction`, `scale`, `weight`, `where` and the
         parameters; shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean
-        divides by the sum of the weights. Its attribute `source` is the formula in C++. A text that
-        does not compile raises ValueError with its line and column; so does a NumPy formula that
-        does not return one real number for each element, or is not elementwise, which is seen from
-        a few elements.
+        divides by the sum of the weights. Its attribute `source` is the formula in C++. Its method
+        `check` looks for derivatives that are NaN, for overflow and for loss of accuracy. A text
+        that does not compile raises ValueError with its line and column when it is called; so does
+        a NumPy formula that does not return one real number for each element, or is not
+        elementwise, which is seen from a few elements.
 
     Raises:
         TypeError: If the formula is neither a function nor a text, or is a function that cannot be
             traced; the message shows its line and says what to write instead.
-        ValueError: If a name is no identifier or is taken, or a default is out of range.
+        ValueError: If a name is no identifier or is taken, or a default is out of range; with
+            `check`, if the formula does not compile.
+        RuntimeError: With `check`, if NVRTC is missing; the message says what to install.
 
     >>> import numpy as np
     >>> from cupy_losses import pointwise_loss, value_and_grad
@@ -207,6 +270,8 @@ def pointwise_loss(
         )
     else:
         made = _traced(name, formula)
+    if Flag().checked("check", check):
+        made.compile()
     return made
 
 

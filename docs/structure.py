@@ -28,6 +28,7 @@ ROOMS = (
     "_acceleration",
     FAMILIES,
     "_api",
+    "_verification",
     "_kinds",
     "_libraries",
     "_torch",
