@@ -29,6 +29,7 @@ _VERBS = {
     "slope": "is no derivative:",
     "jump": "jumps:",
 }
+_SMALL = 1e-3  # operands that are smaller are known to the last place of this
 _NUDGE = 2  # units of the last place
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -121,7 +122,7 @@ def derivatives_on_device(call: Call, points: Sequence[Array]) -> dict[Quantity,
 class Exact:
     """The quantities of a formula in wide arithmetic, and how much they vary nearby.
 
-    An operand is known to a unit of its last place. No arithmetic is to be blamed for an error that
+    An operand is known to units of its last place. No arithmetic is to be blamed for an error that
     is as small as what follows from that. At a kink all derivatives between those of its sides are.
 
     Attributes:
@@ -140,7 +141,8 @@ class Exact:
         least, largest = dict(self.results), dict(self.results)
         for k, x in enumerate(points):
             for units in (-_NUDGE, _NUDGE):
-                nudged = wide[k] + units * np.spacing(abs(x)).astype(WIDE)
+                unit = np.spacing(np.maximum(abs(x), x.dtype.type(_SMALL)))
+                nudged = wide[k] + units * unit.astype(WIDE)
                 nearby = derivatives(formula, [*wide[:k], nudged, *wide[k + 1 :]], parameters)
                 defined_nearby |= np.isfinite(nearby[()])
                 for quantity, result in nearby.items():
