@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it does, what it ships, its examples."""
+"""The package as a whole: what importing it does, what it ships."""
 
 from __future__ import annotations
 
@@ -106,10 +106,6 @@ def test_every_loss_is_tested() -> None:
     assert losses == tested
 
 
-def run_example(name: str) -> Any:
-    return load(PACKAGE.parent / "examples" / f"{name}.py").main()
-
-
 def load(path: Path) -> Any:
     """A module that is in no package."""
     specification = importlib.util.spec_from_file_location(path.stem, path)
@@ -118,11 +114,3 @@ def load(path: Path) -> Any:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
-
-
-def test_example_train_torch() -> None:
-    assert 0 < run_example("train_torch") < 0.1
-
-
-def test_example_fit_without_torch() -> None:
-    assert 0 < run_example("fit_without_torch") < 0.02
