@@ -180,6 +180,7 @@ def test_losses_of_users() -> None:
     x, y = tables()
     loss = cauchy()
     assert compiled(lambda x: loss(x, y), x) == loss(x, y)
+    assert compiled(loss, x, y) == loss(x, y)  # no function, but an object that is called
 
 
 def test_a_graph_of_a_loss_that_is_not_defined() -> None:
