@@ -107,6 +107,11 @@ class Loss(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         return super().__reduce__() if self.of_user else (_named, (self.name,))  # type: ignore[return-value]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a loss of a user known in the process that it is unpickled in."""
+        self.__dict__.update(state)
+        _OF_USERS[self.key] = self
+
     @property
     def definition(self) -> str:
         """What tells losses of a user that have the same name apart."""
