@@ -295,9 +295,6 @@ class _Returning(ArrayLibrary):
         """The number 1."""
         return self._library.one(like)
 
-    def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
-        return self._library.plain(operands)
-
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
         """The loss."""
         return self._returned(self._library.evaluate(call, operands))
