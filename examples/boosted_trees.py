@@ -87,7 +87,7 @@ def by_lightgbm(fitted: common.Part, tested: common.Part, start: float, own: Obj
     first = np.full(len(fitted.target), start)
     data = lightgbm.Dataset(fitted.features, fitted.target, init_score=first)
     trees = lightgbm.train(parameters, data, ROUNDS)
-    return start + trees.predict(tested.features)
+    return start + np.asarray(trees.predict(tested.features))
 
 
 def main(file: str | None = None) -> tuple[float, dict[str, list[float]]]:
