@@ -12,6 +12,7 @@ from ._core.arguments import Real
 from ._core.formula import is_identifier, source, struct_of
 from ._core.program import cpp_name
 from ._core.tracing import trace
+from ._core.types import Array, ArrayT, Reduction
 from ._host.elementwise import Elementwise
 from ._host.replay import Replay
 from ._kinds.pointwise import PointwiseLoss
@@ -20,21 +21,36 @@ __all__ = [
     "pointwise_loss",
 ]
 
-Array = Any
-
 _OPERANDS = ("input", "target")
 _RESERVED = ("reduction", "scale", "weight", "where")
 
 
 class LossFunction(Protocol):
-    """A loss function of one's own."""
+    """A loss function of one's own, called with all operands by position or all by name.
+
+    The type of the formula says nothing here: its operands are single elements, and the type system
+    cannot add options to the parameters of a function.
+    """
 
     __name__: str
     source: str
     """The formula in C++."""
 
-    def __call__(self, *args: Array, **options: Any) -> Array:
-        """The loss of the operands."""
+    @overload
+    def __call__(
+        self,
+        input: ArrayT,
+        /,
+        *operands: Array,
+        reduction: Reduction = "mean",
+        scale: float | Array = 1.0,
+        weight: Array | None = None,
+        where: Array | None = None,
+        **parameters: float | Array,
+    ) -> ArrayT: ...
+
+    @overload
+    def __call__(self, **arguments: Any) -> Any: ...
 
 
 @overload
@@ -206,12 +222,12 @@ def _function_of(
 
     def prepare_call(
         *args: Array,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         scale: float | Array = 1.0,
         weight: Array | None = None,
         where: Array | None = None,
         **given: Any,
-    ) -> Prepared:
+    ) -> Prepared[Any]:
         if len(args) != len(operands):
             args = _bound(name, operands, args, given)
         unknown = [argument for argument in given if argument not in defaults]

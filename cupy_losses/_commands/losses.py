@@ -43,7 +43,7 @@ class LossFunction:
         return self.function.__name__
 
     @property
-    def prepare(self) -> Callable[..., Prepared]:
+    def prepare(self) -> Callable[..., Prepared[Any]]:
         """What prepares a call."""
         return prepare_of(self.function)
 

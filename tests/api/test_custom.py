@@ -141,7 +141,7 @@ def test_signature_and_arguments(library: Library) -> None:
     with pytest.raises(TypeError, match="unexpected argument 'gamma'"):
         smooth(ones, ones, gamma=1.0)
     with pytest.raises(TypeError, match="beta must be a real number"):
-        smooth(ones, ones, beta="1")
+        smooth(ones, ones, beta="1")  # type: ignore[call-overload]
 
 
 def test_definition_errors() -> None:

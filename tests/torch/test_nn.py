@@ -18,6 +18,7 @@ import cupy_losses
 import cupy_losses.nn.functional as F
 from cupy_losses import nn
 from cupy_losses._api.entrance import known
+from cupy_losses._core.types import Reduction
 
 from ..tables.examples import Example, of_elements, of_rows
 from ..tables.losses import LOSSES, OF_TORCH, Case
@@ -342,7 +343,12 @@ def test_modules_of_this_package(case: Case) -> None:
 
 
 def weighted_rows(
-    input: Any, target: Any, margin: float = 1.0, *, weight: Any = None, reduction: str = "mean"
+    input: Any,
+    target: Any,
+    margin: float = 1.0,
+    *,
+    weight: Any = None,
+    reduction: Reduction = "mean",
 ) -> Any:
     """A loss of rows that torch might not have."""
     return cupy_losses.multi_margin_loss(
