@@ -50,9 +50,12 @@ Graph = Mapping[str, set[str]]
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """The modules of a package, with the package itself and its folders, by their full names."""
+    """The modules of a package, with the package itself and its folders, by their full names.
+
+    Also those that are for type checkers alone.
+    """
     found = {}
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         parts = (package.name, *file.relative_to(package).with_suffix("").parts)
         found[".".join(parts).removesuffix(".__init__")] = file
     return found
