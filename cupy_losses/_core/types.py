@@ -23,8 +23,8 @@ class SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-# NumPy's scalars do not share memory, and are taken all the same.
-Array: TypeAlias = SupportsDLPack | np.generic
+# NumPy's scalars do not share memory, nor do its arrays of bool for NumPy's types.
+Array: TypeAlias = SupportsDLPack | np.ndarray[Any, Any] | np.generic
 
 # The first operand, whose library is that of the result. The classes are listed: a result has
 # neither the shape and the dtype of an operand, nor its class where that is a `torch.nn.Parameter`.

@@ -12,7 +12,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-DOCUMENTS = ("README.md", "docs/nn.md", "docs/accelerate.md", "docs/formulas.md")
+DOCUMENTS = ("README.md", "docs/nn.md", "docs/accelerate.md", "docs/formulas.md", "docs/types.md")
 
 
 def blocks(name: str) -> list[str]:
