@@ -28,8 +28,8 @@ Array: TypeAlias = SupportsDLPack | np.ndarray[Any, Any] | np.generic
 
 # The first operand, whose library is that of the result. The classes are listed: a result has
 # neither the shape and the dtype of an operand, nor its class where that is a `torch.nn.Parameter`.
-# Arrays of all other libraries are Any, as CuPy has no types. Any comes first: of the classes that
-# fit, mypy takes the last.
+# Arrays of all other libraries are Any, as CuPy has no types. Of several that fit, mypy takes the
+# last: hence the order, with torch's class, which is Any where torch is missing, before NumPy's.
 ArrayT = TypeVar("ArrayT", Any, "torch.Tensor", "npt.NDArray[Any]")
 
 Reduction = Literal["none", "mean", "sum"]
