@@ -26,7 +26,7 @@ _RESERVED = ("reduction", "scale", "weight", "where")
 
 
 class LossFunction(Protocol):
-    """A loss function of one's own, called with all operands by position or all by name.
+    """A loss function of one's own, called with its first operand by position, or all by name.
 
     The type of the formula says nothing here: its operands are single elements, and the type system
     cannot add options to the parameters of a function.
