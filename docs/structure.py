@@ -175,7 +175,7 @@ def descriptions(package: Path) -> list[str]:
         if room == FAMILIES:
             own = [name for name in files if room_of_module(name) == room]
             lines.append(f"- The {FAMILIES}, a family a file:")
-            lines += [f"  - `{n.rpartition('.')[2]}.py`: {first_line(files[n])}" for n in own]
+            lines += [f"    - `{n.rpartition('.')[2]}.py`: {first_line(files[n])}" for n in own]
             continue
         name = package.name if room == "__init__" else f"{package.name}.{room}"
         folder = name != package.name and files[name].name == "__init__.py"
