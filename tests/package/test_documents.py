@@ -131,6 +131,7 @@ def test_all_kinds_of_blocks_are_there() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @pytest.mark.parametrize(("page", "block"), chosen(lambda block: block.runs and block.of_gpu))
 def test_code_on_a_gpu(page: str, block: Block) -> None:
     run(page, block)
