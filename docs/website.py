@@ -7,6 +7,7 @@ pictures are drawn here, as no script is loaded from another host.
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,17 @@ OF_ROOT = {
 }
 REFERENCE = "Reference"  # the part of the navigation that the modules are added to
 FUNCTIONS = "api/functions.md"
+GALLERY = """# Gallery
+
+Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS` draws.
+
+```sh
+cupy-losses plot smooth_l1_loss --parameter beta=0.5 --output smooth.svg
+```
+
+What varies follows from the operands: the first one of a loss of elements, the score of one of two
+classes, the angle between two vectors, the distance between the first two of three.
+"""
 
 
 def api_pages() -> dict[str, str]:
@@ -83,6 +95,7 @@ def linked(markdown: str, top: str) -> str:
     return markdown
 
 
+@functools.cache
 def drawn(name: str) -> bytes:
     """The picture of a loss."""
     function = losses.find(name)
@@ -91,12 +104,7 @@ def drawn(name: str) -> bytes:
 
 def gallery() -> str:
     """A page of all pictures, each with a link to its loss."""
-    lines = [
-        "# Gallery",
-        "",
-        "Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS` draws.",
-        "",
-    ]
+    lines = [GALLERY]
     for module, own in families().items():
         page = api_pages()[module]
         items = [
@@ -141,7 +149,7 @@ def arcs(nodes: dict[str, str], edges: Sequence[tuple[str, str]]) -> Iterator[st
     """A graph whose nodes stand below each other, as SVG: an arc goes from each to another."""
     place = {node: LINE * (number + 1) for number, node in enumerate(nodes)}
     height = LINE * (len(nodes) + 1)
-    yield f'<div><svg class="arcs" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">'
+    yield f'<div><svg class="arcs" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}">'
     yield (
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/>'

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._api.derivatives import jvp
+from .. import jvp
 from .._core.loss import Domain, Loss
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
 from .losses import LossFunction

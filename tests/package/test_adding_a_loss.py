@@ -124,6 +124,12 @@ def test_documents(tree: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
+def test_picture(tree: Path) -> None:
+    result = run(tree, "-m", "cupy_losses", "plot", NAME, "--parameter", "c=0.5")
+    assert result.returncode == 0, result.stderr
+    assert (tree / f"{NAME}.png").exists()
+
+
 def test_benchmark(tree: Path) -> None:
     ran = outcomes(tree, "tests/package/test_benchmarks.py")
     assert len(ran) >= 2
