@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ._api.compiled import refuse
 from ._api.entrance import Prepared, call_of, loss_function, stands_for
@@ -17,6 +18,7 @@ from ._core.formula import is_identifier, source, struct_of
 from ._core.loss import Call
 from ._core.program import cpp_name
 from ._core.tracing import trace
+from ._core.types import Array, ArrayT, Reduction
 from ._host.elementwise import Elementwise
 from ._host.replay import Replay
 from ._kinds.pointwise import PointwiseLoss
@@ -28,8 +30,6 @@ __all__ = [
     "pointwise_loss",
 ]
 
-Array = Any
-
 _OPERANDS = ("input", "target")
 _RESERVED = ("reduction", "scale", "weight", "where")
 
@@ -40,6 +40,10 @@ class LossFunction:
     It is copied as functions are: the copy is the same object. It is pickled as they are, by its
     place, where it is found there; elsewhere by its formula, so that other processes need no
     definition of it.
+
+    It is called with its first operand by position, or with all by name. The type of the formula
+    says nothing here: its operands are single elements, and the type system cannot add options to
+    the parameters of a function.
 
     Attributes:
         source: The formula in C++.
@@ -68,11 +72,27 @@ class LossFunction:
         self.__signature__ = _signature(loss.operands, defaults)
         self._function = _function_of(self, loss, defaults)
 
-    def __call__(self, *args: Array, **options: Any) -> Array:
+    @overload
+    def __call__(
+        self,
+        input: ArrayT,
+        /,
+        *operands: Array,
+        reduction: Reduction = "mean",
+        scale: float | Array = 1.0,
+        weight: Array | None = None,
+        where: Array | None = None,
+        **parameters: float | Array,
+    ) -> ArrayT: ...
+
+    @overload
+    def __call__(self, /, **arguments: Any) -> Any: ...
+
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
         """The loss of the operands."""
         return self._function(*args, **options)
 
-    def check(self, *points: Array, **parameters: float) -> Report:
+    def check(self, *points: ArrayLike, **parameters: float) -> Report:
         """Check the formula: that it compiles, that its derivatives are right, how accurate it is.
 
         It is compiled by NVRTC for all architectures, which needs no GPU. Its values and its first
@@ -82,7 +102,7 @@ class LossFunction:
         tests, not for training.
 
         Args:
-            *points: NumPy arrays of one size, the points to check instead of those that are drawn,
+            *points: Arrays of one size, the points to check instead of those that are drawn,
                 for a loss that is meant for some operands only.
             **parameters: Other values of the parameters than their defaults.
 
@@ -329,12 +349,12 @@ def _function_of(
 
     def prepare_call(
         *args: Array,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         scale: float | Array = 1.0,
         weight: Array | None = None,
         where: Array | None = None,
         **given: Any,
-    ) -> Prepared:
+    ) -> Prepared[Any]:
         if len(args) != len(operands):
             args = _bound(name, operands, args, given)
         unknown = [argument for argument in given if argument not in defaults]
@@ -392,8 +412,21 @@ def _signature(operands: tuple[str, ...], defaults: dict[str, float]) -> inspect
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
     )
-    options = {"reduction": "mean", "scale": 1.0, "weight": None, "where": None, **defaults}
+    options = {
+        "reduction": ("Reduction", "mean"),
+        "scale": ("float | Array", 1.0),
+        "weight": ("Array | None", None),
+        "where": ("Array | None", None),
+        **{name: ("float | Array", value) for name, value in defaults.items()},
+    }
     return inspect.Signature(
-        [inspect.Parameter(operand, positional) for operand in operands]
-        + [inspect.Parameter(k, keyword, default=v) for k, v in options.items()]
+        [
+            inspect.Parameter(operand, positional, annotation="Array" if k else "ArrayT")
+            for k, operand in enumerate(operands)
+        ]
+        + [
+            inspect.Parameter(k, keyword, annotation=kind, default=default)
+            for k, (kind, default) in options.items()
+        ],
+        return_annotation="ArrayT",
     )

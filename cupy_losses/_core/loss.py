@@ -9,13 +9,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from .outputs import Output
 from .reduction import Denominator
 from .shapes import ArraySpec, Shape
+from .types import Reduction
 
-REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 # Why no kernel has derivatives by a weight; `_torch/weights.py` composes them.
 OF_WEIGHT = (

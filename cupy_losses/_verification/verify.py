@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from .._core.loss import FORWARD, Call, Request
 from .._core.pointwise import PointwiseFormula
@@ -24,7 +25,7 @@ _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 @np.errstate(all="ignore")
 def verify(
-    loss: PointwiseFormula, parameters: Mapping[str, float], operands: Sequence[Array]
+    loss: PointwiseFormula, parameters: Mapping[str, float], operands: Sequence[ArrayLike]
 ) -> Report:
     """Check a loss at points of one's own, or, without operands, at points that are drawn."""
     formula: Formula | None = getattr(loss.formula, "function", None)

@@ -204,8 +204,8 @@ def test_hyper_parameters_make_no_plans() -> None:
         assert len(engine._plans) == 1
         for scale in (2.0, 0.5, 0.5, 1.0):
             value, _ = value_and_grad(smooth_l1_loss)(a, b, scale=scale)
-            expected = smooth_l1_loss(x, np.zeros(300, np.float32), scale=scale)
-            np.testing.assert_allclose(value.get(), expected, rtol=1e-6)
+            scaled = smooth_l1_loss(x, np.zeros(300, np.float32), scale=scale)
+            np.testing.assert_allclose(value.get(), scaled, rtol=1e-6)
         assert len(engine._plans) == 1
         drawn = np.random.default_rng(0).standard_normal((4, 3))
         logits = device.asarray(drawn.astype(np.float32))

@@ -116,7 +116,7 @@ class Written:
         return pointwise_loss(self.name, self.formula)
 
     @property
-    def given(self) -> dict[str, float]:
+    def given(self) -> dict[str, Any]:
         return dict(self.parameters or {})
 
     @functools.cached_property
@@ -588,9 +588,9 @@ def test_signature_and_docstring() -> None:
     assert str(inspect.signature(pointwise_loss("tukey", partial))).endswith("c=3.0)")
     ones = np.ones(3)
     with pytest.raises(TypeError, match="takes 2 arrays, got 3"):
-        module_level(ones, ones, 2.0)
+        module_level(ones, ones, 2.0)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="c must be a real number"):
-        module_level(ones, ones, c="2")
+        module_level(ones, ones, c="2")  # type: ignore[call-overload]
     assert module_level(input=ones, target=0 * ones, c=4) == 0.25
 
 

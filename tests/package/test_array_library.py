@@ -83,30 +83,32 @@ def _frozen_library() -> Iterator[None]:
     registry._library_of.pop(Frozen, None)
 
 
+# For type checkers an array of any library, as one that shares no memory is none.
+frozen: Any = Frozen
 X, Y = np.linspace(0.1, 0.9, 6).reshape(2, 3), np.full((2, 3), 0.5)
 
 
 def test_losses_and_gradients() -> None:
     for _ in range(2):  # the second time its type is known
-        value = mse_loss(Frozen(X), Frozen(Y))
+        value = mse_loss(frozen(X), frozen(Y))
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(value.values, mse_loss(X, Y))
-        both = value_and_grad(mse_loss)(Frozen(X), Frozen(Y))
+        both = value_and_grad(mse_loss)(frozen(X), frozen(Y))
         for got, expected in zip(both, value_and_grad(mse_loss)(X, Y), strict=True):
             assert isinstance(got, Frozen)
             np.testing.assert_array_equal(got.values, expected)
 
 
 def test_other_libraries_beside_it() -> None:
-    for weight in (np.ones(3), Frozen(np.ones(3)), np.ones(3)):
-        value = cross_entropy(Frozen(X), np.array([0, 2]), weight=weight)
+    for weight in (np.ones(3), frozen(np.ones(3)), np.ones(3)):
+        value = cross_entropy(frozen(X), np.array([0, 2]), weight=weight)
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(value.values, cross_entropy(X, np.array([0, 2])))
 
 
 def test_a_scalar_of_numpy_beside_it() -> None:
     for _ in range(2):
-        value = kl_div(Frozen(X[0, 0]), np.float64(0.5), reduction="sum")
+        value = kl_div(frozen(X[0, 0]), np.float64(0.5), reduction="sum")
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(
             value.values, kl_div(X[0, 0], np.float64(0.5), reduction="sum")
@@ -116,12 +118,12 @@ def test_a_scalar_of_numpy_beside_it() -> None:
 def test_an_array_that_no_other_library_can_share_is_named() -> None:
     for _ in range(2):
         with pytest.raises(TypeError, match="target cannot be shared as a numpy array"):
-            mse_loss(X, Frozen(Y))
+            mse_loss(X, frozen(Y))
 
 
 def test_values_are_checked() -> None:
     with check_values(), pytest.raises(ValueError, match=r"target must be at least 0.*is -1"):
-        kl_div(Frozen(X), Frozen(-np.ones((2, 3))), reduction="sum")
+        kl_div(frozen(X), frozen(-np.ones((2, 3))), reduction="sum")
 
 
 def test_unknown_arrays_are_named() -> None:
@@ -129,7 +131,7 @@ def test_unknown_arrays_are_named() -> None:
         shape = (3,)
 
     with pytest.raises(TypeError, match="target must be .* got Stranger"):
-        mse_loss(Frozen(X), Stranger())
+        mse_loss(frozen(X), Stranger())  # type: ignore[arg-type]
 
 
 class Shared:

@@ -98,6 +98,12 @@ def test_lists_of_losses_are_current() -> None:
         assert f"`{name}(" in generator.page()
 
 
+def test_declarations_are_current() -> None:
+    """docs/declarations.py makes what type checkers read of `cupy_losses.nn`."""
+    for file, text in load(PACKAGE.parent / "docs" / "declarations.py").FILES.items():
+        assert file.read_text(encoding="utf-8") == text()
+
+
 def test_every_loss_is_tested() -> None:
     """The tables of the tests have all of them."""
     losses = set(load(PACKAGE.parent / "docs" / "losses.py").names())
