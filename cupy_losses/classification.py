@@ -9,6 +9,7 @@ import numpy as np
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain, variant
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import positive, sigmoid, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
@@ -19,8 +20,6 @@ __all__ = [
     "sigmoid_focal_loss",
     "soft_margin_loss",
 ]
-
-Array = Any
 
 _PROBABILITY = Domain(0.0, 1.0)
 _SIGN = Domain(values=(-1.0, 1.0))
@@ -76,14 +75,14 @@ _BCE = PointwiseLoss(
 
 @loss_function()
 def binary_cross_entropy(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a probability of the class 1.
 
     Formula: -(target log(input) + (1 - target) log(1 - input)), logarithms at least -100
@@ -139,15 +138,15 @@ _POSITIVE_WEIGHTED = PointwiseLoss(
 
 @loss_function()
 def binary_cross_entropy_with_logits(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
     pos_weight: Array | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of the log-odds of the class 1.
 
     Formula: pos_weight target softplus(-input) + (1 - target) softplus(input), softplus(x) = log(1
@@ -207,16 +206,16 @@ _FOCAL = {
 
 @loss_function(alpha=Real(), gamma=Real(minimum=0.0))
 def sigmoid_focal_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     alpha: float = 0.25,
     gamma: float = 2.0,
     *,
-    reduction: str = "none",
+    reduction: Reduction = "none",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute a cross entropy that gives little weight to what is easily classified.
 
     Formula: alpha_t (1 - p_t)^gamma bce, with p = sigmoid(input)
@@ -259,14 +258,14 @@ _SOFT_MARGIN = PointwiseLoss(
 
 @loss_function()
 def soft_margin_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the logistic loss of a score against a sign.
 
     Formula: log(1 + exp(-target input))
@@ -306,14 +305,14 @@ _MULTILABEL = PointwiseLoss(
 
 @loss_function()
 def multilabel_soft_margin_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the mean over the labels of a row of the logistic loss of each.
 
     Formula: mean over the last axis of target softplus(-input) + (1 - target) softplus(input)

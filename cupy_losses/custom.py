@@ -3,38 +3,164 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, cast, overload
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from ._api.compiled import refuse
-from ._api.entrance import Prepared, call_of, loss_function
-from ._core.arguments import Real
+from ._api.entrance import Prepared, call_of, loss_function, stands_for
+from ._core.arguments import Flag, Real
 from ._core.formula import is_identifier, source, struct_of
+from ._core.loss import Call
 from ._core.program import cpp_name
 from ._core.tracing import trace
+from ._core.types import Array, ArrayT, Reduction
 from ._host.elementwise import Elementwise
 from ._host.replay import Replay
 from ._kinds.pointwise import PointwiseLoss
+from ._verification.compilation import compile_once
+from ._verification.report import Report
+from ._verification.verify import verify
 
 __all__ = [
     "pointwise_loss",
 ]
 
-Array = Any
-
 _OPERANDS = ("input", "target")
 _RESERVED = ("reduction", "scale", "weight", "where")
 
 
-class LossFunction(Protocol):
-    """A loss function of one's own."""
+class LossFunction:
+    """A loss function of one's own, made by `pointwise_loss`.
+
+    It is copied as functions are: the copy is the same object. It is pickled as they are, by its
+    place, where it is found there; elsewhere by its formula, so that other processes need no
+    definition of it.
+
+    It is called with its first operand by position, or with all by name. The type of the formula
+    says nothing here: its operands are single elements, and the type system cannot add options to
+    the parameters of a function.
+
+    Attributes:
+        source: The formula in C++.
+
+    """
 
     __name__: str
+    __qualname__: str
     source: str
-    """The formula in C++."""
 
-    def __call__(self, *args: Array, **options: Any) -> Array:
+    def __init__(
+        self,
+        loss: PointwiseLoss,
+        text: str,
+        defaults: dict[str, float],
+        place: tuple[str, str],
+        doc: str | None,
+    ) -> None:
+        self._definition = (loss, text, defaults, place, doc)
+        self._loss = loss
+        self._defaults = defaults
+        self.source = text
+        self.__name__ = loss.name
+        self.__module__, self.__qualname__ = place
+        self.__doc__ = doc or f"Compute a loss of one's own.\n\nFormula: {text}\n"
+        self.__signature__ = _signature(loss.operands, defaults)
+        self._function = _function_of(self, loss, defaults)
+
+    @overload
+    def __call__(
+        self,
+        input: ArrayT,
+        /,
+        *operands: Array,
+        reduction: Reduction = "mean",
+        scale: float | Array = 1.0,
+        weight: Array | None = None,
+        where: Array | None = None,
+        **parameters: float | Array,
+    ) -> ArrayT: ...
+
+    @overload
+    def __call__(self, /, **arguments: Any) -> Any: ...
+
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
         """The loss of the operands."""
+        return self._function(*args, **options)
+
+    def check(self, *points: ArrayLike, **parameters: float) -> Report:
+        """Check the formula: that it compiles, that its derivatives are right, how accurate it is.
+
+        It is compiled by NVRTC for all architectures, which needs no GPU. Its values and its first
+        and second derivatives, in float32 and in float64, are compared with those in NumPy's widest
+        arithmetic, and the derivatives with finite differences, at random and special points and at
+        the kinks; where there is a GPU, those of the kernels too. It takes some seconds: it is for
+        tests, not for training.
+
+        Args:
+            *points: Arrays of one size, the points to check instead of those that are drawn,
+                for a loss that is meant for some operands only.
+            **parameters: Other values of the parameters than their defaults.
+
+        Returns:
+            A report, which is true if there are no problems. Its text has a line for each problem
+            (a derivative that is NaN, a value that overflows, a text in C++ that differs from
+            NumPy) with a point where it is seen, for each loss of accuracy, and for what to write
+            instead, where that is known.
+
+        Raises:
+            TypeError: If there are not as many arrays as operands, or a parameter is unknown.
+            ValueError: If the arrays have different sizes, or a parameter is out of range.
+
+        """
+        names = self._loss.operands
+        if points and len(points) != len(names):
+            raise TypeError(f"check() takes {len(names)} arrays or none, got {len(points)}")
+        for name in parameters:
+            if name not in self._defaults:
+                raise TypeError(f"check() got an unexpected argument {name!r}")
+        sizes = {name: np.size(x) for name, x in zip(names, points, strict=False)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays must have one size, got {sizes}")
+        given = self._defaults | {k: Real().checked(k, x) for k, x in parameters.items()}
+        return verify(self._loss, given, points)
+
+    def compile(self) -> None:
+        """Compile the formula for one architecture, without a GPU.
+
+        Raises:
+            ValueError: If it does not compile, with the line and the column.
+            RuntimeError: If NVRTC is missing, with what to install.
+
+        """
+        values = tuple(self._defaults.values())
+        compile_once(Call(self._loss, "none", values, False, False))
+
+    def __repr__(self) -> str:
+        return f"<loss function {self.__name__}>"
+
+    def __copy__(self) -> LossFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> LossFunction:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if _found_at(self.__module__, self.__qualname__) is self:
+            return str(self.__qualname__)
+        formula = self._loss.formula
+        if isinstance(formula, Elementwise) and inspect.isfunction(formula.function):
+            function = formula.function
+            if _found_at(function.__module__, function.__qualname__) is not function:
+                raise pickle.PicklingError(
+                    f"{self.__name__} cannot be pickled, as its numpy= is a lambda or a function "
+                    "inside another one: define it with def at the top of a module"
+                )
+        return LossFunction, self._definition
 
 
 @overload
@@ -42,7 +168,9 @@ def pointwise_loss(name: Callable[..., Any], /) -> LossFunction: ...
 
 
 @overload
-def pointwise_loss(name: str, formula: Callable[..., Any], /) -> LossFunction: ...
+def pointwise_loss(
+    name: str, formula: Callable[..., Any], /, *, check: bool = ...
+) -> LossFunction: ...
 
 
 @overload
@@ -53,6 +181,7 @@ def pointwise_loss(
     operands: Sequence[str] = ...,
     parameters: Mapping[str, float] | None = ...,
     numpy: Callable[..., Any] | None = ...,
+    check: bool = ...,
 ) -> LossFunction: ...
 
 
@@ -63,6 +192,7 @@ def pointwise_loss(
     operands: Sequence[str] = _OPERANDS,
     parameters: Mapping[str, float] | None = None,
     numpy: Callable[..., Any] | None = None,
+    check: bool = False,
 ) -> LossFunction:
     """Make a loss function from the formula of one element, with all that the built-in ones have.
 
@@ -96,19 +226,24 @@ def pointwise_loss(
             parameters; for NumPy arrays and CPU tensors. Its derivatives follow from those of the
             operators and of the functions that a formula in Python may use. It must be elementwise:
             the arrays that it gets are parts of the operands. One number stands for all elements.
+        check: Whether to compile the formula at once, which needs NVRTC and no GPU, so that a
+            mistake in C++ is an error here.
 
     Returns:
         A function of the operands and, by keyword, `reduction`, `scale`, `weight`, `where` and the
         parameters; shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean
-        divides by the sum of the weights. Its attribute `source` is the formula in C++. A text that
-        does not compile raises ValueError with its line and column; so does a NumPy formula that
-        does not return one real number for each element, or is not elementwise, which is seen from
-        a few elements.
+        divides by the sum of the weights. Its attribute `source` is the formula in C++. Its method
+        `check` looks for derivatives that are NaN, for overflow and for loss of accuracy. A text
+        that does not compile raises ValueError with its line and column when it is called; so does
+        a NumPy formula that does not return one real number for each element, or is not
+        elementwise, which is seen from a few elements.
 
     Raises:
         TypeError: If the formula is neither a function nor a text, or is a function that cannot be
             traced; the message shows its line and says what to write instead.
-        ValueError: If a name is no identifier or is taken, or a default is out of range.
+        ValueError: If a name is no identifier or is taken, or a default is out of range; with
+            `check`, if the formula does not compile.
+        RuntimeError: With `check`, if NVRTC is missing; the message says what to install.
 
     >>> import numpy as np
     >>> from cupy_losses import pointwise_loss, value_and_grad
@@ -143,16 +278,21 @@ def pointwise_loss(
         defaults = _checked(name, tuple(operands), parameters or {})
         host = None if numpy is None else Elementwise(name, numpy)
         cpp = source(name, formula, operands, tuple(defaults))
-        return _function_of(_loss(name, operands, defaults, host, cpp), formula, defaults)
-    if not callable(formula):
+        loss = _loss(name, operands, defaults, host, cpp)
+        made = LossFunction(loss, formula, defaults, (__name__, name), None)
+    elif not callable(formula):
         got = type(formula).__name__
         raise TypeError(f"formula must be a function or a string, got {got}")
-    if operands is not _OPERANDS or parameters is not None or numpy is not None:
+    elif operands is not _OPERANDS or parameters is not None or numpy is not None:
         raise TypeError(
             "operands, parameters and numpy go with a formula in C++: a function has them in its "
             "signature"
         )
-    return _traced(name, formula)
+    else:
+        made = _traced(name, formula)
+    if Flag().checked("check", check):
+        made.compile()
+    return made
 
 
 def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
@@ -174,7 +314,13 @@ def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
     text = program.cpp()
     cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
     loss = _loss(name, operands, defaults, Replay(program), cpp)
-    return _function_of(loss, text, defaults, function)
+    # The function that is decorated gives its place and its docstring.
+    decorated = getattr(function, "__name__", "") == name
+    place = (
+        getattr(function, "__module__", None) or __name__,
+        function.__qualname__ if decorated else name,
+    )
+    return LossFunction(loss, text, defaults, place, function.__doc__ if decorated else None)
 
 
 def _loss(
@@ -196,22 +342,19 @@ def _loss(
 
 
 def _function_of(
-    loss: PointwiseLoss,
-    text: str,
-    defaults: dict[str, float],
-    formula: Callable[..., Any] | None = None,
-) -> LossFunction:
-    """The public function of a loss; a formula in Python gives it its place and its docstring."""
+    public: LossFunction, loss: PointwiseLoss, defaults: dict[str, float]
+) -> Callable[..., Array]:
+    """What a call of a loss function does."""
     name, operands = loss.name, loss.operands
 
     def prepare_call(
         *args: Array,
-        reduction: str = "mean",
+        reduction: Reduction = "mean",
         scale: float | Array = 1.0,
         weight: Array | None = None,
         where: Array | None = None,
         **given: Any,
-    ) -> Prepared:
+    ) -> Prepared[Any]:
         if len(args) != len(operands):
             args = _bound(name, operands, args, given)
         unknown = [argument for argument in given if argument not in defaults]
@@ -220,18 +363,20 @@ def _function_of(
         values = tuple([given.get(parameter, default) for parameter, default in defaults.items()])
         return call_of(loss, args, reduction, weight, where, values, scale)
 
-    prepare_call.__name__ = prepare_call.__qualname__ = name
-    prepare_call.__doc__ = f"Compute a loss of one's own.\n\nFormula: {text}\n"
-    prepare_call.__signature__ = _signature(operands, defaults)  # type: ignore[attr-defined]
-    prepare_call.source = text  # type: ignore[attr-defined]
-    if formula is not None:
-        # Pickle finds a function by its place.
-        prepare_call.__module__ = getattr(formula, "__module__", __name__)
-        if getattr(formula, "__name__", "") == name:
-            prepare_call.__qualname__ = formula.__qualname__
-            prepare_call.__doc__ = formula.__doc__ or prepare_call.__doc__
-    made = loss_function(**dict.fromkeys(defaults, Real()))(prepare_call)
-    return cast(LossFunction, made)
+    prepare_call.__name__ = name
+    prepare_call.__module__, prepare_call.__qualname__ = public.__module__, public.__qualname__
+    prepare_call.__signature__ = public.__signature__  # type: ignore[attr-defined]
+    function = loss_function(**dict.fromkeys(defaults, Real()))(prepare_call)
+    stands_for(public, function)
+    return function
+
+
+def _found_at(module: str, qualname: str) -> Any:
+    """What is at a place, where pickle looks for functions; None if nothing is."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _checked(
@@ -267,8 +412,21 @@ def _signature(operands: tuple[str, ...], defaults: dict[str, float]) -> inspect
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         inspect.Parameter.KEYWORD_ONLY,
     )
-    options = {"reduction": "mean", "scale": 1.0, "weight": None, "where": None, **defaults}
+    options = {
+        "reduction": ("Reduction", "mean"),
+        "scale": ("float | Array", 1.0),
+        "weight": ("Array | None", None),
+        "where": ("Array | None", None),
+        **{name: ("float | Array", value) for name, value in defaults.items()},
+    }
     return inspect.Signature(
-        [inspect.Parameter(operand, positional) for operand in operands]
-        + [inspect.Parameter(k, keyword, default=v) for k, v in options.items()]
+        [
+            inspect.Parameter(operand, positional, annotation="Array" if k else "ArrayT")
+            for k, operand in enumerate(operands)
+        ]
+        + [
+            inspect.Parameter(k, keyword, annotation=kind, default=default)
+            for k, (kind, default) in options.items()
+        ],
+        return_annotation="ArrayT",
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Choice, Flag, Real
-from ._core.loss import REDUCTIONS, Domain, variant
+from ._core.loss import Domain, variant
 from ._core.notices import warn
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
@@ -21,11 +22,11 @@ __all__ = [
     "poisson_nll_loss",
 ]
 
-Array = Any
-
 _NOT_NEGATIVE = Domain(minimum=0.0)
 _VARIANCE = Real(minimum=0.0)
-_KL_REDUCTIONS = (*REDUCTIONS, "batchmean")
+
+KLReduction = Literal[Reduction, "batchmean"]
+_KL_REDUCTIONS: tuple[str, ...] = get_args(KLReduction)
 
 
 def _x_log_x(x: Any) -> Any:
@@ -58,15 +59,15 @@ _KL = {
 
 @loss_function(log_target=Flag(), reduction=Choice(_KL_REDUCTIONS))
 def kl_div(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
     log_target: bool = False,
-    reduction: str = "mean",
+    reduction: KLReduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the Kullback-Leibler divergence of log-probabilities from probabilities.
 
     Formula: target (log(target) - input), or with log_target exp(target) (target - input)
@@ -131,17 +132,17 @@ _POISSON = {
 
 @loss_function(log_input=Flag(), full=Flag(), eps=Real(minimum=0.0))
 def poisson_nll_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     log_input: bool = True,
     full: bool = False,
     *,
     eps: float = 1e-8,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of counts that follow a Poisson distribution.
 
     Formula: exp(input) - target input, or without log_input input - target log(input + eps)
@@ -216,17 +217,17 @@ _OF_ONE_VARIANCE = {
 
 @loss_function(full=Flag(), eps=Real(minimum=0.0))
 def gaussian_nll_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     var: Array | float,
     full: bool = False,
     *,
     eps: float = 1e-6,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of values that follow a normal distribution.
 
     Formula: (log(v) + (input - target)^2 / v) / 2, with v = max(var, eps)

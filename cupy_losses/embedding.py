@@ -24,6 +24,7 @@ from ._api.entrance import Prepared, call_of, loss_function, prepare_of, prepare
 from ._core.arguments import Flag, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
@@ -34,8 +35,6 @@ __all__ = [
     "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
 ]
-
-Array = Any
 
 _TINY = 1e-12  # torch's, so that no square is 0
 
@@ -70,14 +69,14 @@ _COSINE_EMBEDDING = RowLoss(
 
 @loss_function(margin=Real())
 def cosine_embedding_loss(
-    input1: Array,
+    input1: ArrayT,
     input2: Array,
     target: Array,
     *,
     margin: float = 0.0,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute how far the angle between two vectors is from what it should be.
 
     Formula: 1 - cos(input1, input2) where target is 1, max(cos(input1, input2) - margin, 0) where
@@ -211,7 +210,7 @@ _TRIPLET_MARGIN = {
 
 @loss_function(margin=_MARGIN, p=Real(minimum=0.0, infinite=True), eps=Real(), swap=Flag())
 def triplet_margin_loss(
-    anchor: Array,
+    anchor: ArrayT,
     positive: Array,
     negative: Array,
     *,
@@ -219,9 +218,9 @@ def triplet_margin_loss(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute how far a vector is from being nearer to one vector than to another by a margin.
 
     Formula: max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d(x, y) = norm_p(x - y
@@ -266,9 +265,9 @@ def _prepare_with_distance(
     positive: Array,
     negative: Array,
     *,
-    distance_function: Callable[[Array, Array], Array] | None = None,
+    distance_function: Callable[[Any, Any], Any] | None = None,
     **options: Any,
-) -> Prepared:
+) -> Prepared[Any]:
     if distance_function is not None:
         raise TypeError(
             "distance_function must be None to take a gradient, which is known of the built-in "
@@ -279,16 +278,16 @@ def _prepare_with_distance(
 
 @prepared_by(_prepare_with_distance, margin=_MARGIN, swap=Flag())
 def triplet_margin_with_distance_loss(
-    anchor: Array,
+    anchor: ArrayT,
     positive: Array,
     negative: Array,
     *,
-    distance_function: Callable[[Array, Array], Array] | None = None,
+    distance_function: Callable[[Any, Any], ArrayT] | None = None,
     margin: float = 1.0,
     swap: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-) -> Array:
+) -> ArrayT:
     """Compute `triplet_margin_loss` with a distance of one's own.
 
     Formula: max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d = distance_function
@@ -330,7 +329,8 @@ def triplet_margin_with_distance_loss(
             "distance_function must be a function of two arrays, "
             f"got {type(distance_function).__name__}"
         )
-    near, far = distance_function(anchor, positive), distance_function(anchor, negative)
+    near = distance_function(anchor, positive)
+    far: Any = distance_function(anchor, negative)
     # torch's tensors have methods; of other arrays NumPy's functions call their own.
     of_torch = hasattr(far, "new_full")
     if swap:

@@ -17,7 +17,7 @@ that do not fit, devices that differ, an unknown reduction, or a parameter out o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
 from ._core.loss import Call, Domain, variant
 from ._core.rows import ELEMENTS, INDEX, LABELS
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.multilabel import MultilabelLoss
@@ -37,8 +38,6 @@ __all__ = [
     "multilabel_margin_loss",
     "nll_loss",
 ]
-
-Array = Any
 
 
 def _softmax(x: Any) -> tuple[Any, Any, Any]:
@@ -97,7 +96,7 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     }
 
 
-def _first(condition: Array) -> Array:
+def _first(condition: Any) -> Any:
     """Where a condition holds first in each row; -1 in a row where it does not."""
     if condition.shape[-1] == 0:
         return np.full((len(condition), 1), -1)
@@ -110,16 +109,16 @@ def _by_counts(z_loss: float = 0.0) -> Call:
 
 
 def _smoothing_by_counts(
-    call: Call, columns: int, weight: Array, own_weight: Array
-) -> tuple[Call, Array]:
+    call: Call, columns: int, weight: Any, own_weight: Any
+) -> tuple[Call, Any]:
     """What the smoothing adds by weights that are not that of the class."""
     share = call.named_parameters["label_smoothing"] / max(columns, 1)
     return _by_counts(), share * (weight - own_weight)
 
 
 def _probabilities_by_counts(
-    call: Call, columns: int, weight: Array, target: Array
-) -> tuple[Call, Array]:
+    call: Call, columns: int, weight: Any, target: Any
+) -> tuple[Call, Any]:
     given = call.named_parameters
     smoothing = given["label_smoothing"]
     smoothed = (1.0 - smoothing) * target + smoothing / max(columns, 1)
@@ -178,17 +177,17 @@ _OF_PROBABILITIES = {
     overwrite_input=Flag(),
 )
 def cross_entropy(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
     weight: Array | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     overwrite_input: bool = False,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-odds.
 
     Formula: -sum_j w_j y_j log_softmax(input)_j + z_loss logsumexp(input)^2
@@ -271,14 +270,14 @@ _NLL = RowLoss(
 
 @loss_function(ignore_index=Integer())
 def nll_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
     weight: Array | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     ignore_index: int = -100,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-probabilities.
 
     Formula: -w_t input_t, t being the class
@@ -341,15 +340,15 @@ _MULTI_MARGIN = {
 
 @loss_function(p=Choice((1, 2)), margin=Real())
 def multi_margin_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    p: int = 1,
+    p: Literal[1, 2] = 1,
     margin: float = 1.0,
     weight: Array | None = None,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute how far the scores of all other classes are from being a margin below the class's.
 
     Formula: w_t / C sum over j other than t of max(margin - input_t + input_j, 0)^p, t being the
@@ -411,8 +410,8 @@ _MULTILABEL_MARGIN = MultilabelLoss(
 
 @loss_function()
 def multilabel_margin_loss(
-    input: Array, target: Array, *, reduction: str = "mean", scale: float | Array = 1.0
-) -> Prepared:
+    input: ArrayT, target: Array, *, reduction: Reduction = "mean", scale: float | Array = 1.0
+) -> Prepared[ArrayT]:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
 
     Formula: 1 / C sum over labels t that hold and all j that do not of max(1 - input_t + input_j,

@@ -9,6 +9,7 @@ import numpy as np
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
 from ._kinds.pointwise import PointwiseLoss
 
@@ -18,8 +19,6 @@ __all__ = [
     "margin_ranking_loss",
     "squared_hinge_loss",
 ]
-
-Array = Any
 
 _SIGN = Domain(values=(-1.0, 1.0))
 
@@ -39,14 +38,14 @@ _HINGE = PointwiseLoss(
 
 @loss_function()
 def hinge_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute how far a score is from being beyond 1 on the side of its class.
 
     Formula: max(1 - input target, 0)
@@ -89,14 +88,14 @@ _SQUARED_HINGE = PointwiseLoss(
 
 @loss_function()
 def squared_hinge_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the square of the hinge loss.
 
     Formula: max(1 - input target, 0)^2
@@ -139,15 +138,15 @@ _HINGE_EMBEDDING = PointwiseLoss(
 
 @loss_function(margin=Real())
 def hinge_embedding_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     margin: float = 1.0,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute a distance where two things are alike, how far it is below a margin where not.
 
     Formula: input where target is 1, max(margin - input, 0) where it is -1
@@ -190,16 +189,16 @@ _MARGIN_RANKING = PointwiseLoss(
 
 @loss_function(margin=Real())
 def margin_ranking_loss(
-    input1: Array,
+    input1: ArrayT,
     input2: Array,
     target: Array,
     margin: float = 0.0,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute how far two scores are from the order that they should have.
 
     Formula: max(-target (input1 - input2) + margin, 0)

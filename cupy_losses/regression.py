@@ -28,6 +28,7 @@ import numpy as np
 
 from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
+from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import limited, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
@@ -41,9 +42,6 @@ __all__ = [
     "smooth_l1_loss",
 ]
 
-Array = Any
-
-
 _L1 = PointwiseLoss(
     name="l1_loss",
     struct="L1",
@@ -54,14 +52,14 @@ _L1 = PointwiseLoss(
 
 @loss_function()
 def l1_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the absolute error.
 
     Formula: |input - target|
@@ -98,14 +96,14 @@ _MSE = PointwiseLoss(
 
 @loss_function()
 def mse_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the squared error.
 
     Formula: (input - target)^2
@@ -152,15 +150,15 @@ _SMOOTH_L1 = PointwiseLoss(
 
 @loss_function(beta=Real(minimum=0.0))
 def smooth_l1_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     beta: float = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute a squared error near 0 that turns into an absolute error.
 
     Formula: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2, with d = input - target
@@ -210,15 +208,15 @@ _HUBER = PointwiseLoss(
 
 @loss_function(delta=Real(minimum=0.0, open=True))
 def huber_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     delta: float = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute a squared error near 0 that turns into an absolute error of slope delta.
 
     Formula: d^2 / 2 where |d| < delta, else delta (|d| - delta / 2), with d = input - target
@@ -261,14 +259,14 @@ _LOG_COSH = PointwiseLoss(
 
 @loss_function()
 def log_cosh_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the logarithm of the hyperbolic cosine of the error.
 
     Formula: log(cosh(input - target))
@@ -312,15 +310,15 @@ _QUANTILE = PointwiseLoss(
 
 @loss_function(quantile=Real(minimum=0.0, maximum=1.0))
 def quantile_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     quantile: float = 0.5,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute the pinball loss, which the quantile of the targets minimises.
 
     Formula: quantile d where d >= 0, else (quantile - 1) d, with d = target - input
@@ -359,15 +357,15 @@ _CHARBONNIER = PointwiseLoss(
 
 @loss_function(eps=Real(minimum=0.0, open=True))
 def charbonnier_loss(
-    input: Array,
+    input: ArrayT,
     target: Array,
     eps: float = 1e-3,
     *,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     weight: Array | None = None,
     where: Array | None = None,
-) -> Prepared:
+) -> Prepared[ArrayT]:
     """Compute an absolute error that is smooth at 0.
 
     Formula: sqrt((input - target)^2 + eps^2)

@@ -28,6 +28,7 @@ ROOMS = (
     "_acceleration",
     FAMILIES,
     "_api",
+    "_verification",
     "_kinds",
     "_libraries",
     "_torch",
@@ -50,9 +51,12 @@ Graph = Mapping[str, set[str]]
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """The modules of a package, with the package itself and its folders, by their full names."""
+    """The modules of a package, with the package itself and its folders, by their full names.
+
+    Also those that are for type checkers alone.
+    """
     found = {}
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted([*package.rglob("*.py"), *package.rglob("*.pyi")]):
         parts = (package.name, *file.relative_to(package).with_suffix("").parts)
         found[".".join(parts).removesuffix(".__init__")] = file
     return found
@@ -172,7 +176,7 @@ def descriptions(package: Path) -> list[str]:
         if room == FAMILIES:
             own = [name for name in files if room_of_module(name) == room]
             lines.append(f"- The {FAMILIES}, a family a file:")
-            lines += [f"  - `{n.rpartition('.')[2]}.py`: {first_line(files[n])}" for n in own]
+            lines += [f"    - `{n.rpartition('.')[2]}.py`: {first_line(files[n])}" for n in own]
             continue
         name = package.name if room == "__init__" else f"{package.name}.{room}"
         folder = name != package.name and files[name].name == "__init__.py"

@@ -11,6 +11,8 @@
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
 // VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
 // Offset is `unsigned` where all offsets fit and no array runs backwards, along rows or along one.
+// `extents`: how many elements from its beginning on may be read of an array, as they are its own
+// or lie between two of its rows; 0 of one that runs backwards or is written meanwhile.
 template <int DIMS, int ARRAYS_, unsigned VECTORISED_, class Index_, class Column_, class Offset_>
 struct RowLayout {
   using Index = Index_;
@@ -19,7 +21,7 @@ struct RowLayout {
   static constexpr int ARRAYS = ARRAYS_;
   static constexpr unsigned VECTORISED = VECTORISED_;
   Layout<DIMS, ARRAYS, 0u, Index, Offset> rows;
-  long long steps[ARRAYS];
+  long long steps[ARRAYS], extents[ARRAYS];
 
   template <int K>
   __device__ __forceinline__ long long step() const {
@@ -68,6 +70,13 @@ struct RowOf {
   template <int K>
   __device__ __forceinline__ auto* address(Column column) const {
     return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
+  }
+  // Whether so many elements from an address on may be read: a vector in which the row begins or
+  // ends then takes no longer than others.
+  template <int K, class E>
+  __device__ __forceinline__ bool may_read(const E* from, int count) const {
+    const long long first = from - get<K>(pointers);
+    return first >= 0 && first + count <= layout.extents[K];
   }
   // An element as it is in memory: only who asks for its number waits for it.
   template <int I>

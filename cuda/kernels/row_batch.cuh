@@ -1,5 +1,9 @@
 // What one thread holds of a row: a batch of vectors in registers, and how it comes there, from
 // device memory at once or through shared memory without waiting.
+//
+// Vectors are counted from the first column of a row, wherever that is in memory, so that who adds
+// what does not depend on an address. Where rows may begin inside an aligned vector, `shift`
+// columns behind its beginning, aligned vectors are moved, and read from between two of them.
 #pragma once
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
@@ -42,16 +46,26 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) (load_array<K>(row, p), ...);
   }
+  // The same where rows begin so many elements behind an aligned vector.
+  __device__ __forceinline__ void load_shifted(const Row& row, int shift) {
+    (load_shifted_array<K>(row, shift), ...);
+  }
 
   // To shared memory, without waiting, and from it. `slot` is that of the first vector; each array
-  // has a place for each slot and thread.
+  // has a place for each slot and thread. `beside`: how many places behind.
   template <class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
-    (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
+  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot,
+                                           int beside = 0) const {
+    (prefetch_array<K, Team, KEPT>(row, shared, slot, beside), ...);
   }
   template <class Team>
   __device__ __forceinline__ void fetch(unsigned char* shared, int slot) {
     (fetch_array<K, Team>(shared, slot), ...);
+  }
+  // The same where aligned vectors have been moved, in part from the places of a neighbour.
+  template <class Team>
+  __device__ __forceinline__ void fetch_shifted(unsigned char* shared, int slot, int shift) {
+    (fetch_shifted_array<K, Team>(shared, slot, shift), ...);
   }
 
   // The element of operand I in a column that is one of these.
@@ -151,20 +165,56 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S>
   __device__ __forceinline__ void load_vector_of(
       const Row& row, int p, Vector<typename Row::template Element<S>, WIDTH>& vector) const {
-    const Column at = column(p);
-    auto* const from = address<S>(row, p);
     using E = typename Row::template Element<S>;
     constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u);
-    if (VECTOR && is_full(at)) {
-      vector = load_vector<WIDTH>(static_cast<const E*>(from));
+    if (VECTOR && is_full(column(p))) {
+      vector = load_vector<WIDTH>(static_cast<const E*>(address<S>(row, p)));
     } else {
+      load_elements<S>(row, p, vector);
+    }
+  }
+
+  // f(Constant<BYTES>()) with how far the vectors of array S are aligned.
+  template <int S, class F>
+  static __device__ __forceinline__ void with_alignment_of(int shift, F f) {
+    using Vectors = Vector<typename Row::template Element<S>, WIDTH>;
+    constexpr int LIMIT = sizeof(Vectors) < 16 ? sizeof(Vectors) : 16;
+    with_alignment<sizeof(typename Row::template Element<S>), LIMIT>(shift, f);
+  }
+  template <int S>
+  __device__ __forceinline__ void load_shifted_array(const Row& row, int shift) {
+    if constexpr (!Row::template is_read<S>()) {
+      return;
+    } else if constexpr (GUARDED || !bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) {
-        if (holds(at + j)) {
-          vector.at[j] = from[j * row.layout.template step<S>()];
-        } else {
-          vector.at[j] = convert<E>(T(0));
+      for (int p = 0; p < BATCH; ++p) load_elements<S>(row, p, get<S>(vectors[p]));
+    } else {
+      with_alignment_of<S>(shift, [&](auto bytes) {
+#pragma unroll
+        for (int p = 0; p < BATCH; ++p) {
+          // A word may reach beyond an array.
+          if (decltype(bytes)::value >= 4 || (column(p) > 0 && column(p) + WIDTH < row.columns)) {
+            using E = typename Row::template Element<S>;
+            const E* const from = address<S>(row, p);
+            get<S>(vectors[p]) = ::load_shifted<decltype(bytes)::value, WIDTH>(from);
+          } else {
+            load_elements<S>(row, p, get<S>(vectors[p]));
+          }
         }
+      });
+    }
+  }
+  template <int S>
+  __device__ __forceinline__ void load_elements(
+      const Row& row, int p, Vector<typename Row::template Element<S>, WIDTH>& vector) const {
+    const Column at = column(p);
+    auto* const from = address<S>(row, p);
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      if (holds(at + j)) {
+        vector.at[j] = from[j * row.layout.template step<S>()];
+      } else {
+        vector.at[j] = convert<typename Row::template Element<S>>(T(0));
       }
     }
   }
@@ -174,14 +224,14 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <int S, class Team>
   static __device__ __forceinline__ Stored<S>* take_places(unsigned char*& shared, int slot) {
     Stored<S>* const places = reinterpret_cast<Stored<S>*>(shared);
-    shared += sizeof(Stored<S>) * Team::SLOTS * Team::THREADS;
-    return places + slot * Team::THREADS + threadIdx.x;
+    shared += sizeof(Stored<S>) * Team::SLOTS * Team::PLACES;
+    return places + slot * Team::PLACES + Team::place();
   }
   template <int S, class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
-                                                 int slot) const {
+  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared, int slot,
+                                                 int beside) const {
     if constexpr (Row::template is_read<S>()) {
-      Stored<S>* const places = take_places<S, Team>(shared, slot);
+      Stored<S>* const places = take_places<S, Team>(shared, slot) + beside;
 #if ASYNCHRONOUS_COPIES
       constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
       if constexpr (VECTOR && !GUARDED) {
@@ -194,15 +244,17 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
       for (int p = 0; p < BATCH; ++p) {
 #if ASYNCHRONOUS_COPIES
         // One number of four or eight bytes is aligned in any case.
-        if ((VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4)) && is_full(column(p))) {
-          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(address_of_thread(places + p * Team::THREADS),
-                                                    address<S>(row, p));
+        constexpr bool COPIED = VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4);
+        const auto* const from = address<S>(row, p);
+        if (COPIED && (is_full(column(p)) || (VECTOR && row.template may_read<S>(from, WIDTH)))) {
+          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(address_of_thread(places + p * Team::PLACES),
+                                                    from);
           continue;
         }
 #endif
         Stored<S> vector;
         load_vector_of<S>(row, p, vector);
-        places[p * Team::THREADS] = vector;
+        places[p * Team::PLACES] = vector;
       }
     }
   }
@@ -211,7 +263,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
                                                       const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
-    (copy_later<BYTES, P * Team::THREADS * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
+    (copy_later<BYTES, P * Team::PLACES * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
   }
 #endif
   template <int S>
@@ -236,7 +288,29 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
       const Stored<S>* const places = take_places<S, Team>(shared, slot);
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
-        get<S>(vectors[p]) = places[p * Team::THREADS];
+        get<S>(vectors[p]) = places[p * Team::PLACES];
+      }
+    }
+  }
+  template <int S, class Team>
+  __device__ __forceinline__ void fetch_shifted_array(unsigned char*& shared, int slot, int shift) {
+    if constexpr (Row::template is_read<S>()) {
+      using E = typename Row::template Element<S>;
+      const E* const from = take_places<S, Team>(shared, slot)->at + shift;
+      if constexpr (GUARDED) {
+        static_assert(BATCH == 1, "vectors at the ends of rows come one by one");
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          get<S>(vectors[0]).at[j] = holds(first + j) ? from[j] : convert<E>(T(0));
+        }
+      } else {
+        with_alignment_of<S>(shift, [&](auto bytes) {
+#pragma unroll
+          for (int p = 0; p < BATCH; ++p) {
+            get<S>(vectors[p]) =
+                ::load_shifted<decltype(bytes)::value, WIDTH>(from + p * Team::PLACES * WIDTH);
+          }
+        });
       }
     }
   }

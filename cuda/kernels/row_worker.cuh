@@ -6,24 +6,31 @@
 #include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or on any number, of a split), BATCH of them at a time. SHIFT: rows may begin
-// anywhere inside so many aligned elements, a vector or a line of device memory, if not 0. RANKS:
-// the shares of a row, one for each block of a CLUSTER, else all of one block. RESIDENT: how many
-// blocks a multiprocessor is to hold. EXACT: all batches are full. HELD: the one batch that a
-// thread has of a row waits in registers, from so many rows ahead, if not 0.
+// share of it (or on any number, of a split), BATCH of them at a time. SHIFTS: rows may begin
+// anywhere inside an aligned vector. RANKS: the shares of a row, one for each block of a CLUSTER,
+// else all of one block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all batches
+// are full. HELD: the one batch that a thread has of a row waits in registers, from so many rows
+// ahead, if not 0.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, int SHIFT_, bool EXACT_, int HELD_>
+          bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
 struct Team {
   static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
   static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
   static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
-  static constexpr int SHIFT = SHIFT_;
-  static constexpr bool CLUSTER = CLUSTER_, EXACT = EXACT_;
+  static constexpr bool CLUSTER = CLUSTER_, SHIFTS = SHIFTS_, EXACT = EXACT_;
   static constexpr bool HELD = HELD_ != 0;
   static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
+  static_assert(!SHIFTS || (!EXACT && !HELD), "vectors at the ends of rows are not full");
+  // Neighbours in a row and in a warp read from the places of one another where rows may begin
+  // anywhere, the last of them from one more.
+  static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32, ENDS = THREADS / NEIGHBOURS;
+  static constexpr int PLACES = THREADS + (!SHIFTS ? 0 : ENDS < 4 ? 4 : ENDS);  // of a slot
 
+  static __device__ __forceinline__ int place() {
+    return int(threadIdx.x) + (SHIFTS ? int(threadIdx.x) / NEIGHBOURS : 0);
+  }
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
 };
@@ -38,6 +45,7 @@ struct RowWorker {
   using Settled = decltype(combined<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
   using Elements = Batch<Row, Loss, TANGENTS, Team::BATCH, Team::WIDTH, false>;
+  using Single = Batch<Row, Loss, TANGENTS, 1, Team::WIDTH, false>;
   using AtTheEnd = Batch<Row, Loss, TANGENTS, 1, Team::WIDTH, true>;
   static constexpr int WIDTH = Team::WIDTH;
   static constexpr Column STRIDE = Team::LANES * WIDTH;
@@ -49,11 +57,15 @@ struct RowWorker {
   unsigned char* const shared;
   mutable Select<Team::HELD, Elements, Nothing> own, coming[Team::ROWS_AHEAD];
 
-  // The share of a rank, or a split, in a row: the columns from begin (or 0) up to end. Without a
-  // row it is empty.
+  // The share of a rank, or a split, in a row: the columns from begin up to end. Without a row it
+  // is empty.
   struct Share {
     Row row;
     Column begin, end;
+
+    __device__ __forceinline__ int shift() const {
+      return Team::SHIFTS ? row.template shift<WIDTH>() : 0;
+    }
   };
   __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
     // After the last row that row, of which nothing is used then.
@@ -74,10 +86,18 @@ struct RowWorker {
       const Column begin = Column(rank) * Column(size);
       return {row, begin, present ? begin + Column(size) : begin};
     }
-    long long begin = rank * size;
-    if constexpr (Team::SHIFT != 0) begin -= row.template shift<Team::SHIFT>();
+    const long long begin = rank * size;
     const long long end = present ? min(columns, begin + size) : begin;
     return {row, Column(begin), Column(end)};
+  }
+  // As many columns from where the first vector that has one of a share is aligned: what is moved,
+  // and whose gradients are written.
+  __device__ __forceinline__ Share aligned(const Share& share, long long slots) const {
+    if constexpr (!Team::SHIFTS) return share;
+    const long long begin = share.begin - Column(share.shift());
+    const long long end = begin + slots * STRIDE;
+    return {share.row, Column(begin),
+            share.begin < share.end ? Column(min(columns, end)) : Column(begin)};
   }
 
   // f(elements, slot) for a batch of vectors of this thread; where a row begins or ends in it,
@@ -111,7 +131,11 @@ struct RowWorker {
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
         batch(share, slot, [&](auto elements, long long) {
-          elements.load(share.row);
+          if constexpr (Team::SHIFTS) {
+            elements.load_shifted(share.row, share.shift());
+          } else {
+            elements.load(share.row);
+          }
           if (context.status != ACTIVE) return;
           if constexpr (Loss::HIDES) {
             if (elements.has(context.column)) elements.hide(context.column);
@@ -143,14 +167,22 @@ struct RowWorker {
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
         if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
+        if constexpr (Team::SHIFTS) __syncwarp();
         bool replaced = false;
         batch(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = Team::BATCH * WIDTH <= 8;
-          if constexpr (Loss::HIDES && !FEW) {
-            elements.template hide<Team>(context.column, shared, slot);
+          if constexpr (Team::SHIFTS) {
+            elements.template fetch_shifted<Team>(shared, slot, share.shift());
+            if constexpr (Loss::HIDES && !FEW) {
+              if (elements.has(context.column)) elements.hide(context.column);
+            }
+          } else {
+            if constexpr (Loss::HIDES && !FEW) {
+              elements.template hide<Team>(context.column, shared, slot);
+            }
+            elements.template fetch<Team>(shared, slot);
           }
-          elements.template fetch<Team>(shared, slot);
           if constexpr (REPLACE && Team::EXACT) {
             prefetch(next, group);
             replaced = true;
@@ -158,6 +190,7 @@ struct RowWorker {
           if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
+        if constexpr (REPLACE && Team::SHIFTS) __syncwarp();
         if (REPLACE && !replaced) prefetch(next, group);
       }
     }
@@ -170,9 +203,10 @@ struct RowWorker {
       last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
       if (share.begin < share.end) last.load(share.row);
     } else if constexpr (Loss::READS != 0) {
-      batch(share, group * Team::BATCH, [&](auto elements, int slot) {
+      batch(aligned(share, Team::SLOTS), group * Team::BATCH, [&](auto elements, int slot) {
         elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
       });
+      if constexpr (Team::SHIFTS) prefetch_beside(share, group);
       end_group_of_copies();
     }
   }
@@ -180,44 +214,90 @@ struct RowWorker {
     for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
   }
 
-  // Writes the gradients of a batch; its elements are in shared memory where SHARED.
+  // Writes the gradients of a batch of an aligned share; its elements are in shared memory where
+  // SHARED.
   template <bool SHARED, class Context>
   __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
                                                 const Context& context, const Finished& done,
                                                 bool releases = false) const {
     batch(share, first_slot, [&](auto elements, long long slot) {
-      if (SHARED && releases) elements.release(share.row);
-      if (context.status != ACTIVE) {
-        const T number = without_loss<T>(context.status);
-        write(Range<Loss::OPERANDS>(), share.row, elements,
-              [&](auto, Column, const auto&) { return number; });
-        return;
-      }
-      if constexpr (Loss::READS != 0) {
-        if constexpr (SHARED && Team::HELD) {
-          elements = own;
-        } else if constexpr (SHARED) {
-          elements.template fetch<Team>(shared, int(slot));
-        } else {
-          elements.load(share.row);
-        }
-      }
-      write(Range<Loss::OPERANDS>(), share.row, elements,
-            [&](auto which, Column column, const auto& x) {
-              return derivative<(TANGENTS != 0)>(loss.template gradient<decltype(which)::value, N>(
-                  share.row, context, done, column, x));
-            });
-      if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
-        if (elements.has(context.column)) {
-          auto* const element = share.row.template address<Row::INPUTS>(context.column);
-          *element = convert<typename Row::template Element<Row::INPUTS>>(
-              derivative<(TANGENTS != 0)>(loss.gradient_of_target(context, done)));
-        }
-      }
+      differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
     });
+  }
+  // Writes the gradients of what a row that is not aligned has behind the last of these: fewer
+  // elements than a vector.
+  template <class Context>
+  __device__ __forceinline__ void differentiate_rest(const Share& share, long long slots,
+                                                     const Context& context,
+                                                     const Finished& done) const {
+    if constexpr (Team::SHIFTS) {
+      const Share before = aligned(share, slots);
+      if (share.begin < share.end && share.end == Column(columns) && before.end < share.end) {
+        if (Team::lane() == 0) {
+          const AtTheEnd elements{before.end, STRIDE, share.end};
+          differentiate_elements<false>(share.row, elements, 0, context, done, false);
+        }
+      }
+    }
   }
 
  private:
+  // The places beside those of neighbours in a row, a thread for each slot.
+  __device__ __forceinline__ void prefetch_beside(const Share& share, int group) const {
+    constexpr int NEIGHBOURS = Team::NEIGHBOURS;
+    const int lane = Team::lane(), among = lane % NEIGHBOURS;
+    if (share.begin >= share.end) return;
+    const Column begin = share.begin - Column(share.shift());
+#pragma unroll
+    for (int first = 0; first < Team::BATCH; first += NEIGHBOURS) {
+      const int p = first + among, slot = group * Team::BATCH + p;
+      const Column column =
+          begin + (Column(slot) * Team::LANES + (lane - among) + NEIGHBOURS) * WIDTH;
+      if (p >= Team::BATCH || slot >= Team::SLOTS) continue;
+      if (column + WIDTH <= Column(columns)) {
+        Single{column, STRIDE, Column(columns)}.template prefetch<Team, (WANTED != 0)>(
+            share.row, shared, slot, NEIGHBOURS - among);
+      } else if (column < Column(columns)) {
+        AtTheEnd{column, STRIDE, Column(columns)}.template prefetch<Team, (WANTED != 0)>(
+            share.row, shared, slot, NEIGHBOURS - among);
+      }
+    }
+  }
+
+  template <bool SHARED, class E, class Context>
+  __device__ __forceinline__ void differentiate_elements(const Row& row, E elements, long long slot,
+                                                         const Context& context,
+                                                         const Finished& done,
+                                                         bool releases) const {
+    if (SHARED && releases) elements.release(row);
+    if (context.status != ACTIVE) {
+      const T number = without_loss<T>(context.status);
+      write(Range<Loss::OPERANDS>(), row, elements,
+            [&](auto, Column, const auto&) { return number; });
+      return;
+    }
+    if constexpr (Loss::READS != 0) {
+      if constexpr (SHARED && Team::HELD) {
+        elements = own;
+      } else if constexpr (SHARED) {
+        elements.template fetch<Team>(shared, int(slot));
+      } else {
+        elements.load(row);
+      }
+    }
+    write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, Column column, const auto& x) {
+      return derivative<(TANGENTS != 0)>(
+          loss.template gradient<decltype(which)::value, N>(row, context, done, column, x));
+    });
+    if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
+      if (elements.has(context.column)) {
+        auto* const element = row.template address<Row::INPUTS>(context.column);
+        *element = convert<typename Row::template Element<Row::INPUTS>>(
+            derivative<(TANGENTS != 0)>(loss.gradient_of_target(context, done)));
+      }
+    }
+  }
+
   // Gradients f(operand, column, x).
   template <int... I, class E, class F>
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,

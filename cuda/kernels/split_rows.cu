@@ -6,8 +6,9 @@
 // gradients, for which the row is read once more. Bytes of device memory an element, with operands
 // and gradients of s bytes: the loss of one operand s, with its gradient 3s.
 //
-// Order of summation: batches of a thread in order, then threads in pairs; then every THREADS-th
-// split in order, then these sums in pairs. All that follows from the shape and the dtypes.
+// Order of summation: batches of a thread in order, then threads in pairs; then up to MAX_RANKS
+// splits in order, as in kernels/rows.cu, which has the same bits; of more splits every THREADS-th
+// in order, then these sums in pairs. All that follows from the shape and the dtypes.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
@@ -15,6 +16,8 @@ enum Phase { SPLIT, MERGE };
 
 // What SPLIT leaves for MERGE: the context of each row, and the state of each of its splits.
 constexpr int LEFT_BYTES = 256;
+
+constexpr int MAX_RANKS = 8;  // in cupy_losses/_device/plan_rows.py
 
 template <class Left>
 __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
@@ -71,11 +74,19 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     for (Index index = worker; index < end; index += step) {
       const Row row = work.row_at(index);
       const Context context = left<Context>(memory, index);  // elements may be overwritten already
-      Settled state = combined_in_warp<1>(Work::State::empty());
-      for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
-        state = combine(state, left<Settled>(memory, n + index * splits + r));
+      Settled state;
+      if (splits <= MAX_RANKS) {
+        state = left<Settled>(memory, n + index * splits);
+        for (int r = 1; r < int(splits); ++r) {
+          state = combine(state, left<Settled>(memory, n + index * splits + r));
+        }
+      } else {
+        state = combined_in_warp<1>(Work::State::empty());
+        for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
+          state = combine(state, left<Settled>(memory, n + index * splits + r));
+        }
+        state = combined<Team>(state);
       }
-      state = combined<Team>(state);
       const bool valued = VALUES != NO_VALUES && threadIdx.x < 32;  // one warp is enough
       const auto outcome =
           outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), reciprocal);
@@ -92,10 +103,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
       if constexpr (GRADIENTS) {
-        const auto share = work.share_of(row, true, split, slots);
+        const auto own_share = work.share_of(row, true, split, slots);
+        const auto share = work.aligned(own_share, slots);
         for (long long slot = 0; slot < slots; slot += Team::BATCH) {
           work.template differentiate<false>(share, slot, context, outcome.done);
         }
+        work.differentiate_rest(own_share, slots, context, outcome.done);
       }
     }
     if constexpr (SUMS) {

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._core.rows import RowFormula
+from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, resolve
 from . import check, compiled
 from .entrance import prepare_of
 from .transforms import operand_of
 
-Array = Any
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def jvp(
-    loss: Callable[..., Array],
-    primals: Sequence[Array],
+    loss: Callable[..., Any],
+    primals: Sequence[ArrayT],
     tangents: Sequence[Array | None],
     **options: Any,
-) -> tuple[Array, Array]:
+) -> tuple[ArrayT, ArrayT]:
     """Compute a loss and its derivative along tangents of its operands.
 
     That is the sum over the operands x_k of tangent_k * d loss / d x_k, reduced as the loss is, in
@@ -54,19 +56,19 @@ def jvp(
     """
     compiled.refuse("jvp, which has torch.func.jvp for that,")
     call, library, operands = _resolved(loss, primals, options)
-    varied, directions = _directions(call, library, operands, tangents)
-    (value,) = library.run(call, Request(), operands)
-    (derivative,) = library.run(call, Request(tangents=varied), (*directions, *operands))
+    varied, arrays = _along(call, library, operands, tangents)
+    value: Any = library.run(call, Request(), operands)[0]
+    derivative: Any = library.run(call, Request(tangents=varied), arrays)[0]
     return value, derivative
 
 
 def hvp(
-    loss: Callable[..., Array],
-    primals: Sequence[Array],
+    loss: Callable[..., Any],
+    primals: Sequence[ArrayT],
     tangents: Sequence[Array | None],
     argnum: int = 0,
     **options: Any,
-) -> Array:
+) -> ArrayT:
     """Compute the derivative of a gradient along tangents: a row of products with the Hessian.
 
     That is d/dx of the sum over the operands x_k of tangent_k * d loss / d x_k, in one pass.
@@ -96,16 +98,17 @@ def hvp(
     call, library, operands = _resolved(loss, primals, options)
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
-    varied, directions = _directions(call, library, operands, tangents)
+    varied, arrays = _along(call, library, operands, tangents)
     wanted = (operand_of(call, operands, _checked(argnum)),)
     request = Request(value=False, wanted=wanted, tangents=varied)
-    (product,) = library.run(call, request, (*directions, *operands))
+    products: list[Any] = library.run(call, request, arrays)
+    product: ArrayT = products[0]
     return product
 
 
 def grad_and_hess(
-    loss: Callable[..., Array], argnum: int = 0
-) -> Callable[..., tuple[Array, Array]]:
+    loss: Callable[Arguments, Result], argnum: int = 0
+) -> Callable[Arguments, tuple[Result, Result]]:
     """Make a function that returns the first and the second derivative of each element's loss.
 
     Both come from one pass. Libraries of boosted trees ask an objective for them.
@@ -134,7 +137,7 @@ def grad_and_hess(
     prepare_of(loss)
     _checked(argnum)
 
-    def derivatives(*args: Array, **options: Any) -> tuple[Array, Array]:
+    def derivatives(*args: Arguments.args, **options: Arguments.kwargs) -> tuple[Any, Any]:
         compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
         for name in ("reduction", "scale"):
             if name in options:
@@ -165,8 +168,8 @@ def _checked(argnum: int) -> int:
 
 
 def _resolved(
-    loss: Callable[..., Array], args: Sequence[Array], options: dict[str, Any]
-) -> tuple[Call, ArrayLibrary, Sequence[Array]]:
+    loss: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]
+) -> tuple[Call, ArrayLibrary, Sequence[Any]]:
     """A call, its library and its operands as arrays of that."""
     call, given = prepare_of(loss)(*args, **options)
     library, operands = resolve(call, given)
@@ -175,13 +178,13 @@ def _resolved(
     return call, library, operands
 
 
-def _directions(
+def _along(
     call: Call,
     library: ArrayLibrary,
-    operands: Sequence[Array],
-    tangents: Sequence[Array | None],
-) -> tuple[tuple[int, ...], list[Array]]:
-    """Which operands vary, and their tangents as arrays of the library of the operands."""
+    operands: Sequence[Any],
+    tangents: Sequence[Any],
+) -> tuple[tuple[int, ...], list[Any]]:
+    """Which operands vary, and all arrays of the library: their tangents, then the operands."""
     names = call.loss.operands
     if len(tangents) != len(names):
         raise ValueError(f"there must be {len(names)} tangents, or None, got {len(tangents)}")
@@ -208,4 +211,4 @@ def _directions(
         directions.append(adopted[k])
     if not varied:
         raise ValueError("there must be a tangent of some operand, got None for all")
-    return tuple(varied), directions
+    return tuple(varied), [*directions, *operands]

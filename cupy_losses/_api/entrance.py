@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from .._core.arguments import Argument, Choice, Scale
 from .._core.loss import REDUCTIONS, Call, Loss
@@ -18,7 +18,15 @@ from . import check, compiled, functions
 
 Array = Any
 Arguments = ParamSpec("Arguments")
-Prepared = tuple[Call, tuple[Array, ...]]
+Result = TypeVar("Result")
+
+
+class Prepared(tuple[Call, tuple[Array, ...]], Generic[Result]):
+    """A call with its operands, and for type checkers the type of what the call gives.
+
+    At run time it is a tuple, which takes less time to make.
+    """
+
 
 _COMMON: dict[str, Argument] = {"reduction": Choice(REDUCTIONS), "scale": Scale()}
 _checking = check.enabled.get
@@ -32,11 +40,11 @@ def call_of(
     where: Array | None = None,
     parameters: tuple[float | int, ...] = (),
     scale: float | Array = 1.0,
-) -> Prepared:
+) -> Prepared[Any]:
     """A call of `loss` and its operands."""
     scaled = type(scale) is not float
     if not scaled and scale == 1.0 and weight is None and where is None:
-        return Call(loss, reduction, parameters, False, False), operands
+        return Call(loss, reduction, parameters, False, False), operands  # type: ignore[return-value]
     if reduction == "none" and (scaled or scale != 1.0):
         raise ValueError("scale must be 1 with reduction 'none': pass a weight")
     if weight is not None:
@@ -46,7 +54,8 @@ def call_of(
     if scaled:
         operands, scale = (*operands, scale), 1.0
     weighted, masked = weight is not None, where is not None
-    return Call(loss, reduction, parameters, weighted, masked, scale, scaled), operands
+    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled)
+    return call, operands  # type: ignore[return-value]
 
 
 def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
@@ -59,12 +68,12 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
 
 # From a public function to what prepares its call. A registry, as an attribute of the function
 # would be copied by functools.wraps to functions that compute something else.
-_prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared]] = {}
+_prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared[Any]]] = {}
 
 
 def loss_function(
     **kinds: Argument,
-) -> Callable[[Callable[Arguments, Prepared]], Callable[Arguments, Array]]:
+) -> Callable[[Callable[Arguments, Prepared[Result]]], Callable[Arguments, Result]]:
     """Make the public function of a loss from a function that orders its arguments.
 
     Args:
@@ -73,12 +82,14 @@ def loss_function(
 
     """
 
-    def decorate(prepare: Callable[Arguments, Prepared]) -> Callable[Arguments, Array]:
+    def decorate(prepare: Callable[Arguments, Prepared[Result]]) -> Callable[Arguments, Result]:
         checks = Checks(prepare, kinds)
         arrays = checks.arrays
+        # A caller of the public function sees what the call gives.
+        prepare.__annotations__["return"] = "ArrayT"
 
         @functools.wraps(prepare)
-        def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Array:
+        def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
             if compiled.is_read():
                 return compiled.in_graph(name, args, kwargs)
             given: Any = args
@@ -156,11 +167,11 @@ class Checks:
 
 
 def prepared_by(
-    prepare: Callable[..., Prepared], **kinds: Argument
-) -> Callable[[Callable[Arguments, Array]], Callable[Arguments, Array]]:
+    prepare: Callable[..., Prepared[Any]], **kinds: Argument
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Make a public function that is more than one call, differentiated as that of `prepare`."""
 
-    def decorate(loss: Callable[Arguments, Array]) -> Callable[Arguments, Array]:
+    def decorate(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         checked = Checks(loss, kinds).before(loss)
         _prepare_by_loss[checked] = prepare
         return checked
@@ -168,7 +179,12 @@ def prepared_by(
     return decorate
 
 
-def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
+def stands_for(public: Callable[..., Array], function: Callable[..., Array]) -> None:
+    """Let a callable object be known as the public function that it calls."""
+    _prepare_by_loss[public] = _prepare_by_loss[function]
+
+
+def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
     """What prepares the call of a public function, or of a `functools.partial` of one by keyword.
 
     Raises:
@@ -181,7 +197,7 @@ def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared]:
     return prepare
 
 
-def known(loss: Callable[..., Array]) -> Callable[..., Prepared] | None:
+def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
     """The same, or None for any other function."""
     if isinstance(loss, functools.partial) and not loss.args:
         prepare = known(loss.func)

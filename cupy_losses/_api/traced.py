@@ -272,10 +272,12 @@ def _times(value: Array, factor: Any) -> Array:
 
 
 def _scaled(gradient: Array, factor: Any) -> Array:
-    """The gradient times a constant, in its own memory."""
-    if not _is(factor, 1.0):
-        gradient[...] = _wide(gradient) * factor
-    return gradient
+    """The gradient times a constant, in its own memory where that can be written to."""
+    if _is(factor, 1.0):
+        return gradient
+    wide = _wide(gradient)
+    wide *= factor
+    return _in_dtype(wide, gradient)
 
 
 def _added(total: Array, part: Array) -> Array:

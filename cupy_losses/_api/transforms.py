@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -17,13 +17,27 @@ from .entrance import Prepared, known
 from .traced import Sum, Trace, Variable
 
 Array = Any
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _IN_GRAPH = "value_and_grad, which has torch.autograd.grad for that,"
 
 
+@overload
 def value_and_grad(
-    loss: Callable[..., Array], argnums: int | Sequence[int] = 0
-) -> Callable[..., tuple[Array, Any]]:
+    loss: Callable[Arguments, Result], argnums: int = 0
+) -> Callable[Arguments, tuple[Result, Result]]: ...
+
+
+@overload
+def value_and_grad(
+    loss: Callable[Arguments, Result], argnums: Sequence[int]
+) -> Callable[Arguments, tuple[Result, tuple[Result, ...]]]: ...
+
+
+def value_and_grad(
+    loss: Callable[..., Any], argnums: int | Sequence[int] = 0
+) -> Callable[..., tuple[Any, Any]]:
     """Make a function that returns a loss and its gradient, computed in one pass.
 
     A function of your own may call several losses: it returns a sum of losses of this package, each
@@ -97,7 +111,7 @@ def value_and_grad(
 
 
 def _of_one_loss(
-    prepare: Callable[..., Prepared], wanted_numbers: tuple[int, ...], several: bool
+    prepare: Callable[..., Prepared[Any]], wanted_numbers: tuple[int, ...], several: bool
 ) -> Callable[..., tuple[Array, Any]]:
     """The transform of a loss of this package: one request."""
 
@@ -115,7 +129,17 @@ def _of_one_loss(
     return value_and_gradient
 
 
-def grad(loss: Callable[..., Array], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+@overload
+def grad(loss: Callable[Arguments, Result], argnums: int = 0) -> Callable[Arguments, Result]: ...
+
+
+@overload
+def grad(
+    loss: Callable[Arguments, Result], argnums: Sequence[int]
+) -> Callable[Arguments, tuple[Result, ...]]: ...
+
+
+def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
     """Make a function that returns the gradient of a loss: `value_and_grad` without the value.
 
     >>> import numpy as np

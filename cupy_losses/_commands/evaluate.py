@@ -19,9 +19,7 @@ from .report import as_json, print_table
 
 @click.command("evaluate")
 @losses.option(default="the four of least squares")
-@click.option(
-    "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Such as beta=0.5."
-)
+@losses.parameter_option
 @click.option("--reduction", type=click.Choice(["mean", "sum", "batchmean"]), default="mean")
 @click.option("--prediction", metavar="FILE", help="The first operand of the loss.")
 @click.option("--target", metavar="FILE", help="The operand `target`.")

@@ -43,14 +43,18 @@ class LossFunction:
         return self.function.__name__
 
     @property
-    def prepare(self) -> Callable[..., Prepared]:
+    def prepare(self) -> Callable[..., Prepared[Any]]:
         """What prepares a call."""
         return prepare_of(self.function)
 
     @property
     def loss(self) -> Loss:
         """The loss that is called, with classes as targets where it takes any."""
-        return self.prepare(**self._any_arrays(), reduction="sum")[0].loss
+        return self.variant({"reduction": "sum"})
+
+    def variant(self, arguments: Mapping[str, Any]) -> Loss:
+        """The same for given arguments: those that are no arrays."""
+        return self.prepare(**self._any_arrays(), **arguments)[0].loss
 
     def _any_arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in self.arrays}
@@ -100,6 +104,13 @@ def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         type=click.Choice(names()),
         help=f"A loss, such as cross_entropy; again for more.  [default: {default}]",
     )
+
+
+def parameter_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option of hyper-parameters, as `parameters`, which `LossFunction.arguments` reads."""
+    return click.option(
+        "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Such as beta=0.5."
+    )(command)
 
 
 def find(name: str) -> LossFunction:

@@ -139,8 +139,8 @@ def _check_dtype(name: str) -> None:
     """Raise unless NumPy can make arrays of a floating dtype here."""
     try:
         numpy_dtype(name)
-    except ModuleNotFoundError:
-        raise click.UsageError(f"{name} needs ml_dtypes: pip install ml_dtypes") from None
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from None
 
 
 # The losses of the real data, in the order in which they are shown.

@@ -12,6 +12,7 @@ from .. import __version__
 from .compile import command as compile_command
 from .evaluate import command as evaluate_command
 from .info import command as info_command
+from .plot import command as plot_command
 
 
 @click.group(
@@ -24,7 +25,7 @@ def _program() -> None:
     """Losses and gradients on NVIDIA GPUs, or on the host."""
 
 
-for _command in (compile_command, evaluate_command, info_command):
+for _command in (compile_command, evaluate_command, info_command, plot_command):
     _program.add_command(_command)
 
 

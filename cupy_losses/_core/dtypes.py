@@ -55,8 +55,8 @@ def promoted(dtypes: set[str]) -> str:
 @functools.lru_cache(maxsize=1024)
 def dtype_name(dtype: object) -> str:
     """The name of a dtype of any library, which NumPy takes over a microsecond to put together."""
-    name: str = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    return name
+    name: str | None = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    return name or str(dtype).removeprefix("torch.")
 
 
 def check_dtypes(dtypes: Sequence[str], names: Sequence[str]) -> None:

@@ -9,13 +9,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from .outputs import Output
 from .reduction import Denominator
 from .shapes import ArraySpec, Shape
+from .types import Reduction
 
-REDUCTIONS = ("none", "mean", "sum")
+REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 # Why no kernel has derivatives by a weight; `_torch/weights.py` composes them.
 OF_WEIGHT = (
@@ -106,6 +107,11 @@ class Loss(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return super().__reduce__() if self.of_user else (_named, (self.name,))  # type: ignore[return-value]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a loss of a user known in the process that it is unpickled in."""
+        self.__dict__.update(state)
+        _OF_USERS[self.key] = self
 
     @property
     def definition(self) -> str:

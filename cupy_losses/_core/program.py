@@ -56,6 +56,7 @@ _CHOICE, _PREFIX, _ATOM = 1, 8, 9  # how tightly they bind
 LOGICAL = frozenset({np.logical_or, np.logical_and, np.logical_xor, np.logical_not})
 CONDITIONS = LOGICAL | {function for function, (_, bound) in _OPERATORS.items() if bound < 6}
 CALLED = frozenset(_CALLS)
+_SWITCHING = (CONDITIONS - LOGICAL) | {np.absolute, np.sign, np.maximum, np.minimum}
 FUNCTIONS = CALLED | {*_OPERATORS, *_PREFIXES, np.where}
 
 _KEYWORDS = """
@@ -101,6 +102,20 @@ class Program:
 
     def __call__(self, *operands: Any, **parameters: float) -> Any:
         """The value, of arrays or of numbers that carry derivatives."""
+        return self._results(*operands, **parameters)[-1]
+
+    def switches(self, *operands: Any, **parameters: float) -> list[Any]:
+        """The numbers whose signs decide between the sides of the formula: there are its kinks."""
+        results = self._results(*operands, **parameters)
+        found = []
+        for value in self.values:
+            if isinstance(value, Step) and value.function in _SWITCHING:
+                first, *rest = (results[k] for k in value.arguments)
+                found.append(first - rest[0] if rest else first)
+        return found
+
+    def _results(self, *operands: Any, **parameters: float) -> list[Any]:
+        """The values of all steps."""
         given = dict(zip(self.operands, operands, strict=True)) | parameters
         results: list[Any] = []
         for value in self.values:
@@ -110,7 +125,7 @@ class Program:
                 results.append(value)
             else:
                 results.append(value.function(*(results[k] for k in value.arguments)))
-        return results[-1]
+        return results
 
     def cpp(self) -> str:
         """The formula in C++: an expression, or statements that end with `return`.

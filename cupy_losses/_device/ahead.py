@@ -19,8 +19,8 @@ _NO_ARRAYS: Any = SimpleNamespace(
 def compile_kernels(
     call: Call, request: Request, operands: Sequence[ArraySpec], architecture: int
 ) -> None:
-    """Compile all kernels of a request on such operands, aligned ones, for an architecture."""
-    shape = call.loss.shape_of(call, operands)
+    """Compile all kernels of a request on operands that are aligned, for an architecture."""
+    shape = call.loss.shape_of(call, operands[request.extra :])
     aligned = (0,) * len(operands)
     problem = Problem(call, request, tuple(operands), aligned, shape, False, -architecture)
     call.loss.plan(_NO_ARRAYS, problem)

@@ -68,10 +68,10 @@ def kernel(
     """
     code = source(file) + formula
     with _compile_lock:
-        if device < 0:
-            driver.compile_ahead(code, name, compile_options(), -device)
-            return Kernel(None, 0, 0)
         try:
+            if device < 0:
+                driver.compile_ahead(code, name, compile_options(), -device)
+                return Kernel(None, 0, 0)
             compiled = driver.compile(code, name, compile_options())
         except driver.CompileError as error:
             if not formula:

@@ -95,6 +95,15 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def architectures() -> list[int]:
+    """Those that NVRTC and this package know."""
+    nvrtc_version()
+    from cupy_backends.cuda.libs import nvrtc
+
+    known = nvrtc.getSupportedArchs()
+    return [architecture for architecture in SHARED_MEMORY if architecture in known]
+
+
 def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
     """Compile one kernel for the current device, through CuPy's cache on disk."""
     module = cupy().RawModule(code=code, options=options, name_expressions=(name,))

@@ -28,8 +28,6 @@ from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 
-LINE_BYTES = 128  # of device memory: what one request reads
-
 # Of a share of a row one thread gets about LANE_BYTES: of each operand in rows of LONG_SHARE bytes
 # and more, or where parts of a row cost much to combine, else of all operands together; of a row of
 # up to SHORT_ROW bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES
@@ -49,14 +47,18 @@ HELD_APART = 40
 COLUMNS_APART = 10
 HELD_TWICE = 8
 
-# A row that takes more shared memory than CACHE_BYTES is divided among the blocks of a cluster, at
-# most MAX_RANKS, where the device has clusters; one that takes more than CACHE_LIMIT of each block
-# is read twice. Of CLUSTERED_ROWS and more, without gradients, a block computes all shares.
+# A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
+# cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
+# of kernels/split_rows.cu, with the same bits. Of CLUSTERED_ROWS and more, without gradients, one
+# block computes all ranks. A row of more than CACHE_LIMIT a rank has splits on every device. Two
+# others have them without gradients: of more than CACHE_BYTES a rank, as few such blocks fit beside
+# each other, and of a cluster where rows begin inside vectors. Both are faster so on an H200.
 CACHE_BYTES = 64 << 10
 CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
 CLUSTERED_ROWS = 1024
 STATIC_BYTES = 8 << 10  # what the kernels need besides
+WARP = 32
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, and on
@@ -72,12 +74,11 @@ ROWS_OF_CLUSTER = 4
 MAX_SHARING = 1 << 10  # that sum what a mean is divided by
 TEAM = 64  # in cuda/reduction/reduction.cuh
 
-# Fewer rows than FEW, each of more vectors than LONG, have up to MAX_SPLITS splits, blocks of
-# SPLIT_BLOCK threads all over the device.
-FEW_ROWS = 32
-LONG_ROW = 4096
+# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, all over the
+# device.
 MAX_SPLITS = 1024
 SPLIT_BLOCK = 512
+SPLIT_VECTORS = 8
 LEFT_BYTES = 256  # in cuda/kernels/split_rows.cu
 
 # Gradients of so few elements are anticipated to be divided by the number of all rows: to count
@@ -123,7 +124,7 @@ class _Team:
     splits: int = 0  # of a row, in two launches
     slots: int = 0  # packs of a thread in a rank, or in a split
     cluster: bool = False
-    shift: int = 0  # elements in which rows may begin anywhere
+    shifts: bool = False  # rows may begin anywhere inside a pack
     exact: bool = False  # all batches are full
     held: int = 0  # in registers, not in shared memory: from how many rows ahead
 
@@ -132,6 +133,12 @@ class _Team:
         """The rows of a block."""
         return self.threads // self.lanes
 
+    @property
+    def places(self) -> int:
+        """The packs that shared memory has room for, for each one of a thread."""
+        ends = max(self.threads // min(self.lanes, WARP), 4) if self.shifts else 0
+        return self.slots * (self.threads + ends)
+
     def c_type(self, resident: int) -> str:
         """The C++ type."""
         return template(
@@ -139,7 +146,7 @@ class _Team:
             *map(str, (self.threads, self.lanes, self.width, self.batch)),
             *map(str, (self.slots, self.ranks, resident)),
             self.cluster,
-            str(self.shift),
+            self.shifts,
             self.exact,
             str(self.held),
         )
@@ -359,30 +366,28 @@ class RowLaunches(Launches):
         return all(n == 1 or step == wanted for n, step, wanted in pairs)
 
     def _team(self, gradients: bool) -> _Team:
+        """Who works on a row: what the order of summation depends on follows from its length alone.
+
+        That is all but the threads of a block of several rows, the splits that stand in for ranks,
+        and whether rows begin inside packs.
+        """
         main = self._inputs[self._problem.leading]
-        step = main.strides[self._space.axis]
         streams = [a for a in self._inputs if a.streamed]
         element_bytes = self._element_bytes
-        available = driver.shared_memory(self._problem.device)
-        width, shift = 1, 0
-        if step == 1 or self._columns <= 1:
-            width, shift = self._width(main)
+        width = 1
+        if main.strides[self._space.axis] == 1 or self._columns <= 1:
+            width = self._width(main)
         elif self._is_held_apart():
-            return self._filled(_Team(BLOCK, 1, 1), self._columns, streams)
+            return self._filled(_Team(BLOCK, 1, 1), streams)
         if not streams and not gradients:  # a number of each row
-            return _Team(BLOCK, 1, width, slots=1, shift=shift)
-        # The last turn of the lanes may be in part beyond the row.
-        limit = min(CACHE_LIMIT, available - STATIC_BYTES - BLOCK * width * element_bytes)
-        packs = -(-self._columns // width) + shift // width
+            return _Team(BLOCK, 1, width, slots=1)
+        packs = -(-self._columns // width)
         row_bytes = packs * width * element_bytes
-        max_ranks = MAX_RANKS if driver.has_clusters(self._problem.device) else 1
-        few = self._rows < FEW_ROWS and packs > LONG_ROW
-        if streams and (few or row_bytes > max_ranks * limit):
-            splits = max(min(MAX_SPLITS, packs // (SPLIT_BLOCK * 8)), 2)
-            team = _Team(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits, shift=shift)
-            return self._filled(team, packs, streams)
+        if row_bytes > MAX_RANKS * CACHE_LIMIT:
+            splits = max(2, min(MAX_SPLITS, packs // (SPLIT_BLOCK * SPLIT_VECTORS)))
+            return self._filled(_Team(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits), streams)
         ranks = 1
-        while ranks < max_ranks and row_bytes > ranks * min(CACHE_BYTES, limit):
+        while ranks < MAX_RANKS and row_bytes > ranks * CACHE_BYTES:
             ranks *= 2
         # Where no element is read, gradients are written.
         moved = row_bytes or packs * width * item_size(main.dtype)
@@ -390,58 +395,64 @@ class RowLaunches(Launches):
         if self._loss.precise or moved >= LONG_SHARE:
             lane_bytes *= max(len(streams), 1)
         lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
-        if lanes <= 32 and ranks == 1:
+        if lanes <= WARP and ranks == 1:
             threads = BLOCK
-            while threads > 32 and threads // lanes * row_bytes > min(CACHE_BYTES, limit):
+            while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:
                 threads //= 2
-            while lanes < threads and threads // lanes * row_bytes > limit:
-                lanes *= 2
         else:
             lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
-        team = _Team(threads, lanes, width, ranks=ranks, shift=shift)
-        return self._filled(team, packs, streams)
+        team = self._filled(_Team(threads, lanes, width, ranks=ranks), streams)
+        available = driver.shared_memory(self._problem.device) - STATIC_BYTES
+        while not team.held and team.places * width * element_bytes > available:
+            if team.rows == 1:
+                return replace(team, splits=ranks)
+            team = replace(team, threads=team.threads // 2)
+        if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
+            return replace(team, splits=ranks)
+        if ranks > 1 and (gradients or self._rows < CLUSTERED_ROWS):
+            clusters = driver.has_clusters(self._problem.device)
+            if clusters and (gradients or not team.shifts):
+                return replace(team, cluster=True)
+            return replace(team, splits=ranks)
+        return team
 
-    def _filled(self, team: _Team, packs: int, streams: Sequence[RowArray]) -> _Team:
-        slots = max(1, -(-packs // ((team.splits or team.ranks) * team.lanes)))
-        elements = (team.splits or team.ranks) * team.lanes * slots * team.width
+    def _filled(self, team: _Team, streams: Sequence[RowArray]) -> _Team:
+        parts = team.splits or team.ranks
+        slots = max(1, -(-self._columns // (parts * team.lanes * team.width)))
+        elements = parts * team.lanes * slots * team.width
         # Batches of a size that leaves few packs: those go one by one.
         filled = slots
-        if team.ranks == 1 and not team.splits:
+        if parts == 1:
             filled = max(1, self._columns // (team.lanes * team.width))
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
         most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
         batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
-        exact = elements == self._columns and slots % batch == 0 and not team.shift
+        exact = elements == self._columns and slots % batch == 0
         held, row_bytes = 0, slots * pack_bytes
-        if row_bytes and exact and team.ranks == 1 and not team.splits and slots == batch:
+        if row_bytes and exact and parts == 1 and slots == batch:
             most = HELD_APART if self._is_held_apart() else HELD_BYTES
             held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
-        return replace(team, slots=slots, batch=batch, exact=exact, held=held)
+        team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
+        # What is held is read number by number where it is not aligned.
+        if not held and not self._is_aligned(team.width):
+            return replace(team, exact=False, shifts=True)
+        return team
 
-    def _width(self, main: RowArray) -> tuple[int, int]:
-        """The elements of a pack, and the elements in which rows may begin anywhere, or 0."""
-        size = item_size(main.dtype)
-        sizes = [item_size(a.dtype) for a in self._inputs if a.streamed]
-        width = VECTOR_BYTES // min(sizes, default=size)
-        starts = [main.strides[a] for a in self._row_axes] + [main.misaligned // size]
-        aligned = width
-        while any(start % aligned for start in starts):
-            aligned //= 2
-        if aligned == width:
-            return width, 0
-        # Where a row begins in a pack is known modulo VECTOR_BYTES.
-        width = min(width, VECTOR_BYTES // size)
-        if aligned >= width:
-            return width, 0
-        line = LINE_BYTES // size
-        if self._columns >= 8 * line:
-            return width, line
-        if self._columns >= 4 * width:
-            return width, width
-        while aligned > 1 and self._columns % aligned:
-            aligned //= 2
-        return aligned, 0
+    def _width(self, main: RowArray) -> int:
+        """The elements of a pack; packs of a few do not reach beyond the row."""
+        width = VECTOR_BYTES // item_size(main.dtype)
+        while self._columns < 4 * width and self._columns % width:
+            width //= 2
+        return width
+
+    def _is_aligned(self, width: int) -> bool:
+        """Whether all rows begin where packs do."""
+        main = self._inputs[self._problem.leading]
+        starts = [main.strides[a] for a in self._row_axes]
+        return not any(
+            start % width for start in (*starts, main.misaligned // item_size(main.dtype))
+        )
 
     def _is_vector(self, team: _Team, array: RowArray, main: RowArray) -> bool:
         """Whether the packs of an array are aligned where those of `main` are."""
@@ -450,9 +461,9 @@ class RowLaunches(Launches):
         size = item_size(array.dtype)
         unit = min(team.width, VECTOR_BYTES // size)
         start = array.misaligned // size
-        if team.shift:
+        if team.shifts:
             start -= main.misaligned // item_size(main.dtype)
-        steps = [array.strides[a] - main.strides[a] * bool(team.shift) for a in self._row_axes]
+        steps = [array.strides[a] - main.strides[a] * team.shifts for a in self._row_axes]
         return not any(n % unit for n in (start, *steps))
 
     def _sum_denominator(self) -> Address:
@@ -480,14 +491,12 @@ class RowLaunches(Launches):
         vjp = request.vjp and not denominator_only
         tangents = [k - call.weighted for k in request.tangents if not denominator_only]
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
-        shared = team.slots * team.threads * pack_bytes
+        shared = team.places * pack_bytes
         if phase or team.held:
             shared = 0
         slots = team.slots
         if phase:
             team = replace(team, slots=1)
-        clustered = team.ranks > 1 and (bool(wanted) or self._rows < CLUSTERED_ROWS)
-        team = replace(team, cluster=clustered)
         blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
@@ -708,7 +717,17 @@ class RowLaunches(Launches):
         offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
         numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
         name = template("RowLayout", *numbers, index, column, offset)
-        return name, iteration_space(space) + int64(*steps)
+        extents = [0 if self._is_overwritten(k) else self._extent(a) for k, a in enumerate(arrays)]
+        return name, iteration_space(space) + int64(*steps, *extents)
+
+    def _is_overwritten(self, k: int) -> bool:
+        return self._loss.overwrites and k == self._problem.leading
+
+    def _extent(self, array: RowArray) -> int:
+        """The elements between the first and the last one of an array; 0 if it runs backwards."""
+        if min(array.strides) < 0:
+            return 0
+        return 1 + sum((n - 1) * s for n, s in zip(self._space.shape, array.strides, strict=True))
 
     def _expression(self, held: int) -> str:
         """The C++ type of the loss; `held`: how many elements of a row a thread has, if all."""

@@ -86,11 +86,18 @@ def total(x: Array) -> np.longdouble:
 
 
 def dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name, bfloat16 included."""
+    """The NumPy dtype of a name, bfloat16 included.
+
+    Raises:
+        ModuleNotFoundError: If that needs a package which is not there.
+
+    """
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes
-
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from error
     bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
     return bfloat16
 

@@ -21,19 +21,19 @@ class Elementwise:
     has succeeded on elements that differ.
     """
 
-    def __init__(self, name: str, formula: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
-        self._formula = formula
+        self.function = function
         self._compared = False
 
     @property
     def fingerprint(self) -> str:
         """What tells formulas apart: the code, and the values that it has from around it."""
-        code = getattr(self._formula, "__code__", None)
+        code = getattr(self.function, "__code__", None)
         if code is None:
-            return repr(self._formula)
-        cells = [cell.cell_contents for cell in self._formula.__closure__ or ()]
-        defaults = self._formula.__defaults__, self._formula.__kwdefaults__
+            return repr(self.function)
+        cells = [cell.cell_contents for cell in self.function.__closure__ or ()]
+        defaults = self.function.__defaults__, self.function.__kwdefaults__
         return repr((code.co_code, code.co_consts, code.co_names, cells, defaults))
 
     def __call__(self, *operands: Number, **parameters: float) -> Number:
@@ -44,11 +44,11 @@ class Elementwise:
         shape = np.shape(arrays[0])
         if not self._compared:
             # On arrays first, as what is not elementwise may not take numbers with derivatives.
-            whole: Array = self._checked(self._formula(*arrays, **parameters), shape)
+            whole: Array = self._checked(self.function(*arrays, **parameters), shape)
             self._compare(arrays, parameters, whole)
             if not any(isinstance(operand, Dual) for operand in operands):
                 return whole
-        return self._checked(self._formula(*operands, **parameters), shape)
+        return self._checked(self.function(*operands, **parameters), shape)
 
     def _checked(self, result: Any, shape: tuple[int, ...]) -> Number:
         """The result in float64 and the shape of the operands, to which one number broadcasts."""
@@ -83,7 +83,7 @@ class Elementwise:
 
         def among(part: slice) -> Array:
             x = picked[:, part].copy()
-            result: Array = self._checked(self._formula(*x, **parameters), x.shape[1:])
+            result: Array = self._checked(self.function(*x, **parameters), x.shape[1:])
             return result
 
         try:

@@ -15,11 +15,11 @@ from .dual import Dual, Number, plain
 class Replay:
     """The steps of a formula, in float64: it is elementwise, being made of one element."""
 
-    program: Program
+    function: Program
 
     def __call__(self, *operands: Number, **parameters: float) -> Number:
         """The value, in the shape of the operands, to which a constant broadcasts."""
-        return _broadcast(self.program(*operands, **parameters), plain(operands[0]))
+        return _broadcast(self.function(*operands, **parameters), plain(operands[0]))
 
 
 def _broadcast(x: Number, like: Array) -> Number:

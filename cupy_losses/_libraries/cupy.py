@@ -15,6 +15,7 @@ from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._device import driver, engine
 from .._device.library import Allocator
+from .._host.chunks import dtype as dtype_of
 from .registry import Array, ArrayLibrary, Locatable, register
 
 _NUMPY_DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
@@ -53,6 +54,8 @@ class CupyLibrary(ArrayLibrary):
             view = self._view(array)
             if view is not None:
                 return view
+        if not hasattr(array, "__dlpack__"):
+            return self._cupy.asarray(array)  # of __cuda_array_interface__
         return self._cupy.from_dlpack(array)
 
     def _view(self, array: Locatable) -> Array | None:
@@ -112,7 +115,7 @@ class CupyLibrary(ArrayLibrary):
         return self._cuda.get_current_stream().ptr  # type: ignore[no-any-return]
 
     def allocator(self, output: Output) -> Allocator:
-        cupy, dtype = self._cupy, self._dtype(output.dtype)
+        cupy, dtype = self._cupy, dtype_of(output.dtype)
         if output.shape == ():
             return lambda operands: cupy.ndarray((), dtype)
         shape, size = output.shape, item_size(output.dtype)
@@ -121,7 +124,7 @@ class CupyLibrary(ArrayLibrary):
         return lambda operands: cupy.ndarray(shape, dtype, cupy.cuda.alloc(total), strides)
 
     def filled(self, output: Output, value: float) -> Allocator:
-        cupy, dtype = self._cupy, self._dtype(output.dtype)
+        cupy, dtype = self._cupy, dtype_of(output.dtype)
         return lambda operands: cupy.full(output.shape, value, dtype)
 
     def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
@@ -130,10 +133,3 @@ class CupyLibrary(ArrayLibrary):
             # A replay of the graph will use it again, and CuPy's pool knows nothing of that.
             self._captured.append(memory)
         return memory, int(memory.ptr)
-
-    def _dtype(self, name: str) -> Any:
-        if name == "bfloat16":
-            import ml_dtypes
-
-            name = ml_dtypes.bfloat16
-        return self._cupy.dtype(name)

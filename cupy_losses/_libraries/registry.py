@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -145,6 +146,8 @@ def find(array: Array) -> type[ArrayLibrary] | None:
         return None  # on no device, or in no layout, that they take
     device = getattr(array, "__dlpack_device__", None)
     name = None if device is None else _ADOPTING.get(int(device()[0]))
+    if device is None and hasattr(array, "__cuda_array_interface__"):
+        name = "cupy"
     if name is None:
         return None
     _import(name)
@@ -186,7 +189,7 @@ def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Se
     target = libraries[call.masked + call.weighted]
     adopted = []
     for k, library in enumerate(libraries):
-        if library is target:
+        if library is target and isinstance(operands[k], target.types()):
             adopted.append(target.adopt(operands[k]))
         elif library.on_host == target.on_host:
             adopted.append(_shared(target, library, call, operands, k))
@@ -202,11 +205,13 @@ def _meet(name: str, array: Array) -> ArrayLibrary:
     found = find(array)
     if found is None:
         raise TypeError(
-            f"{name} must be a NumPy, CuPy or dense torch array, or an object with __dlpack__ "
-            f"on a CUDA device, got {_described(array)}"
+            f"{name} must be a NumPy, CuPy or dense torch array, or one with __dlpack__ or "
+            f"__cuda_array_interface__, got {_described(array)}{_instead(name, array)}"
         )
     library, kind = instance(found), type(array)
-    if isinstance(array, found.types()) and library.adopt(array) is array:
+    if not isinstance(array, found.types()):
+        return _returning(library, array)
+    if library.adopt(array) is array:
         library_of = found.by_type(kind)
         if library_of is not None:
             _library_of[kind] = library_of
@@ -220,16 +225,17 @@ def _shared(
     array = operands[k]
     if getattr(array, "requires_grad", False):
         name = call.names[k]
+        without = ".detach()" if hasattr(array, "detach") else " with requires_grad=False"
         raise ValueError(
             f"{name} requires grad, but the first argument is no torch tensor and the result would "
-            f"carry no gradient: pass {name}.detach()"
+            f"carry no gradient: pass {name}{without}"
         )
     try:
         return target.adopt(own.exported(array))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise TypeError(
-            f"{call.names[k]} cannot be shared as a {target.name} array: {error}"
-        ) from error
+        name, message = call.names[k], f"cannot be shared as a {target.name} array: {error}"
+        instead = "" if isinstance(array, own.types()) else _instead(name, array)
+        raise TypeError(f"{name} {message}{instead}") from error
 
 
 def _places(call: Call, libraries: Sequence[ArrayLibrary]) -> str:
@@ -245,3 +251,82 @@ def _described(array: Array) -> str:
     layout, device = getattr(array, "layout", None), getattr(array, "device", None)
     details = layout if str(layout) not in ("None", "torch.strided") else device
     return type(array).__name__ + (f" ({details})" if details is not None else "")
+
+
+def _instead(name: str, array: Array) -> str:
+    """What to pass for an object that no library takes, where that is known."""
+    if hasattr(array, "mask") and hasattr(array, "filled"):
+        return f": pass {name}.data, and where=~{name}.mask"
+    if hasattr(array, "to_numpy"):
+        return f": pass {name}.to_numpy()"
+    if type(array).__name__.endswith("Tracer"):
+        return (
+            ", which is traced: call the loss outside of jit and grad, or by pure_callback; "
+            "value_and_grad of this package gives the gradient"
+        )
+    if isinstance(array, list | tuple | int | float) or hasattr(array, "__array__"):
+        return f": pass np.asarray({name})"
+    return ""
+
+
+class _Returning(ArrayLibrary):
+    """Arrays of a library that has no file here: computed by another, and returned by DLPack."""
+
+    def __init__(self, library: ArrayLibrary, from_dlpack: Callable[[Array], Array]) -> None:
+        self._library = library
+        self._from_dlpack = from_dlpack
+        self.name = library.name
+        self.on_host = library.on_host
+
+    @classmethod
+    def types(cls) -> tuple[type, ...]:
+        """None: they come by DLPack."""
+        return ()
+
+    @classmethod
+    def owns(cls, array: Array) -> bool:
+        return False
+
+    def adopt(self, array: Array) -> Array:
+        """An array of the library that computes."""
+        return self._library.adopt(array)
+
+    def one(self, like: Array) -> Array:
+        """The number 1."""
+        return self._library.one(like)
+
+    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+        """The loss."""
+        return self._returned(self._library.evaluate(call, operands))
+
+    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+        """The results of a request."""
+        results = self._library.run(call, request, operands)
+        return [None if result is None else self._returned(result) for result in results]
+
+    def _returned(self, result: Array) -> Array:
+        try:
+            return self._from_dlpack(result)
+        except (IndexError, TypeError, ValueError, RuntimeError):
+            if result.shape:
+                raise
+            return self._from_dlpack(result.reshape(1))  # Warp has no arrays of shape ()
+
+
+def _returning(library: ArrayLibrary, array: Array) -> ArrayLibrary:
+    """The library that computes on an array, with results of the array's own where that can be.
+
+    A library of arrays has `from_dlpack` in the namespace that the array names, as the array API
+    demands, or at its top.
+    """
+    namespace = getattr(array, "__array_namespace__", None)
+    root = type(array).__module__.partition(".")[0]
+    module = sys.modules.get(root) if namespace is None else namespace()
+    from_dlpack = getattr(module, "from_dlpack", None)
+    if from_dlpack is None:
+        return library
+    key = library, from_dlpack
+    return _returning_to.setdefault(key, _Returning(library, from_dlpack))
+
+
+_returning_to: dict[Any, _Returning] = {}

@@ -126,5 +126,4 @@ globals().update(_MODULES)
 __all__ = ["functional", *_MODULES]
 
 if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> type[Module]: ...
+    from ._modules import *  # noqa: F403

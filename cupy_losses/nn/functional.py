@@ -93,5 +93,4 @@ globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)
 
 if TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Callable[..., Array]: ...
+    from ._functions import *  # noqa: F403

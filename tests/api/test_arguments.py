@@ -130,6 +130,7 @@ def test_every_argument_has_a_kind() -> None:
 
 def test_own_losses_are_checked() -> None:
     loss = pointwise_loss("mine", "c * input", operands=("input",), parameters={"c": 1.0})
+    wrong: Any
     for wrong in ("1", None, torch.tensor(1.0), True):
         with pytest.raises(TypeError, match="c must be a real number"):
             loss(np.ones(2), c=wrong)

@@ -10,7 +10,8 @@ import pytest
 
 from cupy_losses import cross_entropy, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
-from cupy_losses._core.loss import FORWARD, Request, losses
+from cupy_losses._core import loss as loss_module
+from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
 from cupy_losses._host.chunks import spec
 from cupy_losses._libraries.registry import resolve
@@ -53,7 +54,9 @@ def formula(input: Any, target: Any) -> Any:
     return (input - target) ** 4
 
 
-def test_losses_of_a_user_are_pickled_with_their_definition() -> None:
+def test_losses_of_a_user_are_pickled_with_their_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = pointwise_loss("quartic", "pow(input - target, 4)", numpy=formula)
     other = pointwise_loss("quartic", "pow(input - target, 3)", numpy=formula)
     loss, changed = (prepare_of(f)(np.ones(2), np.ones(2))[0].loss for f in (made, other))
@@ -63,6 +66,9 @@ def test_losses_of_a_user_are_pickled_with_their_definition() -> None:
     assert copy.key == loss.key
     assert changed != loss
     assert "quartic" not in losses()
+    monkeypatch.setattr(loss_module, "_OF_USERS", {})  # as in another process
+    elsewhere = pickle.loads(pickle.dumps(loss))
+    assert loss_of_key(loss.key) is elsewhere
     assert copy.formula(np.array(3.0), np.array(1.0)) == 16.0
 
 
@@ -198,8 +204,8 @@ def test_hyper_parameters_make_no_plans() -> None:
         assert len(engine._plans) == 1
         for scale in (2.0, 0.5, 0.5, 1.0):
             value, _ = value_and_grad(smooth_l1_loss)(a, b, scale=scale)
-            expected = smooth_l1_loss(x, np.zeros(300, np.float32), scale=scale)
-            np.testing.assert_allclose(value.get(), expected, rtol=1e-6)
+            scaled = smooth_l1_loss(x, np.zeros(300, np.float32), scale=scale)
+            np.testing.assert_allclose(value.get(), scaled, rtol=1e-6)
         assert len(engine._plans) == 1
         drawn = np.random.default_rng(0).standard_normal((4, 3))
         logits = device.asarray(drawn.astype(np.float32))

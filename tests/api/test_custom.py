@@ -129,7 +129,9 @@ def test_more_operands(torch_library: Library) -> None:
 def test_signature_and_arguments(library: Library) -> None:
     signature = inspect.signature(smooth)
     assert str(signature) == (
-        "(input, target, *, reduction='mean', scale=1.0, weight=None, where=None, beta=1.0)"
+        "(input: 'ArrayT', target: 'Array', *, reduction: 'Reduction' = 'mean', "
+        "scale: 'float | Array' = 1.0, weight: 'Array | None' = None, "
+        "where: 'Array | None' = None, beta: 'float | Array' = 1.0) -> 'ArrayT'"
     )
     assert smooth.__name__ == "smooth"
     assert smooth.__doc__ is not None
@@ -141,7 +143,7 @@ def test_signature_and_arguments(library: Library) -> None:
     with pytest.raises(TypeError, match="unexpected argument 'gamma'"):
         smooth(ones, ones, gamma=1.0)
     with pytest.raises(TypeError, match="beta must be a real number"):
-        smooth(ones, ones, beta="1")
+        smooth(ones, ones, beta="1")  # type: ignore[call-overload]
 
 
 def test_definition_errors() -> None:

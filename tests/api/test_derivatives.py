@@ -181,7 +181,7 @@ X = np.ones(3)
         (lambda: jvp(mse_loss, (X, X), (None, None)), ValueError, "tangent of some operand"),
         (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have its shape"),
         (
-            lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),
+            lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),  # type: ignore[arg-type]
             TypeError,
             "target must be a NumPy, CuPy or dense torch array",
         ),

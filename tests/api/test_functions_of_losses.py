@@ -163,7 +163,7 @@ def test_what_cannot_be_differentiated_raises(case: str) -> None:
 def test_arguments_are_checked() -> None:
     for loss, name in ((mse_loss(X, Y), "ndarray"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"loss must be a function, got {name}"):
-            value_and_grad(loss)  # type: ignore[arg-type]
+            value_and_grad(loss)  # type: ignore[call-overload]
     for argnums in ("input", None, 0.0, True, (0, "target"), [1.0]):
         with pytest.raises(TypeError, match="argnums must be an integer or a sequence"):
             value_and_grad(mse_loss, argnums)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import torch
 
 import cupy_losses
 from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses._core.types import Reduction
 
 from ..tables.arrays import DTYPES, Library, ulps
 from ..tables.losses import LOSSES, Case, count, sign
@@ -287,7 +288,7 @@ def test_third_derivatives_raise(torch_library: Library) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_gradient_of_the_weight(torch_library: Library, reduction: str) -> None:
+def test_gradient_of_the_weight(torch_library: Library, reduction: Reduction) -> None:
     input, target, weight = pair(torch_library, (4, 3), (4, 3), (4, 3))
 
     def loss(weight: Tensor) -> Tensor:
@@ -357,7 +358,7 @@ def test_mixed_dtypes_give_each_gradient_its_own(torch_library: Library) -> None
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.filterwarnings("ignore:.*is broadcast")
-def test_backward_of_nothing(torch_library: Library, reduction: str) -> None:
+def test_backward_of_nothing(torch_library: Library, reduction: Reduction) -> None:
     """No elements, and an operand that is broadcast to none."""
     where = device(torch_library)
     input = torch.zeros(0, 3, device=where, requires_grad=True)
@@ -371,7 +372,7 @@ def test_backward_of_nothing(torch_library: Library, reduction: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_grad_output_with_a_negative_bit(torch_library: Library, reduction: str) -> None:
+def test_grad_output_with_a_negative_bit(torch_library: Library, reduction: Reduction) -> None:
     input = torch.tensor([1.0, 2.0], device=device(torch_library), requires_grad=True)
     zero = torch.zeros(2, device=device(torch_library))
     for loss in (mse_loss, torch.nn.functional.mse_loss):

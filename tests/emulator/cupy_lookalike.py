@@ -241,7 +241,8 @@ def _modules(device: Device) -> dict[str, ModuleType]:
         empty=ndarray,
         zeros=lambda shape, dtype=float: _full(shape, 0, dtype),
         full=_full,
-        asarray=device.asarray,
+        asarray=lambda array, dtype=None: device.asarray(np.asarray(array, dtype)),
+        float32=np.float32,
         broadcast_to=_broadcast_to,
         from_dlpack=_from_dlpack,
         RawModule=lambda *, code, options=(), name_expressions=(): _RawModule(

@@ -23,15 +23,10 @@ Bits = dict[str, Any]
 Shape = tuple[int, int]
 
 
-def broken(reason: str) -> pytest.MarkDecorator:
-    """Of a promise that does not hold yet: the test must fail, and by its assertion."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
-
-
-BY_ADDRESS = broken("the packs of a row begin where its address says")
-
 # Lanes of a warp; a block; the blocks of a cluster; two launches.
 SHAPES = [(20_000, 12), (5000, 333), (5000, 1000), (40, 20_000), (3, 300_000)]
+# The same where rows begin anywhere in a vector.
+ODD = [(5000, 2003), (40, 20_001), (3, 300_001)]
 
 
 @pytest.fixture
@@ -85,26 +80,8 @@ def changed(before: Bits, after: Bits) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((20_000, 12), torch.float32),
-        ((5000, 333), torch.float32),
-        ((5000, 333), torch.bfloat16),
-        ((20_000, 21), torch.bfloat16),
-        *(
-            pytest.param(shape, dtype, marks=BY_ADDRESS)
-            for shape, dtype in (
-                ((20_000, 12), torch.bfloat16),
-                ((20_000, 40), torch.float32),
-                ((5000, 1000), torch.float32),
-                ((5000, 1000), torch.bfloat16),
-                ((40, 20_000), torch.float32),
-            )
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD, (20_000, 21), (20_000, 40)], ids=str)
 def test_whatever_the_address(shape: Shape, dtype: Any) -> None:
     """Views that begin inside a vector against an aligned copy of them."""
     x, target = logits(shape, dtype)
@@ -114,17 +91,8 @@ def test_whatever_the_address(shape: Shape, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(20_000, 12), (5000, 1000)], ids=str)
-def test_short_rows_with_and_without_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
-    check_clusters(shape, dtype, answering)
-
-
-@broken("a row that does not fit into shared memory is divided where there are clusters alone")
-def test_long_rows_with_and_without_clusters(answering: Any) -> None:
-    check_clusters((400, 20_000), torch.float32, answering)
-
-
-def check_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD, (400, 200_000)], ids=str)
+def test_with_and_without_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
     """Whatever the device of this test has."""
     x, target = logits(shape, dtype)
     before = results(x, target)
@@ -133,19 +101,8 @@ def check_clusters(shape: Shape, dtype: Any, answering: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(20_000, 12), (5000, 1000)], ids=str)
-def test_short_rows_whatever_the_size_of_shared_memory(
-    shape: Shape, dtype: Any, answering: Any
-) -> None:
-    check_shared_memory(shape, dtype, answering)
-
-
-@broken("a row is divided by what of it fits into shared memory")
-def test_long_rows_whatever_the_size_of_shared_memory(answering: Any) -> None:
-    check_shared_memory((400, 15_000), torch.float32, answering)
-
-
-def check_shared_memory(shape: Shape, dtype: Any, answering: Any) -> None:
+@pytest.mark.parametrize("shape", [*SHAPES, *ODD, (400, 15_000), (400, 200_000)], ids=str)
+def test_whatever_the_size_of_shared_memory(shape: Shape, dtype: Any, answering: Any) -> None:
     """As of a device with little, which every device has."""
     x, target = logits(shape, dtype)
     before = results(x, target)
@@ -179,7 +136,7 @@ def test_whether_a_gradient_is_wanted_or_not(shape: Shape, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [12, 21, 40, 333, 1000, 1001])
+@pytest.mark.parametrize("columns", [12, 21, 40, 333, 1000, 1001, 2003, 20_001])
 def test_whatever_other_rows_there_are(columns: int, dtype: Any) -> None:
     """Rows alone against the same ones among others; their gradients are those of the sum."""
     x, target = logits((300, columns), dtype)

@@ -151,39 +151,9 @@ def test_every_loss(case: RowCase) -> None:
         assert exercise(device, case, operands) == first, "the same bits on any device"
 
 
-# Losses of which a block has fewer rows where there is less shared memory.
-BY_SHARED_MEMORY = [
-    case
-    for case in ROWS
-    if str(case)
-    in (
-        "cross_entropy of probabilities(weight)",
-        "cross_entropy of probabilities(weight, label_smoothing=0.2, z_loss=0.1)",
-    )
-]
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "case",
-    [
-        *(
-            levels.case(case, default=case in (CROSS_ENTROPY, TRIPLET), id=str(case))
-            for case in ROWS
-            if case not in BY_SHARED_MEMORY
-        ),
-        *(
-            pytest.param(
-                case,
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    raises=AssertionError,
-                    reason="a row is divided by what of it fits into shared memory",
-                ),
-            )
-            for case in BY_SHARED_MEMORY
-        ),
-    ],
+    [levels.case(case, default=case in (CROSS_ENTROPY, TRIPLET), id=str(case)) for case in ROWS],
     ids=str,
 )
 def test_every_loss_whatever_the_size_of_shared_memory(case: RowCase) -> None:
@@ -317,7 +287,8 @@ def test_several_groups_of_a_block(
 @pytest.mark.parametrize("case", levels.first([SMOOTHED, CROSS_ENTROPY, TRIPLET]))
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     without_tiles(monkeypatch)
-    monkeypatch.setattr(plan_rows, "LONG_ROW", 64)
+    monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 1 << 10)
+    monkeypatch.setattr(plan_rows, "SPLIT_VECTORS", 1)
     operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands)
@@ -433,7 +404,7 @@ def test_the_gradient_takes_the_memory_of_the_input(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "has_clusters", lambda device: False)
-    monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 4 << 10)
+    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 4 << 10)
     x = np.random.default_rng(11).standard_normal((rows, columns)).astype(np.float32)
     target = np.arange(rows) % columns
     expected = value_and_grad(cross_entropy)(x, target)
@@ -460,7 +431,9 @@ def test_every_loss_is_exact(
     if divided == "ranks":
         monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 8)
     if divided == "launches":
-        monkeypatch.setattr(plan_rows, "LONG_ROW", 1)
+        monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 2)
+        monkeypatch.setattr(plan_rows, "SPLIT_BLOCK", 64)
+        monkeypatch.setattr(plan_rows, "SPLIT_VECTORS", 1)
     rows = 12 if divided in ("ranks", "launches") else 1500 // columns
     x, target, exact = losses_of_all_sizes(np.random.default_rng(16), rows, columns, scale)
     one_hot = np.eye(columns, dtype=np.float32)[target]

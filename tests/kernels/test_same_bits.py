@@ -6,13 +6,13 @@ that does not belong to these. `tests/gpu/test_same_bits.py` does the same on a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
+from cupy_losses._device import plan_rows
 
 from .. import emulator
 from ..emulator import Device, installed
@@ -28,29 +28,13 @@ def _emulator() -> None:
     emulator.require()
 
 
-def cases(
-    reason: str, failing: Iterable[tuple[Shape, str]], passing: Iterable[tuple[Shape, str]]
-) -> pytest.MarkDecorator:
-    """Shapes and dtypes, of which the first break the promise: their tests must fail.
-
-    By default two of these run, and one in three of the others.
-    """
-    broken = pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+def cases(*chosen: tuple[Shape, str]) -> pytest.MarkDecorator:
+    """Shapes and dtypes; by default one in four of these runs."""
     return pytest.mark.parametrize(
         ("shape", "dtype"),
         [
-            *(
-                pytest.param(
-                    *case,
-                    marks=(broken,) if number < 2 else (broken, pytest.mark.exhaustive),
-                    id=f"{case[0]}-{case[1]}",
-                )
-                for number, case in enumerate(failing)
-            ),
-            *(
-                levels.case(*case, default=number % 4 == 0, id=f"{case[0]}-{case[1]}")
-                for number, case in enumerate(passing)
-            ),
+            levels.case(*case, default=number % 4 == 0, id=f"{case[0]}-{case[1]}")
+            for number, case in enumerate(chosen)
         ],
     )
 
@@ -93,22 +77,20 @@ def changed(before: Bits, after: Bits) -> list[str]:
 
 
 @cases(
-    "the packs of a row begin where its address says",
-    failing=[
-        ((40, 40), "float32"),
-        ((40, 1000), "float32"),
-        ((3, 5000), "float32"),
-        ((40, 1000), "bfloat16"),
-    ],
-    passing=[
-        ((40, 333), "float32"),
-        ((40, 21), "bfloat16"),
-        ((40, 12), "float32"),
-        ((40, 12), "bfloat16"),
-        ((40, 1001), "float32"),
-        ((40, 101), "bfloat16"),
-        ((40, 40), "bfloat16"),
-    ],
+    ((40, 1000), "float32"),
+    ((40, 40), "float32"),
+    ((3, 5000), "float32"),
+    ((3, 5001), "float32"),
+    ((40, 1000), "bfloat16"),
+    ((40, 333), "float32"),
+    ((40, 21), "bfloat16"),
+    ((40, 12), "float32"),
+    ((3, 5001), "bfloat16"),
+    ((40, 12), "bfloat16"),
+    ((40, 1001), "float32"),
+    ((40, 101), "bfloat16"),
+    ((40, 40), "bfloat16"),
+    ((3, 2050), "float64"),
 )
 def test_whatever_the_address(shape: Shape, dtype: str) -> None:
     """Views that begin inside a vector against an aligned copy of them."""
@@ -117,9 +99,6 @@ def test_whatever_the_address(shape: Shape, dtype: str) -> None:
     assert [changed(aligned, on(x, target, skipped)) for skipped in (1, 2, 3)] == [[], [], []]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the packs of a row begin where its address says"
-)
 def test_whatever_the_addresses_of_three_operands() -> None:
     rng = np.random.default_rng(2)
     hosts = rng.standard_normal((3, 40, 200)).astype(np.float32)
@@ -133,41 +112,44 @@ def test_whatever_the_addresses_of_three_operands() -> None:
     assert results[2] == results[0]
 
 
-@pytest.mark.exhaustive
-@cases(
-    "a row that does not fit into shared memory is divided among ranks where there are clusters",
-    failing=[((3, 1100), "float32"), ((3, 5000), "float32")],
-    passing=[((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16")],
+RANKS = (
+    ((3, 1100), "float32"),
+    ((3, 5000), "float32"),
+    ((3, 5001), "float32"),
+    ((40, 4100), "bfloat16"),
+    ((3, 4101), "bfloat16"),
 )
-def test_with_and_without_clusters(shape: Shape, dtype: str) -> None:
+
+
+@cases(*RANKS, ((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16"))
+def test_with_and_without_clusters(
+    shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks are computed by a cluster, or by all blocks of a device in two launches."""
+    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 10)
     x, target = logits(shape, dtype)
-    some, none = (
-        on(x, target, shared_memory=16 << 10, compute_capability=capability)
-        for capability in ("90", "80")
-    )
+    some, none = (on(x, target, compute_capability=capability) for capability in ("90", "80"))
     assert changed(some, none) == []
 
 
-@pytest.mark.exhaustive
-@cases(
-    "a row is divided by what of it fits into shared memory",
-    failing=[((3, 1100), "float32"), ((3, 5000), "float32"), ((40, 4100), "bfloat16")],
-    passing=[((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16")],
-)
-def test_whatever_the_size_of_shared_memory(shape: Shape, dtype: str) -> None:
+@cases(*RANKS, ((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16"))
+def test_whatever_the_size_of_shared_memory(
+    shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in which a rank fits, or not; without gradients one block computes all."""
+    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 8 << 10)
+    monkeypatch.setattr(plan_rows, "CLUSTERED_ROWS", 1)
     x, target = logits(shape, dtype)
     large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 16))
     assert [changed(large, other) for other in smaller] == [[], []]
 
 
 @cases(
-    "",
-    failing=[],
-    passing=[
+    *(
         (shape, dtype)
         for shape in ((1100, 2), (300, 12), (70, 333), (70, 1000), (3, 5000))
         for dtype in ("float32", "bfloat16")
-    ],
+    )
 )
 def test_whatever_the_stream_and_the_order_in_which_blocks_end(shape: Shape, dtype: str) -> None:
     x, target = logits(shape, dtype)
@@ -183,13 +165,11 @@ def test_whatever_the_stream_and_the_order_in_which_blocks_end(shape: Shape, dty
 
 
 @cases(
-    "",
-    failing=[],
-    passing=[
+    *(
         (shape, dtype)
         for shape in ((1100, 2), (40, 12), (40, 333), (40, 1000), (3, 5000))
         for dtype in ("float32", "bfloat16")
-    ],
+    )
 )
 def test_whether_a_gradient_is_wanted_or_not(shape: Shape, dtype: str) -> None:
     x, target = logits(shape, dtype)
@@ -199,18 +179,16 @@ def test_whether_a_gradient_is_wanted_or_not(shape: Shape, dtype: str) -> None:
 
 
 @cases(
-    "",
-    failing=[],
-    passing=[
-        ((40, 333), "float32"),
-        ((40, 1001), "float32"),
-        ((40, 21), "bfloat16"),
-        ((40, 12), "float32"),
-        ((40, 40), "float32"),
-        ((40, 1000), "float32"),
-        ((40, 333), "bfloat16"),
-        ((40, 1000), "bfloat16"),
-    ],
+    ((40, 333), "float32"),
+    ((40, 1001), "float32"),
+    ((40, 21), "bfloat16"),
+    ((40, 12), "float32"),
+    ((40, 40), "float32"),
+    ((40, 1000), "float32"),
+    ((40, 333), "bfloat16"),
+    ((40, 1000), "bfloat16"),
+    ((5, 5001), "float32"),
+    ((5, 5001), "bfloat16"),
 )
 def test_whatever_other_rows_there_are(shape: Shape, dtype: str) -> None:
     """Each row alone against the same row among the others; its gradient that of the sum."""

@@ -107,10 +107,12 @@ def test_the_loss_is_in_no_other_place(tree: Path) -> None:
     changed = {
         str(path.relative_to(tree))
         for path in tree.rglob("*.*")
-        if path.suffix in (".py", ".cuh", ".cu", ".md", ".json")
+        if path.suffix in (".py", ".pyi", ".cuh", ".cu", ".md", ".json")
         and path.read_bytes() != (ROOT / path.relative_to(tree)).read_bytes()
     }
-    assert changed == {*(step.file for step in steps()), "docs/losses.md", "README.md"}
+    written = {f"cupy_losses/nn/{name}.pyi" for name in ("_functions", "_modules")}
+    written |= {"docs/losses.md", "README.md"}
+    assert changed == {*(step.file for step in steps()), *written}
 
 
 def test_documents(tree: Path) -> None:
@@ -120,6 +122,12 @@ def test_documents(tree: Path) -> None:
     chosen = "docstrings or documented or public or current or tested"
     result = run(tree, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(module))
     assert result.returncode == 0, result.stdout
+
+
+def test_picture(tree: Path) -> None:
+    result = run(tree, "-m", "cupy_losses", "plot", NAME, "--parameter", "c=0.5")
+    assert result.returncode == 0, result.stderr
+    assert (tree / f"{NAME}.png").exists()
 
 
 def test_benchmark(tree: Path) -> None:

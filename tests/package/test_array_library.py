@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from cupy_losses import check_values, cross_entropy, kl_div, mse_loss, value_and_grad
+from cupy_losses import (
+    check_values,
+    cross_entropy,
+    grad_and_hess,
+    kl_div,
+    mse_loss,
+    value_and_grad,
+)
 from cupy_losses._core.loss import FORWARD, Call, Request
 from cupy_losses._libraries import registry
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import ArrayLibrary, register
+
+from .. import emulator
+from ..tools import requirements
 
 
 class Frozen:
@@ -69,30 +83,32 @@ def _frozen_library() -> Iterator[None]:
     registry._library_of.pop(Frozen, None)
 
 
+# For type checkers an array of any library, as one that shares no memory is none.
+frozen: Any = Frozen
 X, Y = np.linspace(0.1, 0.9, 6).reshape(2, 3), np.full((2, 3), 0.5)
 
 
 def test_losses_and_gradients() -> None:
     for _ in range(2):  # the second time its type is known
-        value = mse_loss(Frozen(X), Frozen(Y))
+        value = mse_loss(frozen(X), frozen(Y))
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(value.values, mse_loss(X, Y))
-        both = value_and_grad(mse_loss)(Frozen(X), Frozen(Y))
+        both = value_and_grad(mse_loss)(frozen(X), frozen(Y))
         for got, expected in zip(both, value_and_grad(mse_loss)(X, Y), strict=True):
             assert isinstance(got, Frozen)
             np.testing.assert_array_equal(got.values, expected)
 
 
 def test_other_libraries_beside_it() -> None:
-    for weight in (np.ones(3), Frozen(np.ones(3)), np.ones(3)):
-        value = cross_entropy(Frozen(X), np.array([0, 2]), weight=weight)
+    for weight in (np.ones(3), frozen(np.ones(3)), np.ones(3)):
+        value = cross_entropy(frozen(X), np.array([0, 2]), weight=weight)
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(value.values, cross_entropy(X, np.array([0, 2])))
 
 
 def test_a_scalar_of_numpy_beside_it() -> None:
     for _ in range(2):
-        value = kl_div(Frozen(X[0, 0]), np.float64(0.5), reduction="sum")
+        value = kl_div(frozen(X[0, 0]), np.float64(0.5), reduction="sum")
         assert isinstance(value, Frozen)
         np.testing.assert_array_equal(
             value.values, kl_div(X[0, 0], np.float64(0.5), reduction="sum")
@@ -102,12 +118,12 @@ def test_a_scalar_of_numpy_beside_it() -> None:
 def test_an_array_that_no_other_library_can_share_is_named() -> None:
     for _ in range(2):
         with pytest.raises(TypeError, match="target cannot be shared as a numpy array"):
-            mse_loss(X, Frozen(Y))
+            mse_loss(X, frozen(Y))
 
 
 def test_values_are_checked() -> None:
     with check_values(), pytest.raises(ValueError, match=r"target must be at least 0.*is -1"):
-        kl_div(Frozen(X), Frozen(-np.ones((2, 3))), reduction="sum")
+        kl_div(frozen(X), frozen(-np.ones((2, 3))), reduction="sum")
 
 
 def test_unknown_arrays_are_named() -> None:
@@ -115,4 +131,232 @@ def test_unknown_arrays_are_named() -> None:
         shape = (3,)
 
     with pytest.raises(TypeError, match="target must be .* got Stranger"):
-        mse_loss(Frozen(X), Stranger())
+        mse_loss(frozen(X), Stranger())  # type: ignore[arg-type]
+
+
+class Shared:
+    """An array that is shared by DLPack alone, of a library with `from_dlpack`."""
+
+    requires_grad = False
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.array(values)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.values.__dlpack_device__()
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+
+class Named(Shared):
+    """One that names its namespace, as the array API demands."""
+
+    def __array_namespace__(self) -> Any:
+        return NAMESPACE
+
+
+def named_from_dlpack(array: Any) -> Named:
+    return Named(np.from_dlpack(array))
+
+
+NAMESPACE = SimpleNamespace(from_dlpack=named_from_dlpack)
+
+
+def shared_from_dlpack(array: Any) -> Shared:
+    """Of a library whose arrays have at least one dimension."""
+    if not array.shape:
+        raise IndexError("list assignment index out of range")
+    return Shared(np.from_dlpack(array))
+
+
+@pytest.fixture
+def _of_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of `Shared`, which is found by the module of the class."""
+    monkeypatch.setattr(Shared, "__module__", "shared.arrays")
+    monkeypatch.setitem(sys.modules, "shared", SimpleNamespace(from_dlpack=shared_from_dlpack))
+    monkeypatch.setattr(registry, "_returning_to", {})
+
+
+@pytest.mark.usefixtures("_of_dlpack")
+@pytest.mark.parametrize(("kind", "shape"), [(Shared, (1,)), (Named, ())])
+def test_results_go_back_to_a_library_of_dlpack(kind: Any, shape: tuple[int, ...]) -> None:
+    value, gradient = value_and_grad(mse_loss)(kind(X), kind(Y))
+    assert type(mse_loss(kind(X), Y)) is type(value) is type(gradient) is kind
+    assert value.shape == shape
+    np.testing.assert_array_equal(value.values.reshape(()), mse_loss(X, Y))
+    np.testing.assert_array_equal(gradient.values, value_and_grad(mse_loss)(X, Y)[1])
+    first, second = grad_and_hess(mse_loss)(kind(X), kind(Y))
+    np.testing.assert_array_equal(first.values, 2 * (X - Y))
+    np.testing.assert_array_equal(second.values, np.full((2, 3), 2.0))
+    assert type(mse_loss(X, kind(Y))) is np.ndarray
+    assert type(cross_entropy(kind(X), torch.tensor([0, 2]))) is kind
+    with check_values(), pytest.raises(ValueError, match=r"target must be at least 0.*is -1"):
+        kl_div(kind(X), kind(-np.ones((2, 3))), reduction="sum")
+
+
+@pytest.mark.usefixtures("_of_dlpack")
+def test_arrays_of_dlpack_that_cannot_be_shared() -> None:
+    class Recorded(Shared):
+        requires_grad = True
+
+    with pytest.raises(ValueError, match="requires grad.*pass input with requires_grad=False"):
+        mse_loss(Recorded(X), Y)
+
+    class Closed(Shared):
+        def __dlpack__(self, **options: Any) -> Any:
+            raise RuntimeError("Unsupported dtype in DLTensor.")
+
+        def __array__(self) -> Any:
+            return self.values
+
+    for arrays in (Closed(X), Y), (Y, Closed(X)):
+        name = "input" if arrays[1] is Y else "target"
+        message = rf"{name} cannot be shared as a numpy array: Unsup.*: pass np.asarray\({name}\)"
+        with pytest.raises(TypeError, match=message):
+            mse_loss(*arrays)
+
+
+class Series:
+    def to_numpy(self) -> Any:
+        raise AssertionError("must not be converted")
+
+
+class JitTracer:
+    shape = (3,)
+
+
+@pytest.mark.parametrize(
+    ("array", "instead"),
+    [
+        ([1.0, 2.0], r"list: pass np.asarray\(target\)"),
+        (2.0, r"float: pass np.asarray\(target\)"),
+        (np.ma.masked_array([1.0]), r": pass target.data, and where=~target.mask"),
+        (Series(), r"Series: pass target.to_numpy\(\)"),
+        (JitTracer(), "JitTracer, which is traced: call the loss outside of jit and grad"),
+        (None, "got NoneType$"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_to_pass_instead(array: Any, instead: str) -> None:
+    for library in (np.ones(2), torch.ones(2)):
+        with pytest.raises(TypeError, match=f"target must be a NumPy, CuPy or .*{instead}"):
+            mse_loss(library, array)
+
+
+def test_arrays_of_the_cuda_array_interface() -> None:
+    """Numba's device arrays are shared by it alone: results are CuPy arrays."""
+    emulator.require()
+    x = np.linspace(0, 1, 40, dtype=np.float32)
+
+    class DeviceArray:
+        __cuda_array_interface__ = x.__array_interface__
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            return x  # what stands for CuPy reads
+
+    with emulator.installed() as device:
+        value = mse_loss(DeviceArray(), device.asarray(np.zeros_like(x)))
+        assert type(value) is emulator.ndarray
+        np.testing.assert_allclose(value.get(), np.mean(x * x), rtol=1e-6)
+
+
+def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    x = torch.ones(3, dtype=torch.bfloat16)
+    with pytest.raises(
+        ModuleNotFoundError, match="bfloat16 needs ml_dtypes: pip install ml_dtypes"
+    ):
+        mse_loss(x, x)
+
+
+def imported(name: str) -> Any:
+    """A library of arrays, of the extra `arrays`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        requirements.missing(f"no {name}, which the extra arrays brings: {error}")
+
+
+def jax_arrays(host: Any) -> Any:
+    return imported("jax.numpy").asarray(host)
+
+
+def warp_arrays(host: Any) -> Any:
+    warp = imported("warp")
+    warp.config.quiet = True
+    return warp.array(np.asarray(host), device="cpu")
+
+
+@pytest.mark.exhaustive  # 250 MB of packages
+@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.parametrize("array", [jax_arrays, warp_arrays])
+def test_libraries_of_dlpack(array: Any) -> None:
+    x, y = X.astype(np.float32), Y.astype(np.float32)
+    kind = type(array(x))
+    for loss in (mse_loss, kl_div):
+        value, gradients = value_and_grad(loss, (0, 1))(array(x), array(y), reduction="sum")
+        expected = value_and_grad(loss, (0, 1))(x, y, reduction="sum")
+        results = zip((value, *gradients), (expected[0], *expected[1]), strict=True)
+        for got, wanted in results:
+            assert type(got) is kind
+            np.testing.assert_array_equal(np.asarray(got).reshape(wanted.shape), wanted)
+    classes = np.array([2, 0])
+    for target in (classes, array(classes)):
+        value = cross_entropy(array(x), target)
+        assert type(value) is kind
+        assert np.asarray(value).item() == cross_entropy(x, classes)
+    assert type(mse_loss(x, array(y))) is np.ndarray
+    assert type(mse_loss(torch.from_numpy(x), array(y))) is torch.Tensor
+    first, second = grad_and_hess(mse_loss)(array(x), y)
+    np.testing.assert_array_equal(np.asarray(first), 2 * (x - y))
+    np.testing.assert_array_equal(np.asarray(second), np.full((2, 3), 2))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_functions_of_losses_of_jax() -> None:
+    def task(x: Any, y: Any) -> Any:
+        return mse_loss(x, y) + 0.5 * kl_div(x, y, reduction="sum")
+
+    x, y = (array.astype(np.float32) for array in (X, Y))
+    value, gradient = value_and_grad(task)(jax_arrays(x), jax_arrays(y))
+    expected = value_and_grad(task)(x, y)
+    assert type(gradient) is type(jax_arrays(x))
+    np.testing.assert_allclose(np.asarray(value), expected[0], rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(gradient), expected[1], rtol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_jax_says_what_to_do() -> None:
+    jax = imported("jax")
+    x = jax_arrays(X)
+    for transformed in (jax.jit(mse_loss), jax.grad(mse_loss)):
+        with pytest.raises(TypeError, match="Tracer, which is traced: call the loss outside"):
+            transformed(x, x)
+    half = x.astype(imported("jax.numpy").bfloat16)
+    with pytest.raises(TypeError, match="input cannot be shared.*pass np.asarray"):
+        mse_loss(half, half)
+    assert mse_loss(np.asarray(half), np.asarray(half)) == 0
+    with pytest.raises(ValueError, match="input must be writeable to be overwritten"):
+        value_and_grad(cross_entropy)(x, np.array([0, 1]), overwrite_input=True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_warp_arrays_that_are_recorded() -> None:
+    x = warp_arrays(X)
+    x.requires_grad = True
+    with pytest.raises(ValueError, match="requires grad.*pass input with requires_grad=False"):
+        mse_loss(x, X)
+    x.requires_grad = False
+    assert np.asarray(mse_loss(x, X)).item() == 0

@@ -126,7 +126,13 @@ def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> N
     own += ["--reduction", "sum", "--gradient", f"{tmp_path}/g.npy"]
     (row,) = report(capsys, *own)["losses"]
     x, y, v = (operands[name] for name in ("input", "target", "var"))
-    keywords = {"full": True, "eps": 0.75, "scale": 2, "reduction": "sum", "where": where}
+    keywords: dict[str, Any] = {
+        "full": True,
+        "eps": 0.75,
+        "scale": 2,
+        "reduction": "sum",
+        "where": where,
+    }
     value, gradient = value_and_grad(cupy_losses.gaussian_nll_loss)(
         x, y, v, weight=operands["weight"], **keywords
     )

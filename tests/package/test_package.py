@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it does, what it ships, its examples."""
+"""The package as a whole: what importing it does, what it ships."""
 
 from __future__ import annotations
 
@@ -98,16 +98,18 @@ def test_lists_of_losses_are_current() -> None:
         assert f"`{name}(" in generator.page()
 
 
+def test_declarations_are_current() -> None:
+    """docs/declarations.py makes what type checkers read of `cupy_losses.nn`."""
+    for file, text in load(PACKAGE.parent / "docs" / "declarations.py").FILES.items():
+        assert file.read_text(encoding="utf-8") == text()
+
+
 def test_every_loss_is_tested() -> None:
     """The tables of the tests have all of them."""
     losses = set(load(PACKAGE.parent / "docs" / "losses.py").names())
     tested = {case.name for case in LOSSES if case.function is None}
     tested |= {case.name for case in ROWS} | {"triplet_margin_with_distance_loss"}
     assert losses == tested
-
-
-def run_example(name: str) -> Any:
-    return load(PACKAGE.parent / "examples" / f"{name}.py").main()
 
 
 def load(path: Path) -> Any:
@@ -118,11 +120,3 @@ def load(path: Path) -> Any:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
-
-
-def test_example_train_torch() -> None:
-    assert 0 < run_example("train_torch") < 0.1
-
-
-def test_example_fit_without_torch() -> None:
-    assert 0 < run_example("fit_without_torch") < 0.02

@@ -31,6 +31,7 @@ def commands(check: bool) -> list[list[str]]:
             *sources,
         ],
         [*python, "mypy"],
+        [*python, "pyright", "--pythonpath", sys.executable],
     ]
 
 

@@ -585,7 +585,7 @@ def _ranks(device: Device, rng: Any) -> None:
 def _two_launches(device: Device, rng: Any) -> None:
     """Rows that blocks all over the device share; their gradients may take their memory."""
     check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
-    with _planned(LONG_ROW=64, SPLIT_BLOCK=64):
+    with _planned(CACHE_LIMIT=1 << 10, SPLIT_BLOCK=64, SPLIT_VECTORS=1):
         x, target = _scores(rng, 3, 8501), rng.integers(0, 8501, 3)
         check((x, target))
         both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True), (0,))

@@ -18,6 +18,7 @@ import cupy_losses
 import cupy_losses.nn.functional as F
 from cupy_losses import nn
 from cupy_losses._api.entrance import known
+from cupy_losses._core.types import Reduction
 
 from ..tables.examples import Example, of_elements, of_rows
 from ..tables.losses import LOSSES, OF_TORCH, Case
@@ -128,7 +129,7 @@ def test_operands_alone(name: str) -> None:
 def test_batchmean(log_target: bool) -> None:
     """The reduction that is of `kl_div` alone."""
     example = next(example for example in EXAMPLES if example.name == "kl_div")
-    options = {"reduction": "batchmean", "log_target": log_target}
+    options: dict[str, Any] = {"reduction": "batchmean", "log_target": log_target}
     expected = example.results(torch.nn.functional.kl_div, **options)
     for loss in (F.kl_div, nn.KLDivLoss(**options)):
         given = options if loss is F.kl_div else {}
@@ -180,9 +181,9 @@ def test_what_torch_takes() -> None:
     """And this package does not, as docs/deviations.md says; a warning more of `kl_div`."""
     x, one = torch.ones(3), torch.tensor(1.0)
     with pytest.raises(TypeError, match="delta must be a real number"):
-        F.huber_loss(x, x, delta=one)
+        F.huber_loss(x, x, delta=one)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="full must be True or False"):
-        F.gaussian_nll_loss(x, x, x, 1)
+        F.gaussian_nll_loss(x, x, x, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got 'elementwise_mean'"):
         F.mse_loss(x, x, reduction="elementwise_mean")
     with pytest.warns(UserWarning, match="size_average|reduction") as caught:
@@ -208,9 +209,10 @@ def test_functions_of_this_package() -> None:
 
 def test_other_libraries_of_arrays() -> None:
     """NumPy arrays, and `value_and_grad` of a function that calls one of these."""
-    x = np.array([1.0, 3.0])
-    assert F.mse_loss(x, np.zeros(2), None, None, "sum") == 10
-    value, gradient = cupy_losses.value_and_grad(F.mse_loss)(x, np.zeros(2))
+    x: Any = np.array([1.0, 3.0])  # the signatures are torch's, of tensors
+    zero: Any = np.zeros(2)
+    assert F.mse_loss(x, zero, None, None, "sum") == 10
+    value, gradient = cupy_losses.value_and_grad(F.mse_loss)(x, zero)
     assert (float(value), gradient.tolist()) == (5.0, [1.0, 3.0])
 
 
@@ -342,7 +344,12 @@ def test_modules_of_this_package(case: Case) -> None:
 
 
 def weighted_rows(
-    input: Any, target: Any, margin: float = 1.0, *, weight: Any = None, reduction: str = "mean"
+    input: Any,
+    target: Any,
+    margin: float = 1.0,
+    *,
+    weight: Any = None,
+    reduction: Reduction = "mean",
 ) -> Any:
     """A loss of rows that torch might not have."""
     return cupy_losses.multi_margin_loss(

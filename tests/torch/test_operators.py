@@ -30,6 +30,7 @@ from cupy_losses import (
     pointwise_loss,
     value_and_grad,
 )
+from cupy_losses._core.types import Reduction
 from cupy_losses._libraries.torch import TorchCpu
 
 from ..tables.examples import of_elements, of_rows
@@ -180,6 +181,7 @@ def test_losses_of_users() -> None:
     x, y = tables()
     loss = cauchy()
     assert compiled(lambda x: loss(x, y), x) == loss(x, y)
+    assert compiled(loss, x, y) == loss(x, y)  # no function, but an object that is called
 
 
 def test_a_graph_of_a_loss_that_is_not_defined() -> None:
@@ -192,6 +194,10 @@ def test_a_graph_of_a_loss_that_is_not_defined() -> None:
     assert other != asked
     with pytest.raises(ValueError, match="no loss of the name 'cauchy' with the formula"):
         evaluate(other, [x, y])
+
+
+def of_itself(x: Tensor) -> Tensor:
+    return mse_loss(x, x)
 
 
 def in_check_values(x: Tensor) -> Any:
@@ -215,7 +221,7 @@ def in_check_values(x: Tensor) -> Any:
         ),
         (lambda x: compiled(cupy_losses.grad_and_hess(mse_loss), x, x), "grad_and_hess, which"),
         (
-            lambda x: compiled(value_and_grad(lambda x: mse_loss(x, x)), x),
+            lambda x: compiled(value_and_grad(of_itself), x),
             "value_and_grad, which",
         ),
         (in_check_values, "check_values reads the operands"),
@@ -226,7 +232,10 @@ def in_check_values(x: Tensor) -> Any:
             "input is not overwritten inside",
         ),
         (lambda x: compiled(lambda x: mse_loss(x, x[:3]), x), r"target of shape \(3, 5\) does not"),
-        (lambda x: compiled(lambda x: mse_loss(x, x, reduction="bad"), x), "reduction must be"),
+        (
+            lambda x: compiled(lambda x: mse_loss(x, x, reduction="bad"), x),  # type: ignore[arg-type]
+            "reduction must be",
+        ),
         (
             lambda x: jvp(lambda y: jvp(lambda z: mse_loss(z, x), (y,), (x,))[1], (x,), (x,)),
             "forward-mode derivatives of forward-mode derivatives",
@@ -331,7 +340,7 @@ def test_dual_tensors_meet_graphs() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_vmap_over_backward_passes(reduction: str) -> None:
+def test_vmap_over_backward_passes(reduction: Reduction) -> None:
     """Of a graph that was made outside, as torch.vmap's own examples do; and of its gradient."""
     x, y = tables()
     leaf = x.clone().requires_grad_()

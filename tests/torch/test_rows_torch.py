@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import cupy_losses
 from cupy_losses import check_values, cross_entropy, nll_loss, value_and_grad
+from cupy_losses._core.types import Reduction
 
 from ..tables.arrays import DTYPES, Library
 from ..tables.rows import ROWS, RowCase
@@ -564,7 +565,7 @@ def logits_and_target(library: Library, dtype: str = "float32") -> tuple[Any, An
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_overwritten(library: Library, dtype: str, reduction: str) -> None:
+def test_overwritten(library: Library, dtype: str, reduction: Reduction) -> None:
     input, target = logits_and_target(library, dtype)
     both = value_and_grad(cross_entropy)
     expected = [library.host(x).copy() for x in both(input, target, reduction=reduction)]

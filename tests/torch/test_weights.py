@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cupy_losses
 from cupy_losses import cross_entropy, mse_loss, multi_margin_loss, nll_loss
+from cupy_losses._core.types import Reduction
 
 from ..tools.levels import case
 
@@ -282,7 +283,7 @@ def test_nothing_left() -> None:
 
 
 @pytest.mark.parametrize("reduction", EVERY)
-def test_only_the_weight_requires_grad(reduction: str) -> None:
+def test_only_the_weight_requires_grad(reduction: Reduction) -> None:
     (weight,) = leaves((CLASSES,))
     value = nll_loss(LOGITS, TARGET, weight=weight, reduction=reduction)
     got = torch.autograd.grad(value.sum(), weight)

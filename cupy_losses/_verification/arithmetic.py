@@ -1,0 +1,85 @@
+"""A formula and its derivatives in an arithmetic: that of devices, of the host, or a wider one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._host.dual import Dual, plain, slope_of
+
+Array = npt.NDArray[Any]
+Formula = Callable[..., Any]
+Quantity = tuple[int, ...]
+"""A derivative by these operands, in ascending order; () is the value."""
+
+WIDE = np.longdouble
+
+
+class Rounded(np.ndarray[Any, Any]):
+    """An array whose arithmetic stays in its dtype, as on a device, whatever it meets."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(isinstance(x, Dual) for x in inputs):
+            return NotImplemented
+        given = [_floating_as(self.dtype, x) for x in inputs]
+        return _viewed(self.dtype, getattr(ufunc, method)(*given, **options))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        if any(issubclass(kind, Dual) for kind in types):
+            return NotImplemented
+        return _viewed(self.dtype, super().__array_function__(function, types, args, options))
+
+
+def _floating_as(dtype: npt.DTypeLike, x: Any) -> Any:
+    array = np.asarray(x)
+    return array.astype(dtype) if array.dtype.kind == "f" else array
+
+
+def _viewed(dtype: npt.DTypeLike, result: Any) -> Any:
+    array = np.asarray(result)
+    return array.astype(dtype).view(Rounded) if array.dtype.kind == "f" else result
+
+
+def quantities(operands: int) -> Iterator[Quantity]:
+    """The value, the first and the second derivatives."""
+    for order in range(3):
+        yield from itertools.combinations_with_replacement(range(operands), order)
+
+
+def derivatives(
+    formula: Formula, points: Sequence[Array], parameters: Mapping[str, float]
+) -> dict[Quantity, Array]:
+    """All quantities of a formula at points, in the arithmetic of their dtype.
+
+    Narrower than the wide one, it is that of a device: parameters and constants are rounded too.
+    """
+    dtype = points[0].dtype
+    x = [point if dtype == WIDE else point.view(Rounded) for point in points]
+    given = {name: float(value) for name, value in rounded(parameters, dtype).items()}
+    found: dict[Quantity, Array] = {}
+    for quantity in quantities(len(points)):
+        if len(quantity) < 2:
+            continue
+        j, k = quantity
+        own: list[Any] = list(x)
+        own[k] = Dual(own[k], np.ones_like(own[k]))
+        own = [Dual(number, float(n == j)) for n, number in enumerate(own)]
+        result = formula(*own, **given)
+        slope = slope_of(result)
+        for order, part in enumerate((result, slope, slope_of(slope))):
+            found[quantity[:order]] = _of_points(plain(part), points[0])
+    return found
+
+
+def rounded(parameters: Mapping[str, float], dtype: npt.DTypeLike) -> dict[str, float]:
+    """The parameters as a device has them for operands of a dtype."""
+    return {name: float(np.asarray(value, dtype)) for name, value in parameters.items()}
+
+
+def _of_points(x: Any, like: Array) -> Array:
+    array: Array = np.asarray(x)
+    return np.broadcast_to(array.astype(like.dtype), like.shape)
