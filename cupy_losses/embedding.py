@@ -1,6 +1,7 @@
-"""Losses of vectors, which lie along the last axis: angles and distances between them.
+"""Losses of vectors: angles and distances between them.
 
-Vectors, and what there is one of for each, broadcast against each other; arrays of vectors have the
+The components of a vector lie along `axis`, by default the last one. Nothing is moved or copied for
+it, and gradients lie as their operands do. Vectors, and what there is one of for each, broadcast against each other; arrays of vectors have the
 same number of dimensions. A triplet may be of shape (): vectors of one component.
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ._api.entrance import Prepared, call_of, loss_function, prepare_of, prepared_by
-from ._core.arguments import Flag, Real
+from ._core.arguments import Flag, Integer, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
@@ -65,7 +66,7 @@ _COSINE_EMBEDDING = RowLoss(
 )
 
 
-@loss_function(margin=Real())
+@loss_function(margin=Real(), axis=Integer())
 def cosine_embedding_loss(
     input1: ArrayT,
     input2: Array,
@@ -74,6 +75,7 @@ def cosine_embedding_loss(
     margin: float = 0.0,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the angle between two vectors is from what it should be.
 
@@ -84,12 +86,13 @@ def cosine_embedding_loss(
     1e-12)). Other targets give 0. At the margin the derivative is that of the right side.
 
     Args:
-        input1: The vectors, of shape (…, D).
+        input1: The vectors, of shape (…, D), or with D at `axis`.
         input2: Others, a shape of as many dimensions that broadcasts with `input1`.
         target: 1 for vectors that should be alike, -1 for those that should not, of shape (…).
         margin: The cosine up to which vectors are not alike.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        axis: The axis of `input1` and `input2` that the components of a vector lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -101,8 +104,10 @@ def cosine_embedding_loss(
     [1.0, 1.0]
 
     """
-    operands = input1, input2, target
-    return call_of(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,), scale=scale)
+    operands, parameters = (input1, input2, target), (margin,)
+    return call_of(
+        _COSINE_EMBEDDING, operands, reduction, parameters=parameters, scale=scale, axis=axis
+    )
 
 
 # The norms that the kernels tell apart: 0, 1, 2, any other and infinity.
@@ -203,7 +208,13 @@ _TRIPLET_MARGIN = {
 }
 
 
-@loss_function(margin=_MARGIN, p=Real(minimum=0.0, infinite=True), eps=Real(), swap=Flag())
+@loss_function(
+    margin=_MARGIN,
+    p=Real(minimum=0.0, infinite=True),
+    eps=Real(),
+    swap=Flag(),
+    axis=Integer(),
+)
 def triplet_margin_loss(
     anchor: ArrayT,
     positive: Array,
@@ -215,6 +226,7 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far a vector is from being nearer to one vector than to another by a margin.
 
@@ -226,7 +238,7 @@ def triplet_margin_loss(
     the margin the derivative is that of the right side.
 
     Args:
-        anchor: The vectors, of shape (…, D).
+        anchor: The vectors, of shape (…, D), or with D at `axis`.
         positive: Those that they should be near to, a shape of as many dimensions that broadcasts.
         negative: Those that they should be far from, a shape of as many dimensions that broadcasts.
         margin: How much nearer, above 0.
@@ -235,6 +247,7 @@ def triplet_margin_loss(
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        axis: The axis that the components of a vector lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -249,10 +262,8 @@ def triplet_margin_loss(
     """
     norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(p, _OTHER)
     parameters = margin, 1.0 if norm == _INFINITE else p, eps
-    loss = _TRIPLET_MARGIN[norm, swap]
-    return call_of(
-        loss, (anchor, positive, negative), reduction, parameters=parameters, scale=scale
-    )
+    loss, operands = _TRIPLET_MARGIN[norm, swap], (anchor, positive, negative)
+    return call_of(loss, operands, reduction, parameters=parameters, scale=scale, axis=axis)
 
 
 def _prepare_with_distance(

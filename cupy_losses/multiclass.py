@@ -1,8 +1,8 @@
 """Losses of one class in many, or of several labels, from the scores of all classes.
 
-The scores of a row lie along axis 1 of `input`, (N, C) or (N, C, d1, …), or along the only one,
-(C,), in `cross_entropy` and `nll_loss`, and along the last axis in the others. Targets that are
-classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
+The scores of a row lie along `axis` of `input`: by default axis 1, (N, C) or (N, C, d1, …), or the
+only one, (C,), in `cross_entropy` and `nll_loss`, and the last axis in the others. Nothing is moved
+or copied for it, and gradients lie as their operands do. Targets that are classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
 gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read. One class,
 or label, may have shape () or (1,), as in torch.
 
@@ -93,8 +93,9 @@ def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     }
 
 
-def _by_counts(z_loss: float = 0.0) -> Call:
-    return Call(_OF_PROBABILITIES[False, z_loss != 0, False], "none", (0.0, z_loss), False, False)
+def _by_counts(call: Call, z_loss: float = 0.0) -> Call:
+    loss = _OF_PROBABILITIES[False, z_loss != 0, False]
+    return Call(loss, "none", (0.0, z_loss), False, False, axis=call.axis)
 
 
 def _smoothing_by_counts(
@@ -102,7 +103,7 @@ def _smoothing_by_counts(
 ) -> tuple[Call, Any]:
     """What the smoothing adds by weights that are not that of the class."""
     share = call.named_parameters["label_smoothing"] / max(columns, 1)
-    return _by_counts(), share * (weight - own_weight)
+    return _by_counts(call), share * (weight - own_weight)
 
 
 def _probabilities_by_counts(
@@ -111,7 +112,7 @@ def _probabilities_by_counts(
     given = call.named_parameters
     smoothing = given["label_smoothing"]
     smoothed = (1.0 - smoothing) * target + smoothing / max(columns, 1)
-    return _by_counts(given["z_loss"]), weight * smoothed
+    return _by_counts(call, given["z_loss"]), weight * smoothed
 
 
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
@@ -164,6 +165,7 @@ _OF_PROBABILITIES = {
     label_smoothing=Real(minimum=0.0, maximum=1.0),
     z_loss=Real(minimum=0.0),
     overwrite_input=Flag(),
+    axis=Integer(),
 )
 def cross_entropy(
     input: ArrayT,
@@ -176,6 +178,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     overwrite_input: bool = False,
+    axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-odds.
 
@@ -193,7 +196,7 @@ def cross_entropy(
     is overwritten. Arrays that share memory with `input` are refused.
 
     Args:
-        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …).
+        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
         target: The classes, integers of shape (), (N,) or (N, d1, …); or their probabilities, of
             the shape of `input`.
         weight: The weight of each class, of shape (C,), or None.
@@ -203,6 +206,7 @@ def cross_entropy(
         label_smoothing: How much of y is spread over all classes, in [0, 1].
         z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
         overwrite_input: Whether the gradient may take the memory of `input`.
+        axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -219,16 +223,17 @@ def cross_entropy(
     """
     options = label_smoothing != 0, z_loss != 0, overwrite_input
     if not _is_floating(target):
-        loss, parameters = _CROSS_ENTROPY[options], (ignore_index, label_smoothing, z_loss)
-        return call_of(loss, (input, target), reduction, weight, parameters=parameters, scale=scale)
-    if ignore_index >= 0:
-        raise ValueError(
-            "ignore_index is not supported where target is probabilities, of a floating dtype, "
-            f"got {ignore_index}"
-        )
-    loss = _OF_PROBABILITIES[options]
+        loss = _CROSS_ENTROPY[options]
+        parameters: tuple[float | int, ...] = ignore_index, label_smoothing, z_loss
+    else:
+        if ignore_index >= 0:
+            raise ValueError(
+                "ignore_index is not supported where target is probabilities, of a floating dtype, "
+                f"got {ignore_index}"
+            )
+        loss, parameters = _OF_PROBABILITIES[options], (label_smoothing, z_loss)
     return call_of(
-        loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss), scale=scale
+        loss, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
     )
 
 
@@ -257,7 +262,7 @@ _NLL = RowLoss(
 )
 
 
-@loss_function(ignore_index=Integer())
+@loss_function(ignore_index=Integer(), axis=Integer())
 def nll_loss(
     input: ArrayT,
     target: Array,
@@ -266,6 +271,7 @@ def nll_loss(
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     ignore_index: int = -100,
+    axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-probabilities.
 
@@ -274,12 +280,13 @@ def nll_loss(
     The mean divides by the sum of w_t over the rows that are not ignored.
 
     Args:
-        input: The log-probabilities, of shape (C,), (N, C) or (N, C, d1, …).
+        input: The log-probabilities, of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
         target: The classes, integers of shape (), (N,) or (N, d1, …).
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
+        axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -290,8 +297,9 @@ def nll_loss(
     2.5
 
     """
+    parameters = (ignore_index,)
     return call_of(
-        _NLL, (input, target), reduction, weight, parameters=(ignore_index,), scale=scale
+        _NLL, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
     )
 
 
@@ -327,7 +335,7 @@ _MULTI_MARGIN = {
 }
 
 
-@loss_function(p=Choice((1, 2)), margin=Real())
+@loss_function(p=Choice((1, 2)), margin=Real(), axis=Integer())
 def multi_margin_loss(
     input: ArrayT,
     target: Array,
@@ -337,6 +345,7 @@ def multi_margin_loss(
     weight: Array | None = None,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all other classes are from being a margin below the class's.
 
@@ -346,13 +355,14 @@ def multi_margin_loss(
     The derivative at the margin is 0. The mean divides by the number of rows.
 
     Args:
-        input: The scores, of shape (…, C).
+        input: The scores, of shape (…, C), or with C at `axis`.
         target: The classes, integers of shape (…).
         p: The exponent, 1 or 2.
         margin: The margin.
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        axis: The axis of `input` that the scores of a row lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -364,8 +374,10 @@ def multi_margin_loss(
     0.125
 
     """
-    loss = _MULTI_MARGIN[p == 2]
-    return call_of(loss, (input, target), reduction, weight, parameters=(margin,), scale=scale)
+    loss, parameters = _MULTI_MARGIN[p == 2], (margin,)
+    return call_of(
+        loss, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
+    )
 
 
 def _multilabel_margin(rows: Rows) -> Evaluated:
@@ -396,9 +408,14 @@ _MULTILABEL_MARGIN = MultilabelLoss(
 )
 
 
-@loss_function()
+@loss_function(axis=Integer())
 def multilabel_margin_loss(
-    input: ArrayT, target: Array, *, reduction: Reduction = "mean", scale: float | Array = 1.0
+    input: ArrayT,
+    target: Array,
+    *,
+    reduction: Reduction = "mean",
+    scale: float | Array = 1.0,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
 
@@ -408,11 +425,12 @@ def multilabel_margin_loss(
     A label that is listed twice counts twice. The derivative at the margin is 0.
 
     Args:
-        input: The scores, of shape (…, C).
+        input: The scores, of shape (…, C), or with C at `axis`.
         target: The labels that hold, integers of the same shape: those of a row come first, a
             negative one ends them.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        axis: The axis of `input` and `target` that the scores of a row lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -423,4 +441,4 @@ def multilabel_margin_loss(
     0.16666666666666666
 
     """
-    return call_of(_MULTILABEL_MARGIN, (input, target), reduction, scale=scale)
+    return call_of(_MULTILABEL_MARGIN, (input, target), reduction, scale=scale, axis=axis)

@@ -40,11 +40,13 @@ def call_of(
     where: Array | None = None,
     parameters: tuple[float | int, ...] = (),
     scale: float | Array = 1.0,
+    axis: int | None = None,
 ) -> Prepared[Any]:
     """A call of `loss` and its operands."""
     scaled = type(scale) is not float
     if not scaled and scale == 1.0 and weight is None and where is None:
-        return Call(loss, reduction, parameters, False, False), operands  # type: ignore[return-value]
+        call = Call(loss, reduction, parameters, False, False, 1.0, False, axis)
+        return call, operands  # type: ignore[return-value]
     if reduction == "none" and (scaled or scale != 1.0):
         raise ValueError("scale must be 1 with reduction 'none': pass a weight")
     if weight is not None:
@@ -54,7 +56,7 @@ def call_of(
     if scaled:
         operands, scale = (*operands, scale), 1.0
     weighted, masked = weight is not None, where is not None
-    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled)
+    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled, axis)
     return call, operands  # type: ignore[return-value]
 
 

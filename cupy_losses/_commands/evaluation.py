@@ -17,6 +17,7 @@ import numpy as np
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
 from .._core.pointwise import PointwiseFormula
+from .._core.rows import RowFormula
 from .._core.shapes import Shape
 from .._host.chunks import spec
 from .._libraries.numpy import on_host
@@ -116,12 +117,13 @@ class Evaluation:
         shapes = [array.shape for array in self._host]
         if not all(shapes[k] == shape for k in self._wanted[:count]):
             return False
-        if isinstance(self._call.loss, PointwiseFormula):
+        call = self._call
+        if not isinstance(call.loss, RowFormula):
             return len(shape) > 0
+        if call.loss.axis(shape, call.axis) == 0:
+            return False
         pairs = zip(self._call.names, shapes, strict=True)
-        return len(shape) > 1 and all(
-            name == "weight" or own[:1] == shape[:1] for name, own in pairs
-        )
+        return all(name == "weight" or own[:1] == shape[:1] for name, own in pairs)
 
     def _at(self, place: Place) -> list[Array]:
         """A part of the operands, on the host."""

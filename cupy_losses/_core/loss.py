@@ -191,7 +191,8 @@ class Call(NamedTuple):
 
     The value and all derivatives of a reduced loss are multiplied by `scale`, or, where the call is
     `scaled`, by that array. Plans and shapes are those of the call `unscaled`, and on the host the
-    array has become the number.
+    array has become the number. The elements of a row of a loss over rows lie along `axis`, or
+    where they lie by default.
     """
 
     loss: Loss
@@ -201,6 +202,7 @@ class Call(NamedTuple):
     masked: bool
     scale: float = 1.0
     scaled: bool = False
+    axis: int | None = None
 
     @property
     def extra(self) -> int:

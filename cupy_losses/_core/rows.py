@@ -31,9 +31,10 @@ ELEMENTS, INDEX, NUMBER, LABELS = "elements", "index", "number", "labels"
 class RowFormula(Loss):
     """A loss of rows without its kernels: what it is made of on the device and on the host.
 
-    The elements of a row lie along axis 1 (0 of an array of one dimension) where `classes` is set,
-    else along the last one. A weight, where the loss takes one, has one number a class: that of its
-    target counts for a row and, where `weighs_elements` is set, that of each element.
+    The elements of a row lie along the axis that a call names, by default axis 1 where `classes` is
+    set, which may also be the only one, else the last one. A weight, where the loss takes one, has
+    one number a class: that of its target counts for a row and, where `weighs_elements` is set,
+    that of each element.
 
     Attributes:
         struct: The class template of the formula in C++, of the arithmetic type, `options`, where
@@ -79,19 +80,36 @@ class RowFormula(Loss):
         if self.classes and not shape:
             return None  # `shape_of` refuses it
         shape = shape or (1,)
-        last = shape[self.axis(shape)] - 1
+        last = shape[self.axis(shape, call.axis)] - 1
         if role == LABELS:
             return Domain(-1, last)
         ignored = call.named_parameters.get("ignore_index")
         return Domain(0, last, () if ignored is None else (ignored,))
 
-    def axis(self, shape: Shape) -> int:
-        """The axis of `shape` that the elements of a row lie along."""
-        return min(1, len(shape) - 1) if self.classes else len(shape) - 1
+    def axis(self, shape: Shape, given: int | None) -> int:
+        """The axis of `shape` that the elements of a row lie along, given that of a call."""
+        given = self._or_default(given)
+        if self.classes and given == 1 and len(shape) == 1:
+            return 0
+        if not -len(shape) <= given < len(shape):
+            raise ValueError(
+                f"axis must be in {-len(shape)} … {len(shape) - 1} for rows in shape {shape}, "
+                f"got {given}"
+            )
+        return given % len(shape)
 
-    def rows_of(self, shape: Shape) -> Shape:
+    def is_from_front(self, shape: Shape, given: int | None) -> bool:
+        """Whether that axis is counted from the front: it stays the same with more axes behind."""
+        return self._or_default(given) == self.axis(shape, given)
+
+    def _or_default(self, given: int | None) -> int:
+        if given is None:
+            return 1 if self.classes else -1
+        return given
+
+    def rows_of(self, shape: Shape, given: int | None) -> Shape:
         """The shape of the rows: that of one number for each."""
-        axis = self.axis(shape)
+        axis = self.axis(shape, given)
         return shape[:axis] + shape[axis + 1 :]
 
     def role(self, name: str) -> str:
@@ -102,12 +120,12 @@ class RowFormula(Loss):
         """The rows, or the sum of the weights of those that are not ignored."""
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
-        rows = 1.0 * math.prod(self.rows_of(shape))  # which may be symbolic
+        rows = 1.0 * math.prod(self.rows_of(shape, call.axis))  # which may be symbolic
         return Denominator(rows, self.weighted_mean, leaves_out=True)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
         """The shape of the value of a call."""
-        return self.rows_of(shape) if call.reduction == "none" else ()
+        return self.rows_of(shape, call.axis) if call.reduction == "none" else ()
 
     def result_dtype(self, call: Call, operands: Sequence[ArraySpec], autocast: bool) -> str:
         """The dtype that the operands of elements promote to."""
@@ -181,8 +199,8 @@ class RowFormula(Loss):
             raise ValueError(f"{elements[0]} must have at least one dimension")
         shape = shape or (1,)  # a row of one element
         for name in self.operands:
-            shape = self._of_targets(shape, self.role(name), named[name].shape)
-        rows, columns = self.rows_of(shape), shape[self.axis(shape)]
+            shape = self._of_targets(call, shape, self.role(name), named[name].shape)
+        rows, columns = self.rows_of(shape, call.axis), shape[self.axis(shape, call.axis)]
         for name, operand in named.items():
             role = self.role(name)
             expected = {INDEX: rows, NUMBER: rows, LABELS: shape, "weight": (columns,)}.get(role)
@@ -200,15 +218,15 @@ class RowFormula(Loss):
                 )
         return shape
 
-    def _of_targets(self, shape: Shape, role: str, targets: Shape) -> Shape:
+    def _of_targets(self, call: Call, shape: Shape, role: str, targets: Shape) -> Shape:
         """The shape of the elements where an operand of each row adds to it, as torch has it.
 
         The loss of one row has the shape of its index. Numbers broadcast where elements do.
         """
-        rows = self.rows_of(shape)
+        rows, axis = self.rows_of(shape, call.axis), self.axis(shape, call.axis)
         one = role == INDEX and not self.classes and _is_one(rows) and _is_one(targets)
         if one or (role == NUMBER and self.broadcasts and _broadcasts(rows, targets)):
-            return (*targets, shape[-1])
+            return (*targets[:axis], shape[axis], *targets[axis:])
         return shape
 
     def _check_dtype(self, name: str, operand: ArraySpec) -> None:
@@ -252,8 +270,8 @@ def row_space(
     """
     own = operands[request.extra :]
     shape = loss.shape_of(call, own)
-    axis = loss.axis(shape)
-    rows = loss.rows_of(shape)
+    axis = loss.axis(shape, call.axis)
+    rows = loss.rows_of(shape, call.axis)
 
     def of_rows(operand: ArraySpec) -> Shape:
         steps = broadcast_strides(operand, rows)

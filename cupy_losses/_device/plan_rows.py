@@ -96,7 +96,7 @@ def make_plan(
     library: DeviceLibrary, problem: Problem, loss: RowFormula, launches: type[RowLaunches]
 ) -> Plan:
     """Decide how to evaluate a request of a loss of rows."""
-    if math.prod(loss.rows_of(problem.shape)) == 0:
+    if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
         return empty_plan(library, problem)
     return launches(library, problem, loss).plan()
 
@@ -196,7 +196,7 @@ class RowLaunches(Launches):
         self._space: RowSpace = space
         self._axes = memory_order(space.shape, space.strides)
         self._row_axes = [axis for axis in self._axes if axis != space.axis]
-        self._rows = math.prod(loss.rows_of(space.shape))
+        self._rows = math.prod(loss.rows_of(space.shape, problem.call.axis))
         self._columns = space.shape[space.axis]
         # In the order of the kernels, the weights last.
         order = list(range(len(problem.operands)))

@@ -106,8 +106,8 @@ class _Operands:
         shape: Shape,
     ) -> None:
         self.loss = loss
-        self.axis = loss.axis(shape)
-        self.rows = loss.rows_of(shape)
+        self.axis = loss.axis(shape, call.axis)
+        self.rows = loss.rows_of(shape, call.axis)
         self.columns = shape[self.axis]
         self.shape = (*self.rows, self.columns)
         leading, own = operands[request.denominator : request.extra], operands[request.extra :]

@@ -101,8 +101,10 @@ class _Batch:
         self._outputs = [output for output in outputs if output is not None]
         # Losses of half precision are added up as float32.
         self._autocast = autocast or (request.value and call.reduction != "none")
-        # The classes stay at axis 1, so that the batch goes behind.
-        self._is_behind = isinstance(loss, RowFormula) and loss.classes and len(self._shape) > 1
+        # An axis that is counted from the front stays where it is, so that the batch goes behind.
+        self._is_behind = isinstance(loss, RowFormula) and loss.is_from_front(
+            self._shape, call.axis
+        )
         names = request.names(call)
         self._operands = [
             self._placed(name, tensor, dim)
@@ -149,7 +151,7 @@ class _Batch:
         """A grad_output of each sample as one of each of its elements or rows."""
         loss, shape = self._call.loss, self._shape
         if isinstance(loss, RowFormula):
-            shape = loss.rows_of(shape)
+            shape = loss.rows_of(shape, self._call.axis)
         elif loss.sums_last_axis(self._each):
             shape = (*shape[:-1], 1)
         # One that is divided may be too small for half precision.

@@ -80,8 +80,12 @@ def written(asked: Asked) -> str:
     """
     call, request, autocast = asked.call, asked.request, asked.autocast
     given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
-    text = json.dumps({name: value for name, value in given.items() if value})
+    text = json.dumps({name: value for name, value in given.items() if _is_set(name, value)})
     return text.replace('"', "'")
+
+
+def _is_set(name: str, value: Any) -> bool:
+    return value is not None if name == "axis" else bool(value)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,6 +103,7 @@ def read(text: str) -> Asked:
         given.pop("masked", False),
         given.pop("scale", 0.0),
         given.pop("scaled", False),
+        given.pop("axis", None),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)

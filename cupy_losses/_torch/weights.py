@@ -131,7 +131,7 @@ def _of_rows(
 ) -> tuple[list[_Part], Tensor]:
     """Each row without weights times the weight of its class, and what weighs its elements."""
     weight, *own = _wide(operands[0]), *operands[1:]
-    axis = loss.axis(shape)
+    axis = loss.axis(shape, call.axis)
     of_elements = weight.reshape(-1, *[1] * (len(shape) - 1 - axis))
     columns = shape[axis]
     named = dict(zip(loss.operands, own, strict=True))
@@ -140,7 +140,7 @@ def _of_rows(
         assert loss.counts is not None
         each, counts = loss.counts(call, columns, of_elements, target)
         return [_Part(each, (input, counts), 1.0, (1, -1))], weight
-    left, share = weights_of_rows(call, target.reshape(loss.rows_of(shape)), weight)
+    left, share = weights_of_rows(call, target.reshape(loss.rows_of(shape, call.axis)), weight)
     unweighted = call._replace(reduction="none", weighted=False)
     parts = [_Part(unweighted, own, share, range(1, 3))]
     if loss.counts is not None:
