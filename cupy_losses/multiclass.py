@@ -2,14 +2,21 @@
 
 The scores of a row lie along `axis` of `input`: by default axis 1, (N, C) or (N, C, d1, …), or the
 only one, (C,), in `cross_entropy` and `nll_loss`, and the last axis in the others. Nothing is moved
-or copied for it, and gradients lie as their operands do. Targets that are classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
-gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read. One class,
-or label, may have shape () or (1,), as in torch.
+or copied for it, and gradients lie as their operands do. Targets that are classes are integers of
+any dtype in 0 … C - 1. For one that is out of range the loss and the gradient of the row are NaN,
+see `check_values`; no memory outside of the arrays is read. One class, or label, may have shape ()
+or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
 bfloat16 are computed in float32. No rows have mean NaN and sum 0. `scale` is what
 `cupy_losses.regression` says.
+
+`where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
+`reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
+if it is NaN, has the gradient 0, and is not counted by the mean. The weight multiplies the loss of
+a row, and a mean then divides by the sum of the weights of the rows that count, each times that of
+its class where the mean divides by weights of classes. torch's autograd differentiates by it.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -178,6 +185,8 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     overwrite_input: bool = False,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
     axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-odds.
@@ -206,6 +215,8 @@ def cross_entropy(
         label_smoothing: How much of y is spread over all classes, in [0, 1].
         z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
         overwrite_input: Whether the gradient may take the memory of `input`.
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
@@ -221,7 +232,7 @@ def cross_entropy(
     [0.6931]
 
     """
-    options = label_smoothing != 0, z_loss != 0, overwrite_input
+    options, operands = (label_smoothing != 0, z_loss != 0, overwrite_input), (input, target)
     if not _is_floating(target):
         loss = _CROSS_ENTROPY[options]
         parameters: tuple[float | int, ...] = ignore_index, label_smoothing, z_loss
@@ -232,9 +243,7 @@ def cross_entropy(
                 f"got {ignore_index}"
             )
         loss, parameters = _OF_PROBABILITIES[options], (label_smoothing, z_loss)
-    return call_of(
-        loss, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
-    )
+    return call_of(loss, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _is_floating(array: Array) -> bool:
@@ -271,6 +280,8 @@ def nll_loss(
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     ignore_index: int = -100,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
     axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-probabilities.
@@ -286,6 +297,8 @@ def nll_loss(
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
@@ -297,10 +310,8 @@ def nll_loss(
     2.5
 
     """
-    parameters = (ignore_index,)
-    return call_of(
-        _NLL, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
-    )
+    operands, parameters = (input, target), (ignore_index,)
+    return call_of(_NLL, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _multi_margin(squared: bool) -> Any:
@@ -345,6 +356,8 @@ def multi_margin_loss(
     weight: Array | None = None,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
     axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all other classes are from being a margin below the class's.
@@ -362,6 +375,8 @@ def multi_margin_loss(
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the scores of a row lie along.
 
     Returns:
@@ -374,10 +389,8 @@ def multi_margin_loss(
     0.125
 
     """
-    loss, parameters = _MULTI_MARGIN[p == 2], (margin,)
-    return call_of(
-        loss, (input, target), reduction, weight, parameters=parameters, scale=scale, axis=axis
-    )
+    loss, operands, parameters = _MULTI_MARGIN[p == 2], (input, target), (margin,)
+    return call_of(loss, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _multilabel_margin(rows: Rows) -> Evaluated:
@@ -415,6 +428,8 @@ def multilabel_margin_loss(
     *,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
     axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
@@ -430,6 +445,8 @@ def multilabel_margin_loss(
             negative one ends them.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` and `target` that the scores of a row lie along.
 
     Returns:
@@ -441,4 +458,6 @@ def multilabel_margin_loss(
     0.16666666666666666
 
     """
-    return call_of(_MULTILABEL_MARGIN, (input, target), reduction, scale=scale, axis=axis)
+    return call_of(
+        _MULTILABEL_MARGIN, (input, target), reduction, None, where, (), scale, sample_weight, axis
+    )

@@ -186,8 +186,9 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
     """The request for a value and its gradients."""
-    loss, reduction, _, weighted, masked, *_ = call
-    key = loss.key, reduction, weighted, masked, argnums, *[x.dtype for x in operands]
+    loss, reduction, _, weighted, masked, *_, sampled = call
+    dtypes = [x.dtype for x in operands]
+    key = loss.key, reduction, weighted, masked, sampled, argnums, *dtypes
     request = _requests.get(key)
     if request is None:
         request = Request(wanted=_wanted(call, operands, argnums))

@@ -60,18 +60,24 @@ class Rows(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Some rows of a request, and which of them are ignored and which have no valid target."""
+    """Some rows of a request, their weights, which are ignored and which have no valid target."""
 
     rows: Rows
     grad_output: Array | None
+    sample_weight: Array | float
     ignored: Array
     invalid: Array
 
     def settle(self, x: Number, along: bool) -> Array:
-        """The numbers of a formula, or their slopes along the tangents of the request."""
+        """The numbers of a formula, or their slopes along the tangents of the request, weighted."""
         if along:
             x = slope_of(x)
+        x = self.sample_weight * x
         return self.mask(x if self.grad_output is None else self.grad_output * x)
+
+    def counts(self, weight: Array | float) -> Array:
+        """What the rows add to a denominator that sums weights of theirs."""
+        return np.where(self.ignored, 0.0, self.sample_weight * weight)
 
     def mask(self, x: Array) -> Array:
         """0 for rows that are ignored, NaN for those whose target is out of range."""
@@ -117,6 +123,8 @@ class _Operands:
             for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
         named = dict(zip(call.names, own, strict=True))
+        self._where = self._of_rows(named["where"]) if call.masked else None
+        self._sample_weight = self._of_rows(named["sample_weight"]) if call.sampled else None
         self._weight = named["weight"].astype(np.float64) if call.weighted else 1.0
         self._views = {
             name: self._of_rows(named[name])
@@ -141,17 +149,25 @@ class _Operands:
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
         return at, np.moveaxis(along_rows, -1, axis)
 
+    def weight_in_mean(self, chunk: _Chunk) -> Array | float:
+        """The weight of the class of each row, where a mean divides by it."""
+        if not self.loss.weighted_mean:
+            return 1.0
+        target = next(name for name in self.loss.operands if self.loss.role(name) == INDEX)
+        # A row whose target is out of range has no class: NaN would reach the gradients of others.
+        return np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
+
     def at(self, index: ChunkIndex) -> _Chunk:
         """The rows at an index."""
         operands: dict[str, Number] = {}
-        ignored: Array = np.zeros((), bool)
-        invalid = ignored
+        left_out: Array = np.zeros((), bool) if self._where is None else ~self._where[index]
+        ignored, invalid = left_out, np.zeros((), bool)
         for name, view in self._views.items():
             role, part = self.loss.role(name), view[index]
             if role == INDEX:
                 target = _signed(part)
                 if "ignore_index" in self._parameters:
-                    ignored = np.asarray(part == self._parameters["ignore_index"])
+                    ignored = left_out | np.asarray(part == self._parameters["ignore_index"])
                 inside = ~ignored & (target >= 0) & (target < self.columns)
                 invalid = ~ignored & ~inside
                 operands[name] = np.where(inside, target, -1)
@@ -169,10 +185,14 @@ class _Operands:
         grad_output = None
         if self._grad_output is not None:
             grad_output = self._grad_output[index].astype(np.float64)
+        sample_weight: Array | float = 1.0
+        if self._sample_weight is not None:
+            sample_weight = self._sample_weight[index].astype(np.float64)
         shape = (*part.shape[:-1], 1)
         return _Chunk(
             Rows(operands, self._parameters, self.columns, self._weight),
             grad_output,
+            sample_weight,
             np.broadcast_to(ignored, shape),
             np.broadcast_to(invalid, shape),
         )
@@ -233,10 +253,7 @@ def evaluate(
 def _sum_of_data(views: _Operands, blocks: Sequence[ChunkIndex]) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
-    target = next(name for name in views.loss.operands if views.loss.role(name) == INDEX)
     for index in blocks:
         chunk = views.at(index)
-        # A row whose target is out of range has no weight: NaN would reach the gradients of others.
-        weight = np.where(chunk.invalid, 1.0, chunk.rows.weight_of(chunk.rows.operands[target]))
-        denominator += total(np.where(chunk.ignored, 0.0, weight))
+        denominator += total(chunk.counts(views.weight_in_mean(chunk)))
     return denominator

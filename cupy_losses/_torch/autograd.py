@@ -147,8 +147,8 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
     """The request of a forward pass for the operands that need a gradient."""
-    loss, reduction, _, weighted, masked, *_ = call
-    key = loss.key, reduction, weighted, masked, needs_input_grad, early
+    loss, reduction, _, weighted, masked, *_, sampled = call
+    key = loss.key, reduction, weighted, masked, sampled, needs_input_grad, early
     request = _requests.get(key)
     if request is None:
         wanted = loss.differentiated(call, needs_input_grad[-len(call.names) :])

@@ -104,6 +104,7 @@ def read(text: str) -> Asked:
         given.pop("scale", 0.0),
         given.pop("scaled", False),
         given.pop("axis", None),
+        given.pop("sampled", False),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)
