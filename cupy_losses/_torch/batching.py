@@ -14,9 +14,9 @@ import torch
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
+from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import ArraySpec
-from .weights import weights_of_rows
+from .weights import counts_of_rows
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -194,8 +194,12 @@ class _Batch:
         return total.sum(dim=1, dtype=torch.float64) / size
 
     def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:
-        """The weights of the classes of the targets, of rows that are not ignored."""
-        name = next(name for name in loss.operands if loss.role(name) == INDEX)
-        target = arrays[name].movedim(-1, 0) if self._is_behind else arrays[name]
-        _, weights = weights_of_rows(self._call, target, arrays.get("weight"))
-        return weights.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
+        """The sum of the weights of the rows that count, of each sample."""
+        moved = {
+            name: t.movedim(-1, 0) if self._is_behind and name != "weight" else t
+            for name, t in arrays.items()
+        }
+        each = counts_of_rows(self._call, loss, moved).in_mean
+        rows = loss.rows_of(self._shape, self._call.axis)
+        each = each.expand(self._size, *rows).reshape(self._size, -1)
+        return each.sum(dim=1, dtype=torch.float64)
