@@ -43,7 +43,11 @@ __device__ __forceinline__ T without_loss(Status status) {
 // The term of the denominator of a row that is not active: one whose target is out of range counts.
 template <class T, class Context>
 __device__ __forceinline__ T denominator_without_loss(const Context& context) {
-  return context.status == INVALID ? sample_weight<T>(context) : T(0);
+  return T(context.status == INVALID);
+}
+template <class T, class Context, class Weight>
+__device__ __forceinline__ T denominator_without_loss(const Sample<Context, Weight>& sample) {
+  return sample.status == INVALID ? sample_weight<T>(sample) : T(0);
 }
 
 // The value of a row, its term of the denominator, and what its gradients need.
