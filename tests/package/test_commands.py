@@ -394,7 +394,7 @@ def test_files_that_are_no_operands(
         ("--dtype int3", "'int3' is not one of 'float16', 'bfloat16', 'float32', 'float64'"),
         ("--loss no_loss", "'no_loss' is not one of"),
         ("--loss cross_entropy", "cross_entropy needs operands: --prediction FILE --target FILE"),
-        ("--loss cross_entropy --elements 3x3 --where w.npy", "has no operand where"),
+        ("--loss mse_loss --elements 3x3 --sample-weight w.npy", "has no operand sample_weight"),
         ("--loss huber_loss --parameter delta", "must look like NAME=VALUE, got 'delta'"),
         ("--loss huber_loss --parameter beta=1", "has no parameter 'beta': it has scale, delta"),
         ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),
