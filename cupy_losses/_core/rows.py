@@ -236,9 +236,11 @@ class RowFormula(Loss):
         The loss of one row has the shape of its index. Numbers broadcast where elements do.
         """
         rows, axis = self.rows_of(shape, call.axis), self.axis(shape, call.axis)
-        one = role == INDEX and not self.classes and _is_one(rows) and _is_one(targets)
-        if one or (role == NUMBER and self.broadcasts and _broadcasts(rows, targets)):
+        if role == NUMBER and self.broadcasts and _broadcasts(rows, targets):
             return (*targets[:axis], shape[axis], *targets[axis:])
+        is_last = not self.classes and self._or_default(call.axis) == -1
+        if role == INDEX and is_last and _is_one(rows) and _is_one(targets):
+            return (*targets, shape[-1])
         return shape
 
     def _check_dtype(self, name: str, operand: ArraySpec) -> None:
