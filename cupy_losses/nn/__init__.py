@@ -63,8 +63,8 @@ def module_of(function: Callable[..., Array], name: str) -> type[Module]:
     The arguments that are no arrays are attributes, and so is a weight of classes, a buffer.
     """
     parameters = inspect.signature(function).parameters
-    # A weight is of elements unless rows have one of their own: then it is of classes.
-    weighs_elements = "sample_weight" not in parameters
+    # A weight is of elements where those can be masked, not rows; else of classes.
+    weighs_elements = "where" in parameters and "sample_weight" not in parameters
     options: list[inspect.Parameter] = []
     arrays: list[inspect.Parameter] = []
     for parameter in parameters.values():
