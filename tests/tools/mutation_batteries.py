@@ -343,6 +343,14 @@ def multilabel(device: Device) -> None:
         check((np.float32(factor) * _scores(rng, 9, 50), draw(9, 50, 20)[1]))
     x, labels = draw(9, 50, 20)
     check((x.astype(np.float64), labels))
+    for columns in 3, 50:
+        x, labels = draw(20, columns, 20)
+        where = np.arange(20) % 3 > 0
+        x[~where] = np.where(np.arange(columns) % 2, np.inf, np.nan)
+        labels[0, 0] = columns  # of a row that is left out
+        both = {"where": where, "sample_weight": _weight(rng, 20)}
+        check((x, labels), **both)
+        check((x, labels), **both, reduction="none")
     across = [np.asfortranarray(host) for host in draw(40, 50, 20)]
     check(across)
     check(across, [device.asarray(host) for host in across], reduction="none")
