@@ -140,6 +140,29 @@ def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> N
     np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_masks_and_weights_of_rows(
+    axis: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the reference is of a part of the rows."""
+    monkeypatch.setattr(evaluation, "PART", 8)
+    logits, classes = RNG.standard_normal((9, 3, 4)), RNG.integers(0, 3, (9, 3))
+    classes = classes if axis == -1 else RNG.integers(0, 9, (3, 4))
+    where, weight = RNG.random(classes.shape) < 0.7, RNG.random(classes.shape[1:])
+    own = saved(tmp_path, input=logits, target=classes)
+    np.save(tmp_path / "w.npy", where)
+    np.save(tmp_path / "s.npy", weight)
+    own += ["--where", f"{tmp_path}/w.npy", "--sample-weight", f"{tmp_path}/s.npy"]
+    own += ["--loss", "cross_entropy", "--parameter", f"axis={axis}"]
+    (row,) = report(capsys, *own, "--gradient", f"{tmp_path}/g.npy")["losses"]
+    value, gradient = value_and_grad(cupy_losses.cross_entropy)(
+        logits, classes, where=where, sample_weight=weight, axis=axis
+    )
+    assert row["value"] == float(value)
+    assert row["gradient_error"] < 2**-50
+    np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
+
+
 def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
     """Whatever --dtype says, also where they are from a text file."""
     logits, classes = RNG.standard_normal((9, 4)), RNG.integers(0, 4, 9)
