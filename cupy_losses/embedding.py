@@ -1,10 +1,18 @@
-"""Losses of vectors, which lie along the last axis: angles and distances between them.
+"""Losses of vectors: angles and distances between them.
 
-Vectors, and what there is one of for each, broadcast against each other; arrays of vectors have the
-same number of dimensions. A triplet may be of shape (): vectors of one component.
+The components of a vector lie along `axis`, by default the last one. Nothing is moved or copied for
+it, and gradients lie as their operands do. Vectors, and what there is one of for each, broadcast
+against each other; arrays of vectors have the same number of dimensions. A triplet may be of shape
+(): vectors of one component.
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
 float32. No rows have mean NaN and sum 0. `scale` is what `cupy_losses.regression` says.
+
+`where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
+`reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
+if it is NaN, has the gradient 0, and is not counted by the mean. The weight multiplies the loss of
+a row, and a mean then divides by the sum of the weights of the rows that count, each times that of
+its class where the mean divides by weights of classes. torch's autograd differentiates by it.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -21,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ._api.entrance import Prepared, call_of, loss_function, prepare_of, prepared_by
-from ._core.arguments import Flag, Real
+from ._core.arguments import Flag, Integer, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
@@ -67,7 +75,7 @@ _COSINE_EMBEDDING = RowLoss(
 )
 
 
-@loss_function(margin=Real())
+@loss_function(margin=Real(), axis=Integer())
 def cosine_embedding_loss(
     input1: ArrayT,
     input2: Array,
@@ -76,6 +84,9 @@ def cosine_embedding_loss(
     margin: float = 0.0,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the angle between two vectors is from what it should be.
 
@@ -86,12 +97,15 @@ def cosine_embedding_loss(
     1e-12)). Other targets give 0. At the margin the derivative is that of the right side.
 
     Args:
-        input1: The vectors, of shape (…, D).
+        input1: The vectors, of shape (…, D), or with D at `axis`.
         input2: Others, a shape of as many dimensions that broadcasts with `input1`.
         target: 1 for vectors that should be alike, -1 for those that should not, of shape (…).
         margin: The cosine up to which vectors are not alike.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis of `input1` and `input2` that the components of a vector lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -103,8 +117,10 @@ def cosine_embedding_loss(
     [1.0, 1.0]
 
     """
-    operands = input1, input2, target
-    return call_of(_COSINE_EMBEDDING, operands, reduction, parameters=(margin,), scale=scale)
+    operands, parameters = (input1, input2, target), (margin,)
+    return call_of(
+        _COSINE_EMBEDDING, operands, reduction, None, where, parameters, scale, sample_weight, axis
+    )
 
 
 # The norms that the kernels tell apart: 0, 1, 2, any other and infinity.
@@ -208,7 +224,13 @@ _TRIPLET_MARGIN = {
 }
 
 
-@loss_function(margin=_MARGIN, p=Real(minimum=0.0, infinite=True), eps=Real(), swap=Flag())
+@loss_function(
+    margin=_MARGIN,
+    p=Real(minimum=0.0, infinite=True),
+    eps=Real(),
+    swap=Flag(),
+    axis=Integer(),
+)
 def triplet_margin_loss(
     anchor: ArrayT,
     positive: Array,
@@ -220,6 +242,9 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far a vector is from being nearer to one vector than to another by a margin.
 
@@ -231,7 +256,7 @@ def triplet_margin_loss(
     the margin the derivative is that of the right side.
 
     Args:
-        anchor: The vectors, of shape (…, D).
+        anchor: The vectors, of shape (…, D), or with D at `axis`.
         positive: Those that they should be near to, a shape of as many dimensions that broadcasts.
         negative: Those that they should be far from, a shape of as many dimensions that broadcasts.
         margin: How much nearer, above 0.
@@ -240,6 +265,9 @@ def triplet_margin_loss(
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis that the components of a vector lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -254,10 +282,8 @@ def triplet_margin_loss(
     """
     norm = {0.0: 0, 1.0: 1, 2.0: 2, math.inf: _INFINITE}.get(p, _OTHER)
     parameters = margin, 1.0 if norm == _INFINITE else p, eps
-    loss = _TRIPLET_MARGIN[norm, swap]
-    return call_of(
-        loss, (anchor, positive, negative), reduction, parameters=parameters, scale=scale
-    )
+    loss, operands = _TRIPLET_MARGIN[norm, swap], (anchor, positive, negative)
+    return call_of(loss, operands, reduction, None, where, parameters, scale, sample_weight, axis)
 
 
 def _prepare_with_distance(
@@ -287,6 +313,8 @@ def triplet_margin_with_distance_loss(
     swap: bool = False,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
 ) -> ArrayT:
     """Compute `triplet_margin_loss` with a distance of one's own.
 
@@ -306,6 +334,8 @@ def triplet_margin_with_distance_loss(
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which triplets count, of the shape of their distances, or None for all.
+        sample_weight: The weight of each triplet, of the shape of their distances, or None.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.embedding` says.
@@ -320,9 +350,16 @@ def triplet_margin_with_distance_loss(
     1.0
 
     """
+    reduced: dict[str, Any] = {"reduction": reduction, "scale": scale, "where": where}
     if distance_function is None:
         return triplet_margin_loss(
-            anchor, positive, negative, margin=margin, swap=swap, reduction=reduction, scale=scale
+            anchor,
+            positive,
+            negative,
+            margin=margin,
+            swap=swap,
+            sample_weight=sample_weight,
+            **reduced,
         )
     if not callable(distance_function):
         raise TypeError(
@@ -337,4 +374,4 @@ def triplet_margin_with_distance_loss(
         swapped = distance_function(positive, negative)
         far = far.minimum(swapped) if of_torch else np.minimum(far, swapped)
     sign = far.new_full((), -1.0) if of_torch else np.full_like(far, -1.0, shape=())
-    return margin_ranking_loss(near, far, sign, margin=margin, reduction=reduction, scale=scale)
+    return margin_ranking_loss(near, far, sign, margin=margin, weight=sample_weight, **reduced)

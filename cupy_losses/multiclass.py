@@ -1,15 +1,22 @@
 """Losses of one class in many, or of several labels, from the scores of all classes.
 
-The scores of a row lie along axis 1 of `input`, (N, C) or (N, C, d1, …), or along the only one,
-(C,), in `cross_entropy` and `nll_loss`, and along the last axis in the others. Targets that are
-classes are integers of any dtype in 0 … C - 1. For one that is out of range the loss and the
-gradient of the row are NaN, see `check_values`; no memory outside of the arrays is read. One class,
-or label, may have shape () or (1,), as in torch.
+The scores of a row lie along `axis` of `input`: by default axis 1, (N, C) or (N, C, d1, …), or the
+only one, (C,), in `cross_entropy` and `nll_loss`, and the last axis in the others. Nothing is moved
+or copied for it, and gradients lie as their operands do. Targets that are classes are integers of
+any dtype in 0 … C - 1. For one that is out of range the loss and the gradient of the row are NaN,
+see `check_values`; no memory outside of the arrays is read. One class, or label, may have shape ()
+or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
 bfloat16 are computed in float32. No rows have mean NaN and sum 0. `scale` is what
 `cupy_losses.regression` says.
+
+`where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
+`reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
+if it is NaN, has the gradient 0, and is not counted by the mean. The weight multiplies the loss of
+a row, and a mean then divides by the sum of the weights of the rows that count, each times that of
+its class where the mean divides by weights of classes. torch's autograd differentiates by it.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -104,8 +111,9 @@ def _first(condition: Any) -> Any:
     return np.where(condition.any(axis=-1, keepdims=True), found, -1)
 
 
-def _by_counts(z_loss: float = 0.0) -> Call:
-    return Call(_OF_PROBABILITIES[False, z_loss != 0, False], "none", (0.0, z_loss), False, False)
+def _by_counts(call: Call, z_loss: float = 0.0) -> Call:
+    loss = _OF_PROBABILITIES[False, z_loss != 0, False]
+    return Call(loss, "none", (0.0, z_loss), False, False, axis=call.axis)
 
 
 def _smoothing_by_counts(
@@ -113,7 +121,7 @@ def _smoothing_by_counts(
 ) -> tuple[Call, Any]:
     """What the smoothing adds by weights that are not that of the class."""
     share = call.named_parameters["label_smoothing"] / max(columns, 1)
-    return _by_counts(), share * (weight - own_weight)
+    return _by_counts(call), share * (weight - own_weight)
 
 
 def _probabilities_by_counts(
@@ -122,7 +130,7 @@ def _probabilities_by_counts(
     given = call.named_parameters
     smoothing = given["label_smoothing"]
     smoothed = (1.0 - smoothing) * target + smoothing / max(columns, 1)
-    return _by_counts(given["z_loss"]), weight * smoothed
+    return _by_counts(call, given["z_loss"]), weight * smoothed
 
 
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
@@ -175,6 +183,7 @@ _OF_PROBABILITIES = {
     label_smoothing=Real(minimum=0.0, maximum=1.0),
     z_loss=Real(minimum=0.0),
     overwrite_input=Flag(),
+    axis=Integer(),
 )
 def cross_entropy(
     input: ArrayT,
@@ -187,6 +196,9 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     overwrite_input: bool = False,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-odds.
 
@@ -204,7 +216,7 @@ def cross_entropy(
     is overwritten. Arrays that share memory with `input` are refused.
 
     Args:
-        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …).
+        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
         target: The classes, integers of shape (), (N,) or (N, d1, …); or their probabilities, of
             the shape of `input`.
         weight: The weight of each class, of shape (C,), or None.
@@ -214,6 +226,9 @@ def cross_entropy(
         label_smoothing: How much of y is spread over all classes, in [0, 1].
         z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
         overwrite_input: Whether the gradient may take the memory of `input`.
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -228,19 +243,18 @@ def cross_entropy(
     [0.6931]
 
     """
-    options = label_smoothing != 0, z_loss != 0, overwrite_input
+    options, operands = (label_smoothing != 0, z_loss != 0, overwrite_input), (input, target)
     if not _is_floating(target):
-        loss, parameters = _CROSS_ENTROPY[options], (ignore_index, label_smoothing, z_loss)
-        return call_of(loss, (input, target), reduction, weight, parameters=parameters, scale=scale)
-    if ignore_index >= 0:
-        raise ValueError(
-            "ignore_index is not supported where target is probabilities, of a floating dtype, "
-            f"got {ignore_index}"
-        )
-    loss = _OF_PROBABILITIES[options]
-    return call_of(
-        loss, (input, target), reduction, weight, parameters=(label_smoothing, z_loss), scale=scale
-    )
+        loss = _CROSS_ENTROPY[options]
+        parameters: tuple[float | int, ...] = ignore_index, label_smoothing, z_loss
+    else:
+        if ignore_index >= 0:
+            raise ValueError(
+                "ignore_index is not supported where target is probabilities, of a floating dtype, "
+                f"got {ignore_index}"
+            )
+        loss, parameters = _OF_PROBABILITIES[options], (label_smoothing, z_loss)
+    return call_of(loss, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _is_floating(array: Array) -> bool:
@@ -268,7 +282,7 @@ _NLL = RowLoss(
 )
 
 
-@loss_function(ignore_index=Integer())
+@loss_function(ignore_index=Integer(), axis=Integer())
 def nll_loss(
     input: ArrayT,
     target: Array,
@@ -277,6 +291,9 @@ def nll_loss(
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
     ignore_index: int = -100,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = 1,
 ) -> Prepared[ArrayT]:
     """Compute the negative log-likelihood of a class, from log-probabilities.
 
@@ -285,12 +302,15 @@ def nll_loss(
     The mean divides by the sum of w_t over the rows that are not ignored.
 
     Args:
-        input: The log-probabilities, of shape (C,), (N, C) or (N, C, d1, …).
+        input: The log-probabilities, of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
         target: The classes, integers of shape (), (N,) or (N, d1, …).
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -301,9 +321,8 @@ def nll_loss(
     2.5
 
     """
-    return call_of(
-        _NLL, (input, target), reduction, weight, parameters=(ignore_index,), scale=scale
-    )
+    operands, parameters = (input, target), (ignore_index,)
+    return call_of(_NLL, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _multi_margin(squared: bool) -> Any:
@@ -338,7 +357,7 @@ _MULTI_MARGIN = {
 }
 
 
-@loss_function(p=Choice((1, 2)), margin=Real())
+@loss_function(p=Choice((1, 2)), margin=Real(), axis=Integer())
 def multi_margin_loss(
     input: ArrayT,
     target: Array,
@@ -348,6 +367,9 @@ def multi_margin_loss(
     weight: Array | None = None,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all other classes are from being a margin below the class's.
 
@@ -357,13 +379,16 @@ def multi_margin_loss(
     The derivative at the margin is 0. The mean divides by the number of rows.
 
     Args:
-        input: The scores, of shape (…, C).
+        input: The scores, of shape (…, C), or with C at `axis`.
         target: The classes, integers of shape (…).
         p: The exponent, 1 or 2.
         margin: The margin.
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis of `input` that the scores of a row lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -375,8 +400,8 @@ def multi_margin_loss(
     0.125
 
     """
-    loss = _MULTI_MARGIN[p == 2]
-    return call_of(loss, (input, target), reduction, weight, parameters=(margin,), scale=scale)
+    loss, operands, parameters = _MULTI_MARGIN[p == 2], (input, target), (margin,)
+    return call_of(loss, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
 def _multilabel_margin(rows: Rows) -> Evaluated:
@@ -408,9 +433,16 @@ _MULTILABEL_MARGIN = MultilabelLoss(
 )
 
 
-@loss_function()
+@loss_function(axis=Integer())
 def multilabel_margin_loss(
-    input: ArrayT, target: Array, *, reduction: Reduction = "mean", scale: float | Array = 1.0
+    input: ArrayT,
+    target: Array,
+    *,
+    reduction: Reduction = "mean",
+    scale: float | Array = 1.0,
+    where: Array | None = None,
+    sample_weight: Array | None = None,
+    axis: int = -1,
 ) -> Prepared[ArrayT]:
     """Compute how far the scores of all labels that do not hold are from being 1 below the others.
 
@@ -420,11 +452,14 @@ def multilabel_margin_loss(
     A label that is listed twice counts twice. The derivative at the margin is 0.
 
     Args:
-        input: The scores, of shape (…, C).
+        input: The scores, of shape (…, C), or with C at `axis`.
         target: The labels that hold, integers of the same shape: those of a row come first, a
             negative one ends them.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
+        where: Which rows count, of the shape of the rows, or None for all.
+        sample_weight: The weight of each row, of the shape of the rows, or None.
+        axis: The axis of `input` and `target` that the scores of a row lie along.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.multiclass` says.
@@ -435,4 +470,6 @@ def multilabel_margin_loss(
     0.16666666666666666
 
     """
-    return call_of(_MULTILABEL_MARGIN, (input, target), reduction, scale=scale)
+    return call_of(
+        _MULTILABEL_MARGIN, (input, target), reduction, None, where, (), scale, sample_weight, axis
+    )

@@ -26,7 +26,7 @@
 // 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed
 // twice counts twice.
 template <class T>
-struct MultilabelMargin {
+struct MultilabelMargin : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = false;
 
@@ -144,17 +144,25 @@ struct MarginWorker {
     return {layout, pointers, layout.rows.locate(there), columns};
   }
 
-  // The value of a row, in the first of its threads, and its gradients. A row that is not PRESENT
-  // is one of the others, of which nothing is written.
+  // The value of a row, in the first of its threads, its term of the denominator, and its
+  // gradients. A row that is not PRESENT is one of the others, of which nothing is written.
+  struct Evaluated {
+    T value, denominator;
+  };
   template <bool VALUED>
-  __device__ __forceinline__ T evaluate(typename Layout::Index index, bool present, T factor,
-                                        const Reciprocal<T>& divisor) const {
+  __device__ __forceinline__ Evaluated evaluate(typename Layout::Index index, bool present,
+                                                T factor, const Reciprocal<T>& divisor) const {
     const Row row = row_at(index);
+    const auto context = loss.begin(row, loss.ahead(row));
     auto ahead = load(row, 0);  // on its way while the labels are read
     Targets targets = read_labels(row);
-    const T nothing = without_loss<T>(targets.valid ? ACTIVE : INVALID);
+    const bool ignored = context.status == IGNORED;
+    if (ignored) targets.count = 0;
+    const T nothing = without_loss<T>(ignored ? IGNORED : targets.valid ? ACTIVE : INVALID);
+    const T weight = ignored ? T(0) : sample_weight<T>(context);
     if constexpr (VJP) factor = row.grad_output();
-    const T scale = quotient(T(1) / T(columns), factor, divisor) + nothing;
+    const T share = quotient(T(1) / T(columns), factor, divisor);
+    const T scale = ignored ? T(0) : weight * share + nothing;
     const Writer writer{row, present, scale, nothing};
 
     RunningSum<N> sum = RunningSum<N>::zero();
@@ -172,9 +180,9 @@ struct MarginWorker {
     T value = nothing;
     if constexpr (VALUED) {
       const N total = total_of_row(sum);
-      value += derivative<(TANGENTS != 0)>(total / Real<T>(T(columns)));
+      value += weight * derivative<(TANGENTS != 0)>(total / Real<T>(T(columns)));
     }
-    return value;
+    return {value, weight};
   }
 
  private:
@@ -720,23 +728,28 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
-    Sum<T> sum = Sum<T>::zero();
+    Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
 #pragma unroll 1
     for (Index group = Index(segment); group < groups; group += Index(segments)) {
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
-      const T own = work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
+      const auto own =
+          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
       if (!present || Team::lane() != 0) continue;
-      if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own);
-      if constexpr (REDUCED) sum += own;
+      if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own.value);
+      if constexpr (REDUCED) sum += own.value;
+      if constexpr (VALUES == MEAN_OF_VALUES) counted += own.denominator;
     }
     if constexpr (REDUCED) {
       if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
-        double totals[1] = {sum.total()};
+        constexpr int LAST = VALUES == MEAN_OF_VALUES ? 1 : 0;
+        double totals[LAST + 1] = {sum.total()};
+        if constexpr (LAST == 1) totals[LAST] = counted.total();
         block_totals<Team::THREADS>(totals);
-        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>::zero());
+        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
+                                     Sum<double>{totals[LAST], 0.0});
       } else {
-        reduction.template add<Team::ROWS == 1>(segment, sum, Sum<T>::zero());
+        reduction.template add<Team::ROWS == 1>(segment, sum, counted);
       }
       reduction.finish_in_teams(segment, reduction.arrive_in_team(segment));
       __syncthreads();  // the totals may still be read

@@ -30,7 +30,8 @@ struct RowLayout {
 };
 
 // One row. Arrays: grad_output where VJP, a tangent for each of TANGENTS, the operands of the
-// loss, the weights of the classes where WEIGHTED, then the gradients.
+// loss, the weights of the classes where WEIGHTED, what says how much each row counts, then the
+// gradients.
 template <class T, class Loss, class Layout, unsigned TANGENTS, bool VJP, class Pointers>
 struct RowOf {
   using Scalar = T;
@@ -40,7 +41,8 @@ struct RowOf {
 
   static constexpr bool HAS_GRAD_OUTPUT = VJP;
   static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 32);
-  static constexpr int INPUTS = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
+  static constexpr int SAMPLE = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
+  static constexpr int INPUTS = SAMPLE + sample_arrays<Loss>;
   template <int I>
   static constexpr int TANGENT = int(VJP) + ones_below(TANGENTS, I);
   template <int I>
@@ -117,6 +119,10 @@ struct RowOf {
   }
   __device__ __forceinline__ auto load_weight(Column column) const {
     return *address<FIRST + Loss::OPERANDS>(column);
+  }
+  template <int I>
+  __device__ __forceinline__ auto load_of_sample() const {
+    return *address<SAMPLE + I>(0);
   }
   __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
   // By how many elements the row begins behind a multiple of so many.

@@ -40,6 +40,16 @@ __device__ __forceinline__ T without_loss(Status status) {
   return status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
 }
 
+// The term of the denominator of a row that is not active: one whose target is out of range counts.
+template <class T, class Context>
+__device__ __forceinline__ T denominator_without_loss(const Context& context) {
+  return T(context.status == INVALID);
+}
+template <class T, class Context, class Weight>
+__device__ __forceinline__ T denominator_without_loss(const Sample<Context, Weight>& sample) {
+  return sample.status == INVALID ? sample_weight<T>(sample) : T(0);
+}
+
 // The value of a row, its term of the denominator, and what its gradients need.
 template <class T, class Finished>
 struct Outcome {
@@ -52,7 +62,7 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
                                            const Reciprocal<T>& reciprocal) {
   using N = typename Row::N;
   Outcome<T, typename Loss::template Finished<N>> outcome{
-      without_loss<T>(context.status), T(context.status == INVALID), {}};
+      without_loss<T>(context.status), denominator_without_loss<T>(context), {}};
   if (context.status == ACTIVE) {
     outcome.done = loss.template finish<N>(row, context, state, valued);
     outcome.value = derivative<(order<N> != 0)>(outcome.done.value);
@@ -66,13 +76,13 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
 }
 
 // The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
-// on that counts them, unless classes have weights.
+// on that counts them, unless it sums weights or a mask.
 template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
 __device__ __forceinline__ auto reduction_of_rows(const Factor& given, Result* value,
                                                   unsigned* counter, double* partials,
                                                   long long segments, double divisor,
                                                   const Scaling& scaling) {
-  constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && !Loss::WEIGHTED;
+  constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
   double* const counted = given.template counted<COUNTS>(divisor);
   return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
       value, counter, partials, segments, divisor, scaling, counted};

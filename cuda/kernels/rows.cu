@@ -158,7 +158,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       own_denominator = done.denominator;
     }
     if (context.status != ACTIVE) {
-      own_denominator = T(context.status == INVALID);
+      own_denominator = denominator_without_loss<T>(context);
       own = without_loss<T>(context.status);
     }
     if constexpr (is_denominator<Loss>) own = own_denominator;
@@ -169,10 +169,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         }
         if constexpr (SUMS) sum += own;
         if constexpr (VALUES == MEAN_OF_VALUES) {
-          if constexpr (Loss::WEIGHTED) {
-            counted += own_denominator;
+          if constexpr (counts_rows<Loss>) {
+            counted.high += own_denominator;  // without errors
           } else {
-            counted.high += own_denominator;  // a count, without errors
+            counted += own_denominator;
           }
         }
       }

@@ -280,7 +280,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   template <int S, class B>
   __device__ __forceinline__ void load_array(B& batch, const Rows& rows) const {
-    if constexpr (S < Row::INPUTS - int(Loss::WEIGHTED) && Row::template is_read<S>()) {
+    if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
 #pragma unroll
       for (int k = 0; k < Team::COUNT; ++k) {
         if (!batch.holds(k)) continue;

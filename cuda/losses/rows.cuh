@@ -1175,3 +1175,94 @@ template <class Loss>
 constexpr bool is_denominator = false;
 template <class Loss>
 constexpr bool is_denominator<Denominator<Loss>> = true;
+
+// What is known of a row ahead, with whether a mask counts it; and its context, with its weight as
+// it is in memory.
+template <class Ahead, class Mask>
+struct SampleAhead {
+  Ahead own;
+  Mask counts;
+};
+template <class Context, class Weight>
+struct Sample : Context {
+  Weight sample_weight;
+};
+template <class T, class Context>
+__device__ __forceinline__ T sample_weight(const Context&) {
+  return T(1);
+}
+template <class T, class Context, class Weight>
+__device__ __forceinline__ T sample_weight(const Sample<Context, Weight>& sample) {
+  return convert<T>(sample.sample_weight);
+}
+
+template <class T>
+__device__ __forceinline__ T product(T x, T by) {
+  return x * by;
+}
+template <class T>
+__device__ __forceinline__ Real<T> product(Real<T> x, T by) {
+  return Real<T>(x.value * by);
+}
+template <class X, class T>
+__device__ __forceinline__ Dual<X> product(Dual<X> x, T by) {
+  return dual(product(x.value, by), product(x.slope, by));
+}
+
+// A loss with a mask of rows, a weight for each, or both, which are arrays behind all others that
+// it reads. What the mask leaves out is ignored. The weight multiplies the value of a row, its term
+// of the denominator and its gradients.
+template <class Loss, bool MASKED, bool WEIGHED>
+struct Sampled : Loss {
+  template <class Row>
+  __device__ __forceinline__ auto ahead(const Row& row) const {
+    const auto counts = [&] {
+      if constexpr (MASKED) {
+        return row.template load_of_sample<0>();
+      } else {
+        return true;
+      }
+    };
+    return SampleAhead<decltype(Loss::ahead(row)), decltype(counts())>{Loss::ahead(row), counts()};
+  }
+  template <class Row, class Ahead>
+  __device__ __forceinline__ auto begin(const Row& row, const Ahead& ahead) const {
+    const auto weight = [&] {
+      if constexpr (WEIGHED) {
+        return row.template load_of_sample<int(MASKED)>();
+      } else {
+        return typename Row::Scalar(1);
+      }
+    };
+    using Context = decltype(Loss::begin(row, ahead.own));
+    Sample<Context, decltype(weight())> sample{Loss::begin(row, ahead.own), weight()};
+    if (!ahead.counts) sample.status = IGNORED;
+    return sample;
+  }
+  template <class N, class Row, class Context, class State>
+  __device__ __forceinline__ auto finish(const Row& row, const Context& context, const State& state,
+                                         bool valued) const {
+    auto done = Loss::template finish<N>(row, context, state, valued);
+    if constexpr (WEIGHED) {
+      const auto weight = sample_weight<typename Row::Scalar>(context);
+      done.value = product(done.value, weight);
+      done.denominator = product(done.denominator, weight);
+      if constexpr (!is_denominator<Loss>) {
+        Loss::scale(done, [&](auto x) { return product(x, weight); });
+      }
+    }
+    return done;
+  }
+};
+template <class Loss, bool MASKED, bool WEIGHED>
+constexpr bool is_denominator<Sampled<Loss, MASKED, WEIGHED>> = is_denominator<Loss>;
+
+// How many arrays say how much each row counts.
+template <class Loss>
+constexpr int sample_arrays = 0;
+template <class Loss, bool MASKED, bool WEIGHED>
+constexpr int sample_arrays<Sampled<Loss, MASKED, WEIGHED>> = int(MASKED) + int(WEIGHED);
+
+// Whether the denominator of a mean is the number of rows that the loss does not ignore itself.
+template <class Loss>
+constexpr bool counts_rows = !Loss::WEIGHTED && sample_arrays<Loss> == 0;

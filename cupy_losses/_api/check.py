@@ -11,6 +11,7 @@ import numpy as np
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, digits
+from .._core.rows import ELEMENTS, LABELS, RowFormula
 
 Array = Any
 
@@ -53,7 +54,7 @@ def verify(call: Call, operands: Sequence[Array]) -> None:
             continue
         wrong = ~domain.contains(_comparable(operand))
         if call.masked:
-            wrong = wrong & operands[0]
+            wrong = wrong & _mask(call, name, operands)
         if not bool(wrong.any()):
             continue
         first = np.argwhere(_to_host(wrong))[0]
@@ -61,6 +62,18 @@ def verify(call: Call, operands: Sequence[Array]) -> None:
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
         raise ValueError(f"{name} must be {domain}, but {place} is {digits(operand[index].item())}")
+
+
+def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:
+    """The mask as it broadcasts with an operand: one of rows has no axis of their elements."""
+    mask, loss = operands[0], call.loss
+    if not isinstance(loss, RowFormula) or loss.role(name) not in (ELEMENTS, LABELS):
+        return mask
+    shape = tuple(operands[call.extra].shape)
+    behind = len(shape) - 1 - loss.axis(shape, call.axis)
+    if mask.ndim <= behind:
+        return mask
+    return mask[(..., None, *(slice(None),) * behind)]
 
 
 def _comparable(array: Array) -> Array:

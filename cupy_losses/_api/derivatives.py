@@ -1,19 +1,20 @@
-"""Derivatives of losses along tangents, and second derivatives: `jvp`, `hvp`, `grad_and_hess`."""
+"""Derivatives of losses in one pass: `jvp` and `vjp`, and second ones, `hvp`, `grad_and_hess`."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._core.rows import RowFormula
+from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, resolve
 from . import check, compiled
 from .entrance import prepare_of
-from .transforms import operand_of
+from .transforms import numbers_of, operand_of, operands_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -60,6 +61,75 @@ def jvp(
     value: Any = library.run(call, Request(), operands)[0]
     derivative: Any = library.run(call, Request(tangents=varied), arrays)[0]
     return value, derivative
+
+
+@overload
+def vjp(
+    loss: Callable[..., Any],
+    primals: Sequence[ArrayT],
+    cotangent: Array,
+    argnums: int = 0,
+    **options: Any,
+) -> ArrayT: ...
+
+
+@overload
+def vjp(
+    loss: Callable[..., Any],
+    primals: Sequence[ArrayT],
+    cotangent: Array,
+    argnums: Sequence[int],
+    **options: Any,
+) -> tuple[ArrayT, ...]: ...
+
+
+def vjp(
+    loss: Callable[..., Any],
+    primals: Sequence[Any],
+    cotangent: Array,
+    argnums: int | Sequence[int] = 0,
+    **options: Any,
+) -> Any:
+    """Compute the gradients of the sum of a cotangent times a loss, in one pass.
+
+    With `reduction="none"` the cotangent has a number for each element of the loss. The name is
+    that of a product of a vector with the Jacobian.
+
+    Args:
+        loss: A loss of this package, or a `functools.partial` of one by keyword.
+        primals: Its operands, in order.
+        cotangent: An array of the shape of the loss.
+        argnums: The operand to differentiate by (0 is `input`), or several of them.
+        **options: The arguments of the loss by keyword, such as `reduction`.
+
+    Returns:
+        The gradient; with a sequence of argnums, a tuple. A gradient has the shape and dtype of its
+        operand and belongs to the same library. torch tensors come back detached.
+
+    Raises:
+        TypeError: If an operand to differentiate by, or the cotangent, is not floating.
+        ValueError: If argnums is out of range, or the cotangent has another shape than the loss.
+
+    Like the function that `jax.vjp` returns.
+
+    >>> import numpy as np
+    >>> from cupy_losses import mse_loss, vjp
+    >>> input, target = np.array([1.0, 3.0]), np.zeros(2)
+    >>> vjp(mse_loss, (input, target), np.array([1.0, 10.0]), reduction="none").tolist()
+    [2.0, 60.0]
+
+    """
+    compiled.refuse("vjp, which has torch.func.vjp for that,")
+    wanted_numbers, several = numbers_of(argnums)
+    call, library, operands = _resolved(loss, primals, options)
+    wanted = operands_of(call, operands, wanted_numbers)
+    shape = _shape_of_value(call, operands)
+    factor = _beside(call, library, operands, call.extra, cotangent, "the cotangent", shape)
+    if call.loss.sums_last_axis(call):
+        factor = factor[..., None]
+    request = Request(value=False, wanted=wanted, vjp=True)
+    gradients = library.run(call, request, (factor, *operands))
+    return tuple(gradients) if several else gradients[0]
 
 
 def hvp(
@@ -193,22 +263,43 @@ def _along(
         if tangent is None:
             continue
         k = operand_of(call, operands, number)
-        found, adopted = resolve(call, [*operands[:k], tangent, *operands[k + 1 :]])
-        if found is not library and not library.takes_over:
-            raise TypeError(
-                f"the tangent of {call.names[k]} must be a {library.name} array as "
-                f"{call.names[k]} is, got {type(tangent).__name__}"
-            )
-        if tuple(adopted[k].shape) != tuple(operands[k].shape):
-            raise ValueError(
-                f"the tangent of {call.names[k]} must have its shape "
-                f"{tuple(operands[k].shape)}, got {tuple(adopted[k].shape)}"
-            )
-        dtype = dtype_name(adopted[k].dtype)
-        if dtype not in FLOATING:
-            raise TypeError(f"the tangent of {call.names[k]} must be floating, got {dtype}")
+        what, shape = f"the tangent of {call.names[k]}", tuple(operands[k].shape)
         varied.append(k)
-        directions.append(adopted[k])
+        directions.append(_beside(call, library, operands, k, tangent, what, shape))
     if not varied:
         raise ValueError("there must be a tangent of some operand, got None for all")
     return tuple(varied), [*directions, *operands]
+
+
+def _beside(
+    call: Call,
+    library: ArrayLibrary,
+    operands: Sequence[Any],
+    k: int,
+    array: Any,
+    what: str,
+    shape: Shape,
+) -> Any:
+    """What is given for a derivative, as an array of the library of operand k, of a shape."""
+    found, adopted = resolve(call, [*operands[:k], array, *operands[k + 1 :]])
+    if found is not library and not library.takes_over:
+        raise TypeError(
+            f"{what} must be a {library.name} array as {call.names[k]} is, "
+            f"got {type(array).__name__}"
+        )
+    if tuple(adopted[k].shape) != shape:
+        raise ValueError(f"{what} must have shape {shape}, got {tuple(adopted[k].shape)}")
+    dtype = dtype_name(adopted[k].dtype)
+    if dtype not in FLOATING:
+        raise TypeError(f"{what} must be floating, got {dtype}")
+    return adopted[k]
+
+
+def _shape_of_value(call: Call, operands: Sequence[Any]) -> Shape:
+    """The shape of the loss of operands."""
+    shapes = [(dtype_name(x.dtype), tuple(x.shape)) for x in operands]
+    specs = [
+        ArraySpec(dtype, shape, dense_strides(range(len(shape)), shape)) for dtype, shape in shapes
+    ]
+    call = call.unscaled
+    return call.loss.value_shape(call, call.loss.shape_of(call, specs[: len(call.names)]))

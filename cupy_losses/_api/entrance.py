@@ -40,21 +40,27 @@ def call_of(
     where: Array | None = None,
     parameters: tuple[float | int, ...] = (),
     scale: float | Array = 1.0,
+    sample_weight: Array | None = None,
+    axis: int | None = None,
 ) -> Prepared[Any]:
     """A call of `loss` and its operands."""
     scaled = type(scale) is not float
-    if not scaled and scale == 1.0 and weight is None and where is None:
-        return Call(loss, reduction, parameters, False, False), operands  # type: ignore[return-value]
+    weighs = weight is not None or sample_weight is not None or where is not None
+    if not scaled and scale == 1.0 and not weighs:
+        call = Call(loss, reduction, parameters, False, False, 1.0, False, axis)
+        return call, operands  # type: ignore[return-value]
     if reduction == "none" and (scaled or scale != 1.0):
         raise ValueError("scale must be 1 with reduction 'none': pass a weight")
+    if sample_weight is not None:
+        operands = (sample_weight, *operands)
     if weight is not None:
         operands = (weight, *operands)
     if where is not None:
         operands = (where, *operands)
     if scaled:
         operands, scale = (*operands, scale), 1.0
-    weighted, masked = weight is not None, where is not None
-    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled)
+    weighted, masked, sampled = weight is not None, where is not None, sample_weight is not None
+    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled, axis, sampled)
     return call, operands  # type: ignore[return-value]
 
 

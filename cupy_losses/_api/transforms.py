@@ -80,7 +80,7 @@ def value_and_grad(
     compiled.refuse(_IN_GRAPH)
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
-    wanted_numbers, several = _numbers(argnums)
+    wanted_numbers, several = numbers_of(argnums)
     prepare = known(loss)
     if prepare is not None:
         return _of_one_loss(prepare, wanted_numbers, several)
@@ -151,7 +151,7 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     return lambda *args, **kwargs: both(*args, **kwargs)[1]
 
 
-def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
+def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """The argnums, and whether they came as a sequence."""
     if type(argnums) is int:
         return (argnums,), False
@@ -186,8 +186,9 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
     """The request for a value and its gradients."""
-    loss, reduction, _, weighted, masked, *_ = call
-    key = loss.key, reduction, weighted, masked, argnums, *[x.dtype for x in operands]
+    loss, reduction, _, weighted, masked, *_, sampled = call
+    dtypes = [x.dtype for x in operands]
+    key = loss.key, reduction, weighted, masked, sampled, argnums, *dtypes
     request = _requests.get(key)
     if request is None:
         request = Request(wanted=_wanted(call, operands, argnums))
@@ -201,6 +202,11 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
     """The operands that `argnums` names."""
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
+    return operands_of(call, operands, argnums)
+
+
+def operands_of(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
+    """Which of the operands of a call the arguments to differentiate by are."""
     wanted = tuple(operand_of(call, operands, number) for number in argnums)
     _check_distinct(wanted, argnums)
     return wanted

@@ -27,7 +27,8 @@ from .report import as_json, print_table
     "--operand", "named", multiple=True, metavar="NAME=FILE", help="Any other, such as var=v.npy."
 )
 @click.option("--weight", metavar="FILE", help="The weight of each element or class.")
-@click.option("--where", metavar="FILE", help="A mask: which elements count.")
+@click.option("--where", metavar="FILE", help="A mask: which elements or rows count.")
+@click.option("--sample-weight", metavar="FILE", help="The weight of each row.")
 @click.option("--elements", metavar="SHAPE", help="Random operands, such as 32768x32768.")
 @click.option(
     "--dtype", type=click.Choice(FLOATING), help="Convert to this first; indices stay as they are."
@@ -53,6 +54,7 @@ def command(
     named: Sequence[str],
     weight: str | None,
     where: str | None,
+    sample_weight: str | None,
     elements: str | None,
     dtype: str | None,
     gradient: str | None,
@@ -72,7 +74,8 @@ def command(
     if gradient:
         _check_gradient(gradient, functions)
     xp, place, reason = _choose_backend(backend)
-    given = operands.Given(prediction, target, named, weight, where, elements, dtype)
+    by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
+    given = operands.Given(prediction, target, named, by_name, elements, dtype)
     found = operands.Operands(given, xp)
     rows: list[Row] = []
     # A line on a terminal that says what is under way; nothing elsewhere.

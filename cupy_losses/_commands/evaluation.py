@@ -17,6 +17,7 @@ import numpy as np
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
 from .._core.pointwise import PointwiseFormula
+from .._core.rows import OF_COUNT, RowFormula
 from .._core.shapes import Shape
 from .._host.chunks import spec
 from .._libraries.numpy import on_host
@@ -116,21 +117,32 @@ class Evaluation:
         shapes = [array.shape for array in self._host]
         if not all(shapes[k] == shape for k in self._wanted[:count]):
             return False
-        if isinstance(self._call.loss, PointwiseFormula):
+        call = self._call
+        if not isinstance(call.loss, RowFormula):
             return len(shape) > 0
-        pairs = zip(self._call.names, shapes, strict=True)
-        return len(shape) > 1 and all(
-            name == "weight" or own[:1] == shape[:1] for name, own in pairs
+        if call.loss.axis(shape, call.axis) == 0:
+            return False
+        pairs = zip(call.names, shapes, strict=True)
+        return all(
+            name == "weight" or name in OF_COUNT or own[:1] == shape[:1] for name, own in pairs
         )
 
     def _at(self, place: Place) -> list[Array]:
         """A part of the operands, on the host."""
         if not place:
             return self._host
-        if isinstance(self._call.loss, PointwiseFormula):
-            return [np.broadcast_to(array, self._shape)[place] for array in self._host]
-        pairs = zip(self._call.names, self._host, strict=True)
-        return [array if name == "weight" else array[place] for name, array in pairs]
+        call, shape = self._call, self._shape
+        if not isinstance(call.loss, RowFormula):
+            return [np.broadcast_to(array, shape)[place] for array in self._host]
+        found = []
+        for name, array in zip(call.names, self._host, strict=True):
+            if name == "weight":
+                found.append(array)
+            elif name in OF_COUNT:
+                found.append(np.broadcast_to(array, call.loss.rows_of(shape, call.axis))[place])
+            else:
+                found.append(array[place])
+        return found
 
 
 def parts(shape: Shape) -> Iterator[Place]:

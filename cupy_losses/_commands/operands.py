@@ -21,13 +21,15 @@ Array = Any
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line says of the operands: files by option or by argument."""
+    """What the command line says of the operands: files by option or by argument.
+
+    Those `by_name` have options of their names: weights and a mask.
+    """
 
     prediction: str | None
     target: str | None
     operands: Sequence[str]  # NAME=FILE
-    weight: str | None
-    where: str | None
+    by_name: Mapping[str, str | None]
     elements: str | None
     dtype: str | None
 
@@ -91,7 +93,7 @@ def source(given: Given) -> str:
 def _locations(given: Given, function: LossFunction, made: Mapping[str, Array]) -> dict[str, str]:
     """The file of each argument that is not `made`; each is given once, none is missing."""
     pairs = [(function.arrays[0], given.prediction), ("target", given.target)]
-    pairs += [("weight", given.weight), ("where", given.where)]
+    pairs += given.by_name.items()
     for text in given.operands:
         name, equals, location = text.partition("=")
         if not equals:

@@ -49,9 +49,9 @@ def described(function: LossFunction, shape: Shape, dtype: str) -> dict[str, Ope
     found = {}
     for name in loss.operands:
         role = loss.role(name)
-        own = loss.rows_of(shape) if role in (INDEX, NUMBER) else shape
+        own = loss.rows_of(shape, None) if role in (INDEX, NUMBER) else shape
         if role in (INDEX, LABELS):
-            found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape)] - 1))
+            found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape, None)] - 1))
         else:
             found[name] = Operand(dtype, own, loss.domains.get(name))
     return found

@@ -18,11 +18,14 @@ from .types import Reduction
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
-# Why no kernel has derivatives by a weight; `_torch/weights.py` composes them.
-OF_WEIGHT = (
-    "weight requires grad, which torch's autograd alone can do here, without overwrite_input: "
-    "pass weight.detach()"
-)
+
+def of_weight(name: str) -> str:
+    """Why no kernel has derivatives by a weight; `_torch/weights.py` composes them."""
+    return (
+        f"{name} requires grad, which torch's autograd alone can do here, without "
+        f"overwrite_input: pass {name}.detach()"
+    )
+
 
 _LOSSES: dict[str, Loss] = {}
 _OF_USERS: dict[str, Loss] = {}  # by key
@@ -192,11 +195,13 @@ class Call(NamedTuple):
     """A loss with all its arguments but the arrays.
 
     The arrays go beside it as `operands`: the mask where there is one, then the weight where there
-    is one, then those of the loss, then the scale where that is an array of shape ().
+    is one, then that of rows where the call is `sampled`, then those of the loss, then the scale
+    where that is an array of shape ().
 
     The value and all derivatives of a reduced loss are multiplied by `scale`, or, where the call is
     `scaled`, by that array. Plans and shapes are those of the call `unscaled`, and on the host the
-    array has become the number.
+    array has become the number. The elements of a row of a loss over rows lie along `axis`, or
+    where they lie by default.
     """
 
     loss: Loss
@@ -206,16 +211,19 @@ class Call(NamedTuple):
     masked: bool
     scale: float = 1.0
     scaled: bool = False
+    axis: int | None = None
+    sampled: bool = False
 
     @property
     def extra(self) -> int:
         """The number of operands in front of those of the loss."""
-        return self.masked + self.weighted
+        return self.masked + self.weighted + self.sampled
 
     @property
     def names(self) -> tuple[str, ...]:
         """The argument names of the operands."""
         extra = ("where",) * self.masked + ("weight",) * self.weighted
+        extra += ("sample_weight",) * self.sampled
         return extra + self.loss.operands + ("scale",) * self.scaled
 
     @property
@@ -236,7 +244,7 @@ class Request(NamedTuple):
     `vjp`, one tangent for each operand in `tangents`, the operands of the call. The function that
     is evaluated is
 
-        (grad_output *) (sum over k in tangents of tangent_k * d/dx_k) (weight *) loss
+        (grad_output *) (sum over k in tangents of tangent_k * d/dx_k) (weights *) loss
 
     and the results are its value, reduced as the call says, if `value`, and its derivatives by the
     operands of the call in `wanted`. Both are multiplied by the scale of the call and divided by

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .dtypes import check_dtypes
-from .loss import OF_WEIGHT, Call, Formula, Loss, Request
+from .loss import Call, Formula, Loss, Request, of_weight
 from .outputs import PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -133,7 +133,7 @@ class PointwiseFormula(Loss):
     def refusal(self, call: Call, operand: int) -> str:
         """A weight that divides the mean."""
         if call.weighted and operand == call.masked and self.divides_by_weights(call):
-            return OF_WEIGHT
+            return of_weight("weight")
         return ""
 
     def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:

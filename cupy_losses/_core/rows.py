@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER
-from .loss import OF_WEIGHT, Call, Domain, Formula, Loss, Request
+from .loss import Call, Domain, Formula, Loss, Request, of_weight
 from .outputs import PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -26,14 +26,21 @@ from .shapes import (
 # ends.
 ELEMENTS, INDEX, NUMBER, LABELS = "elements", "index", "number", "labels"
 
+# The operands that say how much each row counts; they broadcast to the rows.
+OF_COUNT = ("where", "sample_weight")
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowFormula(Loss):
     """A loss of rows without its kernels: what it is made of on the device and on the host.
 
-    The elements of a row lie along axis 1 (0 of an array of one dimension) where `classes` is set,
-    else along the last one. A weight, where the loss takes one, has one number a class: that of its
-    target counts for a row and, where `weighs_elements` is set, that of each element.
+    The elements of a row lie along the axis that a call names, by default axis 1 where `classes` is
+    set, which may also be the only one, else the last one. A weight, where the loss takes one, has
+    one number a class: that of its target counts for a row and, where `weighs_elements` is set,
+    that of each element.
+
+    Any call may have a mask and a weight of rows. What the mask leaves out is ignored. The weight
+    multiplies the loss of a row and its term of the denominator of a mean.
 
     Attributes:
         struct: The class template of the formula in C++, of the arithmetic type, `options`, where
@@ -79,35 +86,53 @@ class RowFormula(Loss):
         if self.classes and not shape:
             return None  # `shape_of` refuses it
         shape = shape or (1,)
-        last = shape[self.axis(shape)] - 1
+        last = shape[self.axis(shape, call.axis)] - 1
         if role == LABELS:
             return Domain(-1, last)
         ignored = call.named_parameters.get("ignore_index")
         return Domain(0, last, () if ignored is None else (ignored,))
 
-    def axis(self, shape: Shape) -> int:
-        """The axis of `shape` that the elements of a row lie along."""
-        return min(1, len(shape) - 1) if self.classes else len(shape) - 1
+    def axis(self, shape: Shape, given: int | None) -> int:
+        """The axis of `shape` that the elements of a row lie along, given that of a call."""
+        given = self._or_default(given)
+        if self.classes and given == 1 and len(shape) == 1:
+            return 0
+        if not -len(shape) <= given < len(shape):
+            raise ValueError(
+                f"axis must be in {-len(shape)} … {len(shape) - 1} for rows in shape {shape}, "
+                f"got {given}"
+            )
+        return given % len(shape)
 
-    def rows_of(self, shape: Shape) -> Shape:
+    def is_from_front(self, shape: Shape, given: int | None) -> bool:
+        """Whether that axis is counted from the front: it stays the same with more axes behind."""
+        return self._or_default(given) == self.axis(shape, given)
+
+    def _or_default(self, given: int | None) -> int:
+        if given is None:
+            return 1 if self.classes else -1
+        return given
+
+    def rows_of(self, shape: Shape, given: int | None) -> Shape:
         """The shape of the rows: that of one number for each."""
-        axis = self.axis(shape)
+        axis = self.axis(shape, given)
         return shape[:axis] + shape[axis + 1 :]
 
     def role(self, name: str) -> str:
-        """What an operand holds; "weight" for the weights of the classes."""
+        """What an operand holds; of others than those of the loss, such as a weight, the name."""
         return self.roles.get(name, name)
 
     def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
-        """The rows, or the sum of the weights of those that are not ignored."""
+        """The rows, or the sum of the weights, of classes and of rows, of those that count."""
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
-        rows = 1.0 * math.prod(self.rows_of(shape))  # which may be symbolic
-        return Denominator(rows, self.weighted_mean, leaves_out=True)
+        rows = 1.0 * math.prod(self.rows_of(shape, call.axis))  # which may be symbolic
+        of_data = self.weighted_mean or call.masked or call.sampled
+        return Denominator(rows, of_data, leaves_out=True)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
         """The shape of the value of a call."""
-        return self.rows_of(shape) if call.reduction == "none" else ()
+        return self.rows_of(shape, call.axis) if call.reduction == "none" else ()
 
     def result_dtype(self, call: Call, operands: Sequence[ArraySpec], autocast: bool) -> str:
         """The dtype that the operands of elements promote to."""
@@ -121,7 +146,7 @@ class RowFormula(Loss):
         """The value in the order in which the rows lie in memory."""
         own = operands[request.extra :]
         space = row_space(call, self, request, operands)
-        axes = memory_order(space.shape, space.strides)
+        axes = space.axes
         outputs: list[Output | None] = []
         if request.value:
             dtype = self.result_dtype(call, own, autocast)
@@ -147,8 +172,8 @@ class RowFormula(Loss):
         name = call.names[operand]
         if self.role(name) == ELEMENTS:
             return ""
-        if name == "weight":
-            return OF_WEIGHT
+        if name in ("weight", "sample_weight"):
+            return of_weight(name)
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
     def is_constant(self, call: Call, operand: int) -> bool:
@@ -181,8 +206,8 @@ class RowFormula(Loss):
             raise ValueError(f"{elements[0]} must have at least one dimension")
         shape = shape or (1,)  # a row of one element
         for name in self.operands:
-            shape = self._of_targets(shape, self.role(name), named[name].shape)
-        rows, columns = self.rows_of(shape), shape[self.axis(shape)]
+            shape = self._of_targets(call, shape, self.role(name), named[name].shape)
+        rows, columns = self.rows_of(shape, call.axis), shape[self.axis(shape, call.axis)]
         for name, operand in named.items():
             role = self.role(name)
             expected = {INDEX: rows, NUMBER: rows, LABELS: shape, "weight": (columns,)}.get(role)
@@ -193,6 +218,11 @@ class RowFormula(Loss):
                 fits = fits or (_is_one(expected) and _is_one(operand.shape))
             elif role == NUMBER and self.broadcasts:
                 fits = _broadcasts(operand.shape, rows)
+            elif role in OF_COUNT and not _broadcasts_to(operand.shape, rows):
+                raise ValueError(
+                    f"{name} of shape {operand.shape} does not broadcast to the shape of the rows, "
+                    f"{rows}"
+                )
             if not fits:
                 raise ValueError(
                     f"{name} must have shape {expected} beside {elements[0]} of shape "
@@ -200,14 +230,16 @@ class RowFormula(Loss):
                 )
         return shape
 
-    def _of_targets(self, shape: Shape, role: str, targets: Shape) -> Shape:
+    def _of_targets(self, call: Call, shape: Shape, role: str, targets: Shape) -> Shape:
         """The shape of the elements where an operand of each row adds to it, as torch has it.
 
         The loss of one row has the shape of its index. Numbers broadcast where elements do.
         """
-        rows = self.rows_of(shape)
-        one = role == INDEX and not self.classes and _is_one(rows) and _is_one(targets)
-        if one or (role == NUMBER and self.broadcasts and _broadcasts(rows, targets)):
+        rows, axis = self.rows_of(shape, call.axis), self.axis(shape, call.axis)
+        if role == NUMBER and self.broadcasts and _broadcasts(rows, targets):
+            return (*targets[:axis], shape[axis], *targets[axis:])
+        is_last = not self.classes and self._or_default(call.axis) == -1
+        if role == INDEX and is_last and _is_one(rows) and _is_one(targets):
             return (*targets, shape[-1])
         return shape
 
@@ -216,8 +248,10 @@ class RowFormula(Loss):
         allowed: tuple[str, ...]
         if role in (INDEX, LABELS):
             allowed, what = INTEGER[1:], "an integer dtype"
-        elif role == NUMBER:
+        elif role in (NUMBER, "sample_weight"):
             allowed, what = (*FLOATING, *INTEGER), "a real dtype"
+        elif role == "where":
+            allowed, what = ("bool",), "dtype bool"
         else:
             allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
@@ -235,12 +269,22 @@ def _broadcasts(shape: Shape, to: Shape) -> bool:
     return len(shape) == len(to) and all(n in (1, length) for n, length in pairs)
 
 
+def _broadcasts_to(shape: Shape, rows: Shape) -> bool:
+    """Whether an array broadcasts to the shape of the rows, from the last axis on."""
+    return len(shape) <= len(rows) and _broadcasts(shape, rows[len(rows) - len(shape) :])
+
+
 class RowSpace(NamedTuple):
-    """The shape of the elements, the axis of a row, and the strides of each operand over them."""
+    """The shape of the elements, the axis of a row, and the strides of each operand over them.
+
+    `axes` are those of the shape, slowest first, as the operands lie in memory, of which masks and
+    weights of rows come last.
+    """
 
     shape: Shape
     axis: int
     strides: list[Shape]  # 0 along what an operand does not move along
+    axes: list[int]
 
 
 def row_space(
@@ -252,16 +296,16 @@ def row_space(
     """
     own = operands[request.extra :]
     shape = loss.shape_of(call, own)
-    axis = loss.axis(shape)
-    rows = loss.rows_of(shape)
+    axis = loss.axis(shape, call.axis)
+    rows = loss.rows_of(shape, call.axis)
 
     def of_rows(operand: ArraySpec) -> Shape:
         steps = broadcast_strides(operand, rows)
         return (*steps[:axis], 0, *steps[axis:])
 
     strides = []
-    names = request.names(call)
-    for name, operand in list(zip(names, operands, strict=True))[request.denominator :]:
+    names = request.names(call)[request.denominator :]
+    for name, operand in zip(names, operands[request.denominator :], strict=True):
         role = loss.role(name)
         if role == "weight":
             steps = [0] * len(shape)
@@ -271,4 +315,6 @@ def row_space(
             strides.append(broadcast_strides(operand, shape))
         else:
             strides.append(of_rows(operand))
-    return RowSpace(shape, axis, strides)
+    pairs = sorted(zip(names, strides, strict=True), key=lambda pair: pair[0] in OF_COUNT)
+    axes = memory_order(shape, [steps for _, steps in pairs])
+    return RowSpace(shape, axis, strides, axes)

@@ -49,8 +49,9 @@ def planned(
         if pointer & 15:
             misaligned = tuple([pointer & 15 for pointer in pointers])
             break
-    loss, reduction, _, weighted, masked, _, scaled = call
-    key = loss.key, reduction, weighted, masked, scaled, request, misaligned, described
+    loss, reduction, _, weighted, masked, _, scaled, axis, sampled = call
+    of_call = loss.key, reduction, weighted, masked, scaled, axis, sampled
+    key = of_call, request, misaligned, described
     try:
         plan = _plans[key]
     except KeyError:

@@ -253,6 +253,45 @@ class Launches(Builder):
         chosen = (quotient.denominator, quotient.result, *function.addresses, *scale)
         self._steps.append((launch, chosen))
 
+    def _sum_of_counts(self, where: int | None, weight: int | None, size: int) -> Address:
+        """The sum of the weights that a mask leaves, or their number, of so many in all.
+
+        Each is given as an operand of the problem, or None.
+        """
+        problem = self._problem
+        expression = template("One" if weight is None else "Identity", c_type(problem.real))
+        if where is not None:
+            expression = template("Masked", expression, "0")
+        indices = [k for k in (where, weight) if k is not None]
+        operands = tuple(problem.operands[k] for k in indices)
+        shape = broadcast_shape(operands, [""] * len(operands))
+        function = ElementFunction(
+            expression,
+            problem.real,
+            "",
+            operands,
+            tuple(self._operand_addresses[k] for k in indices),
+            [broadcast_strides(operand, shape) for operand in operands],
+            tuple(problem.misaligned[k] for k in indices),
+            without_parameters,
+        )
+        denominator = self._add_scratch(8)
+        # Each element of a mask or weight that is broadcast counts for several.
+        divisor = math.prod(shape) / size
+        self._add_pointwise(
+            function,
+            shape,
+            "SUM_OF_VALUES",
+            "double",
+            denominator,
+            NO_ADDRESS,
+            NO_FACTOR,
+            {},
+            divisor,
+            scaled=False,
+        )
+        return denominator
+
 
 class _Planner(Launches):
     """The launches of one problem."""
@@ -305,39 +344,10 @@ class _Planner(Launches):
     def _sum_denominator(self) -> Address:
         """The sum of the weights that the mask leaves, or their number."""
         problem, call = self._problem, self._problem.call
+        where = problem.leading if call.masked else None
         weighs = self._loss.divides_by_weights(call)
-        expression = template("Identity" if weighs else "One", c_type(problem.real))
-        if call.masked:
-            expression = template("Masked", expression, "0")
-        indices = range(problem.leading, problem.leading + call.masked + weighs)
-        operands = tuple(problem.operands[k] for k in indices)
-        shape = broadcast_shape(operands, [""] * len(operands))
-        function = ElementFunction(
-            expression,
-            problem.real,
-            "",
-            operands,
-            tuple(self._operand_addresses[k] for k in indices),
-            [broadcast_strides(operand, shape) for operand in operands],
-            tuple(problem.misaligned[k] for k in indices),
-            without_parameters,
-        )
-        denominator = self._add_scratch(8)
-        # Each element of a mask or weight that is broadcast counts for several.
-        divisor = math.prod(shape) / problem.size
-        self._add_pointwise(
-            function,
-            shape,
-            "SUM_OF_VALUES",
-            "double",
-            denominator,
-            NO_ADDRESS,
-            NO_FACTOR,
-            {},
-            divisor,
-            scaled=False,
-        )
-        return denominator
+        weight = problem.leading + call.masked if weighs else None
+        return self._sum_of_counts(where, weight, problem.size)
 
     def _function(self, first: int = 0) -> ElementFunction:
         """What is evaluated at each element, of the operands from `first` on."""

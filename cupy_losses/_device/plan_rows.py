@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from .._core.dtypes import c_type, item_size
 from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
-from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides, memory_order
+from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
 from . import compiler, driver
 from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
@@ -96,7 +96,7 @@ def make_plan(
     library: DeviceLibrary, problem: Problem, loss: RowFormula, launches: type[RowLaunches]
 ) -> Plan:
     """Decide how to evaluate a request of a loss of rows."""
-    if math.prod(loss.rows_of(problem.shape)) == 0:
+    if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
         return empty_plan(library, problem)
     return launches(library, problem, loss).plan()
 
@@ -191,18 +191,20 @@ class RowLaunches(Launches):
     def __init__(self, library: DeviceLibrary, problem: Problem, loss: RowFormula) -> None:
         super().__init__(library, problem)
         self._loss = loss
-        extra = problem.leading
-        space = row_space(problem.call, loss, problem.request, problem.given)
+        call, leading = problem.call, problem.leading
+        space = row_space(call, loss, problem.request, problem.given)
         self._space: RowSpace = space
-        self._axes = memory_order(space.shape, space.strides)
+        self._axes = space.axes
         self._row_axes = [axis for axis in self._axes if axis != space.axis]
-        self._rows = math.prod(loss.rows_of(space.shape))
+        self._rows = math.prod(loss.rows_of(space.shape, call.axis))
         self._columns = space.shape[space.axis]
-        # In the order of the kernels, the weights last.
-        order = list(range(len(problem.operands)))
-        if problem.call.weighted:
-            order.append(order.pop(extra))
-        names = problem.request.names(problem.call)[-len(order) :]
+        # In the order of the kernels: behind the operands of the loss the weights of the classes,
+        # then what says how much each row counts.
+        first = leading + call.extra
+        order = [*range(leading), *range(first, len(problem.operands))]
+        order += [leading + call.masked] * call.weighted + [leading] * call.masked
+        order += [first - 1] * call.sampled
+        names = problem.request.names(call)[-len(order) :]
         self._inputs = [
             RowArray(
                 problem.operands[k].dtype,
@@ -231,7 +233,7 @@ class RowLaunches(Launches):
         overwritten can not be read again.
         """
         problem, request = self._problem, self._problem.request
-        counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.weighted
+        counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
         streams = any(a.streamed for a in self._inputs)
         # A slot that is new has the number 1.
         if not (counts and streams and self._rows > 1):
@@ -247,7 +249,7 @@ class RowLaunches(Launches):
         for k, address in self._gradients():
             array = self._gradient(k, address)
             outputs.append(array)
-            wanted.append(k - self._problem.call.weighted)
+            wanted.append(k - self._problem.call.extra)
             if array.address != address:
                 summed.append((k, array, address))
         assert not (summed and self._anticipates_count), "sums would have to be added up anew"
@@ -279,7 +281,7 @@ class RowLaunches(Launches):
         problem = self._problem
         index = problem.leading + k
         operand = problem.operands[index]
-        if self._loss.overwrites and k == problem.call.weighted:
+        if self._loss.overwrites and k == problem.call.extra:
             strides, misaligned = self._space.strides[index], problem.misaligned[index]
             return RowArray(operand.dtype, strides, misaligned, address, True)
         if operand.size == problem.size:
@@ -358,7 +360,8 @@ class RowLaunches(Launches):
 
     def _weighs(self, k: int) -> bool:
         """Whether an input is the weights of the classes."""
-        return self._problem.call.weighted and k == len(self._inputs) - 1
+        behind = self._problem.leading + len(self._loss.operands)
+        return self._problem.call.weighted and k == behind
 
     def _lies(self, array: RowArray, strides: Shape) -> bool:
         """Whether an array lies so over the rows, and its elements one after the other."""
@@ -468,9 +471,13 @@ class RowLaunches(Launches):
 
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
-        weighted = self._problem.call.weighted
-        denominator = self._add_scratch(8) if weighted else self._add_counter()
-        values = "SUM_OF_VALUES" if weighted else "COUNT"
+        call, leading = self._problem.call, self._problem.leading
+        if not self._loss.weighted_mean:
+            where = leading if call.masked else None
+            weight = leading + call.extra - 1 if call.sampled else None
+            return self._sum_of_counts(where, weight, self._rows)
+        denominator = self._add_scratch(8) if call.extra else self._add_counter()
+        values = "SUM_OF_VALUES" if call.extra else "COUNT"
         team = _Team(BLOCK, 1, 1, slots=1)
         self._launch(team, _Results(values, denominator, NO_ADDRESS), denominator_only=True)
         return denominator
@@ -489,7 +496,7 @@ class RowLaunches(Launches):
         inputs = self._inputs[problem.leading :] if denominator_only else self._inputs
         streams = [a for a in inputs if a.streamed]
         vjp = request.vjp and not denominator_only
-        tangents = [k - call.weighted for k in request.tangents if not denominator_only]
+        tangents = [] if denominator_only else self._tangents
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         shared = team.places * pack_bytes
         if phase or team.held:
@@ -511,9 +518,8 @@ class RowLaunches(Launches):
         vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
         layout, layout_bytes = self._layout(arrays, vectors)
         real = c_type(problem.real)
-        expression = self._expression(self._columns if team.held and team.lanes == 1 else 0)
-        if denominator_only:
-            expression = template("Denominator", expression)
+        held = self._columns if team.held and team.lanes == 1 else 0
+        expression = self._expression(held, denominator_only)
         threads = THREADS_OF_MULTIPROCESSOR
         if wanted and team.batch * pack_bytes == BATCH_BYTES:
             threads = THREADS_WITH_GRADIENTS
@@ -534,7 +540,7 @@ class RowLaunches(Launches):
             *([phase] if phase else []),
             values,
             bits(tuple(wanted)),
-            bits(tuple(tangents)),
+            bits(tangents),
             vjp,
             result,
             *pointers,
@@ -627,18 +633,18 @@ class RowLaunches(Launches):
         return max(1, of_multiprocessor // wide // threads)
 
     def _launch_segments(self, tiles: _Tiles, results: _Results) -> None:
-        problem, request, call = self._problem, self._problem.request, self._problem.call
+        problem, request = self._problem, self._problem.request
         pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
         scale_type, scale = self._scale()
         pointers += [*(f"{c_type(a.dtype)}*" for a in results.outputs), *scale_type]
         name = template(
             tiles.kernel,
             c_type(problem.real),
-            self._expression(0),
+            self._expression(),
             *tiles.types,
             results.values,
             bits(tuple(results.wanted)),
-            bits(tuple(k - call.weighted for k in request.tangents)),
+            bits(self._tangents),
             request.vjp,
             self._result_type(),
             *pointers,
@@ -662,7 +668,7 @@ class RowLaunches(Launches):
             pointers=6 + len(pointers),
             shared=tiles.shared,
             fields=Fields(self._loss, problem.real),
-            parameters=call.parameters,
+            parameters=problem.call.parameters,
             scaled=True,
         )
         factor = self._factor(bool(results.wanted))
@@ -729,7 +735,12 @@ class RowLaunches(Launches):
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self._space.shape, array.strides, strict=True))
 
-    def _expression(self, held: int) -> str:
+    @property
+    def _tangents(self) -> list[int]:
+        """The operands of the loss that vary."""
+        return [k - self._problem.call.extra for k in self._problem.request.tangents]
+
+    def _expression(self, held: int = 0, denominator_only: bool = False) -> str:
         """The C++ type of the loss; `held`: how many elements of a row a thread has, if all."""
         loss, call = self._loss, self._problem.call
         options = [x if isinstance(x, bool) else str(x) for x in loss.options]
@@ -740,7 +751,12 @@ class RowLaunches(Launches):
             half = item_size(main.dtype) < item_size(self._problem.real)
             precision = half, str(held)
         real = c_type(self._problem.real)
-        return template(loss.struct, real, *options, *weighted, *precision)
+        expression = template(loss.struct, real, *options, *weighted, *precision)
+        if denominator_only:
+            expression = template("Denominator", expression)
+        if call.masked or call.sampled:
+            expression = template("Sampled", expression, call.masked, call.sampled)
+        return expression
 
 
 def _power_of_two_from(n: int) -> int:

@@ -20,7 +20,7 @@ from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.outputs import Output
 from .._core.reduction import Denominator
-from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
+from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
 from .._core.shapes import Shape
 from .chunks import (
     CHUNK,
@@ -110,21 +110,24 @@ class Rows(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Some rows of a request, and which of them are ignored and which have no valid target, if any.
+    """Some rows of a request, their weights, which are ignored and which have no valid target.
 
     Before elements are read, `rows` has indices and labels alone.
     """
 
     shape: Shape
     rows: Rows
+    sample_weight: Array | None = None
     grad_output: Array | None = None
     ignored: Array | None = None
     invalid: Array | None = None
 
     def settle(self, x: Number, along: bool) -> Number:
-        """The numbers of a formula, or their slopes along the tangents of the request."""
+        """The numbers of a formula, or their slopes along the tangents of the request, weighted."""
         if along:
             x = slope_of(x)
+        if self.sample_weight is not None:
+            x = self.sample_weight * x
         return x if self.grad_output is None else self.grad_output * x
 
     def mask(self, x: Array | float) -> Array | float:
@@ -133,13 +136,16 @@ class _Chunk(NamedTuple):
             x = np.where(self.invalid, np.nan, x)
         return x if self.ignored is None else np.where(self.ignored, 0.0, x)
 
-    def total_weight(self) -> np.longdouble | float:
-        """The sum of the weights of the rows that are not ignored."""
-        (target,) = self.rows.operands.values()
-        weight = self.rows.weight_of(target)
-        # A row whose target is out of range has no weight: NaN would reach the gradients of others.
-        if self.invalid is not None:
-            weight = np.where(self.invalid, 1.0, weight)
+    def total_weight(self, target: str | None) -> np.longdouble | float:
+        """The sum of the weights of the rows that count, with those of the class of a target."""
+        weight: Array | float = 1.0
+        if target is not None:
+            weight = self.rows.weight_of(self.rows.operands[target])
+            # A row whose target is out of range has no class: NaN would reach others' gradients.
+            if self.invalid is not None:
+                weight = np.where(self.invalid, 1.0, weight)
+        if self.sample_weight is not None:
+            weight = self.sample_weight * weight
         if self.ignored is not None:
             weight = np.where(self.ignored, 0.0, weight)
         return total(weight) if isinstance(weight, np.ndarray) else weight * math.prod(self.shape)
@@ -195,8 +201,8 @@ class _Operands:
         operands: Sequence[Array],
         shape: Shape,
     ) -> None:
-        self.axis = loss.axis(shape)
-        self.rows = loss.rows_of(shape)
+        self.axis = loss.axis(shape, call.axis)
+        self.rows = loss.rows_of(shape, call.axis)
         self.columns = shape[self.axis]
         leading, own = operands[request.denominator : request.extra], operands[request.extra :]
         self._grad_output = _Elements(self._of_rows(leading[0])) if request.vjp else None
@@ -205,6 +211,8 @@ class _Operands:
             for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
         self._weight: Array | float = 1.0
+        self._where: Array | None = None
+        self._sample_weight: _Elements | None = None
         self._elements: dict[str, _Elements] = {}
         self._indices: dict[str, Array] = {}
         self._labels: dict[str, Array] = {}
@@ -213,9 +221,13 @@ class _Operands:
             if role == "weight":
                 self._weight = operand.astype(np.float64)
                 continue
-            of_rows = role in (INDEX, NUMBER)
-            view = self._of_rows(operand) if of_rows else self._of_elements(operand, shape)
-            if role == INDEX:
+            of_elements = role in (ELEMENTS, LABELS)
+            view = self._of_elements(operand, shape) if of_elements else self._of_rows(operand)
+            if role == "where":
+                self._where = view
+            elif role == "sample_weight":
+                self._sample_weight = _Elements(view)
+            elif role == INDEX:
                 self._indices[name] = view
             elif role == LABELS:
                 self._labels[name] = view
@@ -253,7 +265,7 @@ class _Operands:
             operands[name] = Dual(operands[name], tangent.at(index))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
         rows = Rows(operands, self._parameters, self.columns, self._weight)
-        return _Chunk(chunk.shape, rows, grad_output, chunk.ignored, chunk.invalid)
+        return chunk._replace(rows=rows, grad_output=grad_output)
 
     def indices_at(self, index: ChunkIndex) -> _Chunk:
         """The same without the elements. Rows that are all there are read once."""
@@ -265,13 +277,17 @@ class _Operands:
     def _read(self, index: ChunkIndex) -> _Chunk:
         shape = self._any[index].shape[:-1]
         operands: dict[str, Number] = {}
-        ignored = invalid = None
+        left_out = None if self._where is None else ~self._where[index].reshape(-1, 1)
+        ignored: Array | None = left_out
+        invalid: Array | None = None
         for name, view in self._indices.items():
             part = view[index].reshape(-1, 1)
             target = _signed(part)
             inside = (target >= 0) & (target < self.columns)
             if "ignore_index" in self._parameters:
-                ignored = part == self._parameters["ignore_index"]
+                of_index = part == self._parameters["ignore_index"]
+                ignored = of_index if left_out is None else left_out | of_index
+            if ignored is not None:
                 inside &= ~ignored
             if inside.all():
                 ignored = None
@@ -283,10 +299,11 @@ class _Operands:
             labels = _signed(view[index]).reshape(math.prod(shape), self.columns)
             listed = np.logical_and.accumulate(labels >= 0, axis=-1)
             beyond = listed & (labels >= self.columns)
-            invalid = beyond.any(axis=-1, keepdims=True)
+            invalid = np.asarray(beyond.any(axis=-1, keepdims=True))
             operands[name] = np.where(listed & ~beyond, labels, -1)
         rows = Rows(operands, self._parameters, self.columns, self._weight)
-        return _Chunk(shape, rows, None, ignored, invalid)
+        sample_weight = None if self._sample_weight is None else self._sample_weight.at(index)
+        return _Chunk(shape, rows, sample_weight, None, ignored, invalid)
 
 
 class _Plan(NamedTuple):
@@ -337,7 +354,7 @@ def evaluate(
         if request.denominator:
             number = np.longdouble(operands[0])
         elif denominator.of_data:
-            number = _sum_of_data(views)
+            number = _sum_of_data(loss, views)
         else:
             number = np.longdouble(denominator.size)
         divisors = Divisors(call, request, denominator, number)
@@ -362,9 +379,12 @@ def evaluate(
     return results
 
 
-def _sum_of_data(views: _Operands) -> np.longdouble:
+def _sum_of_data(loss: RowFormula, views: _Operands) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
+    target = None
+    if loss.weighted_mean:
+        target = next(name for name in loss.operands if loss.role(name) == INDEX)
     for index in chunks(views.rows):
-        denominator += views.indices_at(index).total_weight()
+        denominator += views.indices_at(index).total_weight(target)
     return denominator

@@ -186,7 +186,7 @@ def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Se
     for library in libraries:
         if library.takes_over:
             return library, operands
-    target = libraries[call.masked + call.weighted]
+    target = libraries[call.extra]
     adopted = []
     for k, library in enumerate(libraries):
         if library is target and isinstance(operands[k], target.types()):

@@ -69,7 +69,7 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
             return (value * scale).to(value.dtype)
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
-        if call.weighted and operands[call.masked].requires_grad and weights.is_composed(call):
+        if call.extra and any(operands[k].requires_grad for k in weights.composed_by(call)):
             return operators.evaluate(call, operands)
         return _apply_loss(library, call, *operands)
     return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[no-any-return]
@@ -147,8 +147,8 @@ _MAX_REQUESTS = 4096
 
 def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
     """The request of a forward pass for the operands that need a gradient."""
-    loss, reduction, _, weighted, masked, *_ = call
-    key = loss.key, reduction, weighted, masked, needs_input_grad, early
+    loss, reduction, _, weighted, masked, *_, sampled = call
+    key = loss.key, reduction, weighted, masked, sampled, needs_input_grad, early
     request = _requests.get(key)
     if request is None:
         wanted = loss.differentiated(call, needs_input_grad[-len(call.names) :])

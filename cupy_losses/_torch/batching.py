@@ -14,9 +14,9 @@ import torch
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
+from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import ArraySpec
-from .weights import weights_of_rows
+from .weights import counts_of_rows
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -101,8 +101,10 @@ class _Batch:
         self._outputs = [output for output in outputs if output is not None]
         # Losses of half precision are added up as float32.
         self._autocast = autocast or (request.value and call.reduction != "none")
-        # The classes stay at axis 1, so that the batch goes behind.
-        self._is_behind = isinstance(loss, RowFormula) and loss.classes and len(self._shape) > 1
+        # An axis that is counted from the front stays where it is, so that the batch goes behind.
+        self._is_behind = isinstance(loss, RowFormula) and loss.is_from_front(
+            self._shape, call.axis
+        )
         names = request.names(call)
         self._operands = [
             self._placed(name, tensor, dim)
@@ -149,7 +151,7 @@ class _Batch:
         """A grad_output of each sample as one of each of its elements or rows."""
         loss, shape = self._call.loss, self._shape
         if isinstance(loss, RowFormula):
-            shape = loss.rows_of(shape)
+            shape = loss.rows_of(shape, self._call.axis)
         elif loss.sums_last_axis(self._each):
             shape = (*shape[:-1], 1)
         # One that is divided may be too small for half precision.
@@ -192,8 +194,12 @@ class _Batch:
         return total.sum(dim=1, dtype=torch.float64) / size
 
     def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:
-        """The weights of the classes of the targets, of rows that are not ignored."""
-        name = next(name for name in loss.operands if loss.role(name) == INDEX)
-        target = arrays[name].movedim(-1, 0) if self._is_behind else arrays[name]
-        _, weights = weights_of_rows(self._call, target, arrays.get("weight"))
-        return weights.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
+        """The sum of the weights of the rows that count, of each sample."""
+        moved = {
+            name: t.movedim(-1, 0) if self._is_behind and name != "weight" else t
+            for name, t in arrays.items()
+        }
+        each = counts_of_rows(self._call, loss, moved).in_mean
+        rows = loss.rows_of(self._shape, self._call.axis)
+        each = each.expand(self._size, *rows).reshape(self._size, -1)
+        return each.sum(dim=1, dtype=torch.float64)

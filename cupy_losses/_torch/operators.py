@@ -80,8 +80,12 @@ def written(asked: Asked) -> str:
     """
     call, request, autocast = asked.call, asked.request, asked.autocast
     given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
-    text = json.dumps({name: value for name, value in given.items() if value})
+    text = json.dumps({name: value for name, value in given.items() if _is_set(name, value)})
     return text.replace('"', "'")
+
+
+def _is_set(name: str, value: Any) -> bool:
+    return value is not None if name == "axis" else bool(value)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,6 +103,8 @@ def read(text: str) -> Asked:
         given.pop("masked", False),
         given.pop("scale", 0.0),
         given.pop("scaled", False),
+        given.pop("axis", None),
+        given.pop("sampled", False),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)
@@ -333,7 +339,7 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         or forward_ad._current_level >= 0
     ):
         asked = read(text)
-        if weights.is_composed(asked.call) and _is_weight_varied(asked, operands):
+        if asked.call.extra and _is_weight_varied(asked, operands):
             return _composed(asked, operands)
         modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
         with enable_single_level_autograd_function():  # that of the present transform
@@ -344,11 +350,11 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
 
 
 def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
-    """Whether the present transform, or autograd, differentiates by the weight."""
-    weight = operands[asked.request.extra + asked.call.masked]
-    if torch.is_grad_enabled() and weight.requires_grad:
+    """Whether the present transform, or autograd, varies a weight that is one of `composed_by`."""
+    varied = [operands[asked.request.extra + k] for k in weights.composed_by(asked.call)]
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in varied):
         return True
-    return torch._VF._unpack_dual(weight, level=0)[1] is not None
+    return any(torch._VF._unpack_dual(weight, level=0)[1] is not None for weight in varied)
 
 
 def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Derivatives by weights that no kernel has: those that divide a mean, and those of classes.
+"""Derivatives by weights that no kernel has: those that divide a mean, of classes and of rows.
 
 Such a loss is linear in calls of which kernels have all derivatives. Their factors, and what they
 are divided by, are made of the weight by torch, which differentiates them. So any request of the
@@ -8,7 +8,7 @@ loss is the same request of these calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,24 +21,51 @@ Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 
-def is_composed(call: Call) -> bool:
-    """Whether the derivatives by the weight of a call are those of other calls."""
-    if not call.weighted or call.loss.overwrites:
-        return False
-    return call.loss.refusal(call, call.masked) != ""
+def composed_by(call: Call) -> list[int]:
+    """The operands, weights all, by which the derivatives of a call are those of other calls."""
+    if call.loss.overwrites:
+        return []
+    return [k for k in range(call.masked, call.extra) if call.loss.refusal(call, k)]
 
 
-def weights_of_rows(call: Call, target: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which rows are not ignored, and the weight of the class of each, 0 of those that are."""
-    target = target.long()  # uint64 beyond it is negative, and no class either
-    ignored = call.named_parameters.get("ignore_index")
-    counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
-    if weight is None:
-        return counts, counts
-    inside = (target >= 0) & (target < weight.shape[0])
-    # A row whose class is out of range counts once; its loss is NaN.
-    own = torch.where(inside, weight[target.where(inside, 0)], 1)
-    return counts, torch.where(counts, own, 0)
+class Counts(NamedTuple):
+    """How much each row counts, as arrays that broadcast to the rows.
+
+    Attributes:
+        counts: Which rows are not ignored.
+        own: The weight of the class of each, 1 where classes have none or it is out of range.
+        sample: The weight of each row, 0 of those that a mask leaves out.
+        in_mean: Its term of the denominator of a mean.
+
+    """
+
+    counts: Tensor
+    own: Tensor
+    sample: Tensor
+    in_mean: Tensor
+
+
+def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor]) -> Counts:
+    """How much each row counts; `operands` are those of the call, by name."""
+    first = operands[loss.operands[0]]
+    own, counts = first.new_ones((), dtype=torch.float32), first.new_ones((), dtype=torch.bool)
+    if call.masked:
+        counts = operands["where"]
+    sample = _wide(operands["sample_weight"]) if call.sampled else own
+    sample = torch.where(counts, sample, 0)
+    name = next((name for name in loss.operands if loss.role(name) == INDEX), None)
+    if name is not None:
+        target = operands[name].long()  # uint64 beyond it is negative, and no class either
+        ignored = call.named_parameters.get("ignore_index")
+        if ignored is not None:
+            counts = counts & (target != ignored)
+        if call.weighted:
+            weight = _wide(operands["weight"])
+            inside = (target >= 0) & (target < weight.shape[0])
+            # A row whose class is out of range counts once; its loss is NaN.
+            own = torch.where(inside, weight[target.where(inside, 0)], 1)
+    in_mean = own * sample if loss.weighted_mean else sample
+    return Counts(counts, own, sample, torch.where(counts, in_mean, 0))
 
 
 class _Part(NamedTuple):
@@ -129,26 +156,38 @@ def _of_elements(
 def _of_rows(
     call: Call, loss: RowFormula, operands: Sequence[Tensor], shape: Shape
 ) -> tuple[list[_Part], Tensor]:
-    """Each row without weights times the weight of its class, and what weighs its elements."""
-    weight, *own = _wide(operands[0]), *operands[1:]
-    axis = loss.axis(shape)
-    of_elements = weight.reshape(-1, *[1] * (len(shape) - 1 - axis))
-    columns = shape[axis]
-    named = dict(zip(loss.operands, own, strict=True))
-    input, target = named["input"], named["target"]
-    if loss.role("target") != INDEX:
-        assert loss.counts is not None
-        each, counts = loss.counts(call, columns, of_elements, target)
-        return [_Part(each, (input, counts), 1.0, (1, -1))], weight
-    left, share = weights_of_rows(call, target.reshape(loss.rows_of(shape)), weight)
-    unweighted = call._replace(reduction="none", weighted=False)
-    parts = [_Part(unweighted, own, share, range(1, 3))]
-    if loss.counts is not None:
-        each, counts = loss.counts(call, columns, of_elements, share.unsqueeze(axis))
-        left = left.unsqueeze(axis)  # what is ignored may be NaN
-        counted = torch.where(left, input, 0), torch.where(left, counts, 0)
-        parts.append(_Part(each, counted, 1.0, (1, -1)))
-    return parts, share.sum(dtype=torch.float64)
+    """Each row without weights times that of its class and its own, and what weighs its elements.
+
+    Then the sum of what the rows add to the denominator of a mean.
+    """
+    rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
+    named = dict(zip(call.names, operands, strict=True))
+    of_class = loss.roles.get("target") == INDEX
+    if of_class:
+        named["target"] = named["target"].reshape(rows)
+    of_rows = counts_of_rows(call, loss, named)
+    total = of_rows.in_mean.expand(rows).sum(dtype=torch.float64)
+    mask, own = operands[: call.masked], operands[call.extra :]
+    places = (*range(call.masked), *range(call.extra, len(operands)))
+    parts = []
+    if of_class or not call.weighted:
+        share = torch.where(of_rows.counts, of_rows.own * of_rows.sample, 0)
+        unweighted = call._replace(reduction="none", weighted=False, sampled=False)
+        parts.append(_Part(unweighted, (*mask, *own), share, places))
+    if call.weighted and loss.counts is not None:
+        weight = _wide(named["weight"]).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        input, given = named["input"], named["target"]
+        if of_class:
+            given = of_rows.own.expand(rows).unsqueeze(axis)
+        each, counts = loss.counts(call, shape[axis], weight, given)
+        if of_class:
+            left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
+            input, counts = torch.where(left, input, 0), torch.where(left, counts, 0)
+        each = each._replace(masked=call.masked)
+        arrays = *mask, input, counts
+        places = (*range(call.masked), call.extra, -1)
+        parts.append(_Part(each, arrays, of_rows.sample, places))
+    return parts, total
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A loss of which `torch.nn` has a module is a subclass of that here: the same arguments, attributes,
 buffers and `repr`, and a `forward` that calls this package. Every other loss has a module whose
 arguments are those of the function that are no arrays, but for `scale`. A weight of classes is a
-buffer; the operands, a weight of elements and a mask are passed to `forward`.
+buffer; the operands, weights of elements or rows and a mask are passed to `forward`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def module_of(function: Callable[..., Array], name: str) -> type[Module]:
     The arguments that are no arrays are attributes, and so is a weight of classes, a buffer.
     """
     parameters = inspect.signature(function).parameters
-    # A weight is of elements where those can be masked, else of classes.
-    weighs_elements = "where" in parameters
+    # A weight is of elements where those can be masked, not rows; else of classes.
+    weighs_elements = "where" in parameters and "sample_weight" not in parameters
     options: list[inspect.Parameter] = []
     arrays: list[inspect.Parameter] = []
     for parameter in parameters.values():

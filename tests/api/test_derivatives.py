@@ -21,6 +21,7 @@ from cupy_losses import (
     nll_loss,
     pointwise_loss,
     value_and_grad,
+    vjp,
 )
 
 from .. import emulator
@@ -116,6 +117,50 @@ def test_losses_of_rows(library: Library, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(library.host(along), product.numpy(), rtol=1e-12, atol=1e-16)
 
 
+@pytest.mark.parametrize("case", levels.first(ELEMENTWISE, 4), ids=str)
+def test_times_a_cotangent(case: Case, library: Library, rng: np.random.Generator) -> None:
+    """Of each element's loss, by all operands; of a mean, a number."""
+    hosts = hosts_of(case, rng)
+    arrays = [library.array(host) for host in hosts]
+    slopes = case.slopes(*(x.astype(np.longdouble) for x in hosts))
+    cotangent, numbers = rng.standard_normal(100), range(len(hosts))
+    options = {"reduction": "none", **case.parameters}
+    gradients = vjp(case.loss, arrays, library.array(cotangent), [*numbers], **options)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        np.testing.assert_allclose(library.host(gradient), cotangent * slope, 1e-11, 1e-13)
+    three = library.array(np.array(3.0))
+    got = vjp(case.loss, arrays, three, **case.parameters)
+    expected = 3 * library.host(value_and_grad(case.loss)(*arrays, **case.parameters)[1])
+    np.testing.assert_allclose(library.host(got), expected, 1e-12, 1e-15)
+
+
+def test_rows_times_a_cotangent(library: Library, rng: np.random.Generator) -> None:
+    """As torch has them; rows that a mask leaves out have gradient 0 whatever the cotangent is."""
+    logits, classes, cotangent = rng.standard_normal((6, 5)), rng.integers(0, 5, 6), np.arange(6.0)
+    x, y = torch.from_numpy(logits).requires_grad_(), torch.from_numpy(classes)
+    each = F.cross_entropy(x, y, reduction="none")
+    (expected,) = torch.autograd.grad(each, x, torch.from_numpy(cotangent))
+    primals, where = (library.array(logits), library.array(classes)), cotangent > 1
+    got = vjp(cross_entropy, primals, library.array(cotangent), reduction="none")
+    np.testing.assert_allclose(library.host(got), expected.numpy(), 1e-12, 1e-15)
+    infinite = library.array(np.where(where, cotangent, np.inf))
+    options = {"reduction": "none", "where": library.array(where)}
+    got = vjp(cross_entropy, primals, infinite, **options)
+    np.testing.assert_allclose(library.host(got), expected.numpy() * where[:, None], 1e-12, 1e-15)
+
+
+def test_means_of_rows_times_a_cotangent(library: Library, rng: np.random.Generator) -> None:
+    logits, cotangent = rng.standard_normal((6, 5)), rng.standard_normal(6)
+    labels = rng.integers(0, 2, (6, 5)).astype(float)
+    x = torch.from_numpy(logits).requires_grad_()
+    each = F.multilabel_soft_margin_loss(x, torch.from_numpy(labels), reduction="none")
+    (expected,) = torch.autograd.grad(each, x, torch.from_numpy(cotangent))
+    primals = library.array(logits), library.array(labels)
+    loss = functools.partial(multilabel_soft_margin_loss, reduction="none")
+    got = vjp(loss, primals, library.array(cotangent))
+    np.testing.assert_allclose(library.host(got), expected.numpy(), 1e-12, 1e-15)
+
+
 def test_a_loss_of_a_user(library: Library) -> None:
     loss = pointwise_loss(
         "quartic", "pow(input - target, 4) * c", parameters={"c": 1.0}, numpy=_quartic
@@ -148,6 +193,8 @@ def test_passes() -> None:
             (lambda: grad_and_hess(huber_loss)(x, y), 1),
             (lambda: hvp(huber_loss, (x, y), (x, None)), 1),
             (lambda: jvp(huber_loss, (x, y), (x, None)), 2),
+            (lambda: vjp(huber_loss, (x, y), x, reduction="none"), 1),
+            (lambda: vjp(huber_loss, (x, y), device.asarray(np.float32(2.0)), (0, 1)), 1),
         ):
             before = len(device.launches)
             function()
@@ -179,7 +226,7 @@ X = np.ones(3)
     [
         (lambda: jvp(mse_loss, (X, X), (X,)), ValueError, "must be 2 tangents, or None, got 1"),
         (lambda: jvp(mse_loss, (X, X), (None, None)), ValueError, "tangent of some operand"),
-        (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have its shape"),
+        (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have shape \(3,\)"),
         (
             lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),  # type: ignore[arg-type]
             TypeError,
@@ -203,6 +250,23 @@ X = np.ones(3)
             "the tangent of input must be a torch array as input is, got ndarray",
         ),
         (lambda: hvp(mse_loss, (X, X), (X, None), True), TypeError, "argnum must be an integer"),
+        (
+            lambda: vjp(mse_loss, (X, X), X),
+            ValueError,
+            r"cotangent must have shape \(\), got \(3,\)",
+        ),
+        (
+            lambda: vjp(mse_loss, (X, X), X.astype(int), reduction="none"),
+            TypeError,
+            "the cotangent must be floating, got int64",
+        ),
+        (lambda: vjp(mse_loss, (X, X), X, (0, 2)), ValueError, "argnums must be in"),
+        (lambda: vjp(mse_loss, (X, X), X, (0, -2)), ValueError, "must name each argument once"),
+        (
+            lambda: vjp(mse_loss, [torch.ones(3)] * 2, X, reduction="none"),
+            TypeError,
+            "the cotangent must be a torch array as input is, got ndarray",
+        ),
         (lambda: grad_and_hess(mse_loss, "input"), TypeError, "argnum must be an integer"),  # type: ignore[arg-type]
         (lambda: jvp(np.sum, (X,), (X,)), TypeError, "must be a loss function of cupy_losses"),
         (lambda: grad_and_hess(np.sum), TypeError, "must be a loss function of cupy_losses"),

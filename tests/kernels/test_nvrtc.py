@@ -129,7 +129,8 @@ def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) ->
         return static_checks.dense(dtype, shape[1])
     if role in (ELEMENTS, LABELS):
         return static_checks.dense(dtype if role == ELEMENTS else "int64", *shape)
-    return static_checks.dense("int32" if role == INDEX else dtype, shape[0])
+    of_rows = {INDEX: "int32", "where": "bool"}.get(role, dtype)
+    return static_checks.dense(of_rows, shape[0])
 
 
 @contextlib.contextmanager
@@ -159,13 +160,16 @@ ROW_KERNELS = tuple(
 )
 
 
-def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[str]:
+def row_specialisations(
+    shapes: Sequence[tuple[int, int]] = ROW_SHAPES, sampled: bool = False
+) -> list[str]:
     """What the planner asks for: every loss over rows, every way to divide a row."""
     with planned() as names:
         for number, loss in enumerate(ROW_LOSSES):
             dtype = ("float32", "bfloat16", "float64")[number % 3]
             shape = shapes[number % len(shapes)]
-            call = Call(loss, "mean", (1.0,) * len(loss.parameters), loss.weights, False)
+            parameters = (1.0,) * len(loss.parameters)
+            call = Call(loss, "mean", parameters, loss.weights, sampled, sampled=sampled)
             own = tuple(row_operand(loss, name, shape, dtype) for name in call.names)
             elements = [k for k, n in enumerate(call.names) if loss.role(n) == ELEMENTS]
             wanted = tuple(elements)
@@ -188,6 +192,15 @@ def row_specialisations(shapes: Sequence[tuple[int, int]] = ROW_SHAPES) -> list[
 def test_row_kernels_compile(architecture: int) -> None:
     names = row_specialisations()
     some = names[::8] if architecture == 90 else names[architecture % 29 :: 29]
+    assert some
+    compile_for(architecture, some)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", levels.first([90, *ARCHITECTURES[:1]]))
+def test_row_kernels_with_masks_and_weights_compile(architecture: int) -> None:
+    names = row_specialisations(sampled=True)
+    some = [name for name in names if "Sampled<" in name][:: 12 if architecture == 90 else 29]
     assert some
     compile_for(architecture, some)
 

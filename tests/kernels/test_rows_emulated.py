@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from cupy_losses._libraries.registry import resolve
 from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES, ulps
-from ..tables.rows import ROWS, Operands, RowCase, losses_of_all_sizes, surprise
+from ..tables.rows import ROWS, SAMPLED, Operands, RowCase, losses_of_all_sizes, surprise
 from ..tables.shapes import ODD, Shapes, of_shapes
 from ..tools import levels
 
@@ -63,6 +64,17 @@ STRUCTURES = [
 
 # Those that run by default where each takes long; what they accumulate, the others do in part.
 FEW = [CROSS_ENTROPY, PROBABILITIES, STRUCTURES[4], STRUCTURES[5], TRIPLET]
+
+# With masks and weights of rows: of classes, along axis 0 and with labels.
+OF_CLASSES, ACROSS, OF_LABELS = SAMPLED[0], SAMPLED[2], SAMPLED[9]
+
+
+def exhaustive(*axes: Iterable[Any]) -> list[Any]:
+    """The product of several parameters, none of which runs by default."""
+    return [
+        levels.case(*values, default=False, id="-".join(map(str, values)))
+        for values in itertools.product(*axes)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +147,7 @@ def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [levels.case(case, default=case in (*FEW, MULTILABEL), id=str(case)) for case in ROWS],
+    [levels.case(case, default=case in (*FEW, MULTILABEL, ACROSS), id=str(case)) for case in ROWS],
 )
 def test_every_loss(case: RowCase) -> None:
     operands = case.draw(np.random.default_rng(3), SHAPE, np.float32)
@@ -171,11 +183,14 @@ def test_every_loss_whatever_the_size_of_shared_memory(case: RowCase) -> None:
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(
-        3,
-        [CROSS_ENTROPY, PROBABILITIES, TRIPLET],
-        ["transposed", "sliced", "backwards", "misaligned"],
-    ),
+    [
+        *levels.covering(
+            3,
+            [CROSS_ENTROPY, PROBABILITIES, TRIPLET],
+            ["transposed", "sliced", "backwards", "misaligned"],
+        ),
+        *exhaustive([OF_CLASSES, OF_LABELS], ["transposed", "sliced", "misaligned"]),
+    ],
 )
 def test_layouts(case: RowCase, layout: str) -> None:
     operands = case.draw(np.random.default_rng(4), (21, 50), np.float32)
@@ -185,7 +200,10 @@ def test_layouts(case: RowCase, layout: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "dtype"),
-    levels.covering(2, [CROSS_ENTROPY, TRIPLET], ["float64", "bfloat16", "float16"]),
+    [
+        *levels.covering(2, [CROSS_ENTROPY, TRIPLET], ["float64", "bfloat16", "float16"]),
+        *exhaustive([OF_CLASSES, ACROSS, OF_LABELS], ["float64", "bfloat16"]),
+    ],
 )
 def test_dtypes(case: RowCase, dtype: str) -> None:
     operands = case.draw(np.random.default_rng(5), (9, 70), DTYPES[dtype])
@@ -206,7 +224,10 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(2, [CROSS_ENTROPY, SMOOTHED, TRIPLET], ["dense", "sliced"]),
+    [
+        *levels.covering(2, [CROSS_ENTROPY, SMOOTHED, TRIPLET], ["dense", "sliced"]),
+        *exhaustive([OF_CLASSES, SAMPLED[13]], ["sliced"]),
+    ],
 )
 def test_rows_divided_among_blocks(
     case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +245,7 @@ def test_rows_divided_among_blocks(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("case", "layout"),
-    levels.covering(2, FEW, ["dense", "transposed"]),
+    levels.covering(2, [*FEW, OF_CLASSES], ["dense", "transposed"]),
 )
 def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
@@ -284,7 +305,9 @@ def test_several_groups_of_a_block(
             assert "Denominator" in launch.name or launch.grid[0] * (threads // lanes) < rows
 
 
-@pytest.mark.parametrize("case", levels.first([SMOOTHED, CROSS_ENTROPY, TRIPLET]))
+@pytest.mark.parametrize(
+    "case", levels.first([SMOOTHED, CROSS_ENTROPY, TRIPLET, OF_CLASSES, SAMPLED[13]])
+)
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     without_tiles(monkeypatch)
     monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 1 << 10)
@@ -334,21 +357,17 @@ def exercise_few_columns(
     ("case", "reduction", "columns"),
     [
         levels.case(case, *other, default=case in FEW and (n + k) % 4 == 0, id=f"{case}-{n}-{k}")
-        for n, case in enumerate(STRUCTURES)
+        for n, case in enumerate([*STRUCTURES, *SAMPLED])
         for k, other in enumerate(itertools.product(["mean", "none"], [2, 11]))
     ],
 )
 def test_backward_and_double_backward(case: RowCase, reduction: str, columns: int) -> None:
     rng = np.random.default_rng(9)
     operands = case.draw(rng, (6, columns), np.float32)
-    prepare = functools.partial(prepare_of(case.loss), **case.parameters, reduction=reduction)
-    call, ordered = (
-        prepare(*(operands[name] for name in case.positional), weight=operands["weight"])
-        if "weight" in operands
-        else prepare(*(operands[name] for name in case.positional))
-    )
+    call, ordered = case.call(operands, prepare_of(case.loss), reduction=reduction)
     wanted = tuple(call.names.index(name) for name in case.differentiable)
-    scale = rng.standard_normal(6 if reduction == "none" else ()).astype(np.float32)
+    rows = case.rows_of((6, columns)) if reduction == "none" else ()
+    scale = rng.standard_normal(rows).astype(np.float32)
     tangents = [rng.standard_normal((6, columns)).astype(np.float32) for _ in wanted]
     passes = [
         (Request(value=False, wanted=wanted, vjp=True), (scale,)),
@@ -368,6 +387,24 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
                 assert result is not None
                 assert value is not None
                 close(result, value, 2e-5)
+
+
+@pytest.mark.parametrize("layout", levels.first(["dense", "transposed"]))
+def test_launches_of_masks_and_weights(layout: str) -> None:
+    """One, and one that sums what gradients of a mean are divided by; nothing is as large."""
+    operands = OF_CLASSES.draw(np.random.default_rng(11), (37, 12), np.float32)
+    both = value_and_grad(cross_entropy)
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = on_device(device, operands, layout)
+        for function, options, launches in (
+            (None, {"reduction": "none"}, 1),
+            (None, {}, 1),
+            (both, {"reduction": "sum"}, 1),
+            (both, {}, 2),
+        ):
+            before = len(device.launches)
+            OF_CLASSES.call(arrays, function, **options)
+            assert len(device.launches) - before == launches
 
 
 @pytest.mark.quick

@@ -140,6 +140,29 @@ def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> N
     np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_masks_and_weights_of_rows(
+    axis: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the reference is of a part of the rows."""
+    monkeypatch.setattr(evaluation, "PART", 8)
+    logits, classes = RNG.standard_normal((9, 3, 4)), RNG.integers(0, 3, (9, 3))
+    classes = classes if axis == -1 else RNG.integers(0, 9, (3, 4))
+    where, weight = RNG.random(classes.shape) < 0.7, RNG.random(classes.shape[1:])
+    own = saved(tmp_path, input=logits, target=classes)
+    np.save(tmp_path / "w.npy", where)
+    np.save(tmp_path / "s.npy", weight)
+    own += ["--where", f"{tmp_path}/w.npy", "--sample-weight", f"{tmp_path}/s.npy"]
+    own += ["--loss", "cross_entropy", "--parameter", f"axis={axis}"]
+    (row,) = report(capsys, *own, "--gradient", f"{tmp_path}/g.npy")["losses"]
+    value, gradient = value_and_grad(cupy_losses.cross_entropy)(
+        logits, classes, where=where, sample_weight=weight, axis=axis
+    )
+    assert row["value"] == float(value)
+    assert row["gradient_error"] < 2**-50
+    np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
+
+
 def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
     """Whatever --dtype says, also where they are from a text file."""
     logits, classes = RNG.standard_normal((9, 4)), RNG.integers(0, 4, 9)
@@ -394,7 +417,7 @@ def test_files_that_are_no_operands(
         ("--dtype int3", "'int3' is not one of 'float16', 'bfloat16', 'float32', 'float64'"),
         ("--loss no_loss", "'no_loss' is not one of"),
         ("--loss cross_entropy", "cross_entropy needs operands: --prediction FILE --target FILE"),
-        ("--loss cross_entropy --elements 3x3 --where w.npy", "has no operand where"),
+        ("--loss mse_loss --elements 3x3 --sample-weight w.npy", "has no operand sample_weight"),
         ("--loss huber_loss --parameter delta", "must look like NAME=VALUE, got 'delta'"),
         ("--loss huber_loss --parameter beta=1", "has no parameter 'beta': it has scale, delta"),
         ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),

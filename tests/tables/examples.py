@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .losses import Case, count, sign
-from .rows import RowCase
+from .rows import BY_NAME, RowCase
 
 
 @dataclass
@@ -43,11 +43,13 @@ def of_elements(case: Case) -> Example:
 
 
 def of_rows(case: RowCase) -> Example:
-    """The operands of a loss of rows, and the weight of classes."""
+    """The operands of a loss of rows, and its weights and masks."""
     arrays = case.draw(np.random.default_rng(1), (4, 5), np.float64)
-    tensors = {name: torch.from_numpy(np.asarray(x)) for name, x in arrays.items()}
+    # No NaN where a mask leaves rows out: modes move elements from row to row.
+    finite = {name: np.nan_to_num(x, nan=0.5) for name, x in arrays.items()}
+    tensors = {name: torch.from_numpy(np.asarray(x)) for name, x in finite.items()}
     for name in case.differentiable:
         tensors[name].requires_grad_()
-    options = {"weight": tensors["weight"]} if "weight" in tensors else {}
+    options = {name: x for name, x in tensors.items() if name in BY_NAME}
     operands = [tensors[name] for name in case.positional]
     return Example(case.name, operands, options | case.parameters, case.name + case.label)

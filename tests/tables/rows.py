@@ -8,8 +8,8 @@ complex steps give exact derivatives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from .losses import clamp, magnitude, real
 
 Array = Any
 Operands = dict[str, Array]
+
+# The operands that are passed by name.
+BY_NAME = ("weight", "where", "sample_weight")
 Draw = Callable[[np.random.Generator, tuple[int, ...], np.dtype[Any], "RowCase"], Array]
 
 
@@ -56,15 +59,37 @@ def classes(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> 
 
 def labels(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
     """Up to six labels for each row, some twice, then a negative one and others to be ignored."""
-    drawn = rng.integers(0, shape[-1], shape)
-    count = rng.integers(0, 1 + min(6, shape[-1]), case.rows_of(shape))
-    drawn[np.arange(shape[-1]) == np.asarray(count)[..., None]] = -1
-    return drawn
+    axis = case.axis(shape)
+    drawn = rng.integers(0, shape[axis], (*case.rows_of(shape), shape[axis]))
+    count = rng.integers(0, 1 + min(6, shape[axis]), case.rows_of(shape))
+    drawn[np.arange(shape[axis]) == np.asarray(count)[..., None]] = -1
+    return np.moveaxis(drawn, -1, axis)
 
 
 def signs(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
     """1 or -1 for each row."""
     return rng.choice([-1.0, 1.0], case.rows_of(shape)).astype(dtype)
+
+
+def mask(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
+    """Which rows count: most of them."""
+    return np.asarray(rng.random(case.rows_of(shape)) < 0.8)
+
+
+def mask_of_first(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
+    """The same, alike for all that have an index along the first axis of the rows."""
+    rows = case.rows_of(shape)
+    return np.asarray(rng.random((*rows[:1], *(1 for _ in rows[1:]))) < 0.8)
+
+
+def weights_of_rows(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
+    """A weight for each row."""
+    return np.asarray(rng.uniform(0.5, 2.0, case.rows_of(shape))).astype(dtype)
+
+
+def weights_of_last(rng: np.random.Generator, shape: Any, dtype: Any, case: RowCase) -> Array:
+    """The same, alike for all that have an index along the last axis of the rows."""
+    return np.asarray(rng.uniform(0.5, 2.0, case.rows_of(shape)[-1:])).astype(dtype)
 
 
 def losses_of_all_sizes(
@@ -238,7 +263,7 @@ class RowCase:
     label: str = ""
 
     def __str__(self) -> str:
-        options = ["weight"] if "weight" in self.draws else []
+        options = [name for name in self.draws if name in BY_NAME]
         options += [f"{name}={value}" for name, value in self.parameters.items()]
         return f"{self.name}{self.label}({', '.join(options)})"
 
@@ -255,11 +280,12 @@ class RowCase:
     @property
     def positional(self) -> tuple[str, ...]:
         """The operands that are passed by position."""
-        return tuple(name for name in self.draws if name != "weight")
+        return tuple(name for name in self.draws if name not in BY_NAME)
 
     def axis(self, shape: Sequence[int]) -> int:
         """The axis of the elements of a row."""
-        return min(1, len(shape) - 1) if self.classes else len(shape) - 1
+        given = self.parameters.get("axis", 1 if self.classes else -1)
+        return min(given, len(shape) - 1) % len(shape)
 
     def rows_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the rows."""
@@ -267,9 +293,15 @@ class RowCase:
         return (*shape[:axis], *shape[axis + 1 :])
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Operands:
-        """Operands for elements of a shape, the weight last."""
+        """Operands for elements of a shape, the weights last; NaN where a mask leaves rows out."""
         wanted = np.dtype(dtype)
-        return {name: draw(rng, shape, wanted, self) for name, draw in self.draws.items()}
+        drawn = {name: draw(rng, shape, wanted, self) for name, draw in self.draws.items()}
+        if "where" in drawn:
+            counts = np.broadcast_to(drawn["where"], self.rows_of(shape))
+            for name in self.differentiable:
+                elements = np.moveaxis(drawn[name], self.axis(shape), -1)
+                elements[~counts] = np.nan
+        return drawn
 
     def call(self, operands: Operands, function: Any = None, **options: Any) -> Array:
         """The loss of operands, or what another function makes of them."""
@@ -279,14 +311,13 @@ class RowCase:
 
     def value(self, operands: Operands) -> Array:
         """The loss of each row."""
-        return self.reference(**self._moved(operands), **self.parameters)[0]
+        return self._evaluated(self._moved(operands))[0]
 
     def divisor(self, operands: Operands, reduction: str) -> Array:
         """What the sum over rows is divided by."""
         if reduction != "mean":
             return np.longdouble(1)
-        shares = self.reference(**self._moved(operands), **self.parameters)[1]
-        return shares.sum(dtype=np.longdouble)
+        return self._evaluated(self._moved(operands))[1].sum(dtype=np.longdouble)
 
     def reduced(self, operands: Operands, reduction: str) -> Array:
         """The loss as a call returns it."""
@@ -306,17 +337,26 @@ class RowCase:
             for j in range(moved[name].shape[-1]) if columns is None else columns:
                 x = moved[name].astype(np.clongdouble)
                 x[..., j] += step * np.clongdouble(1j)
-                value = self.reference(**(moved | {name: x}), **self.parameters)[0]
+                value = self._evaluated(moved | {name: x})[0]
                 parts.append(np.imag(value) / step)
             found[name] = np.moveaxis(np.stack(parts, axis=-1), -1, axis)
         return found
+
+    def _evaluated(self, moved: Operands) -> tuple[Array, Array]:
+        """The value of each row and its share in a mean, of operands that are moved."""
+        own = {name: x for name, x in moved.items() if name not in ("where", "sample_weight")}
+        parameters = {name: x for name, x in self.parameters.items() if name != "axis"}
+        with np.errstate(invalid="ignore"):  # of what is left out
+            value, share = self.reference(**own, **parameters)
+        counts, weight = moved.get("where", True), moved.get("sample_weight", 1)
+        return np.where(counts, weight * value, 0), np.where(counts, weight * share, 0)
 
     def _moved(self, operands: Operands) -> Operands:
         """The operands in the widest precision, with the elements of a row along the last axis."""
         shape = operands[self.positional[0]].shape
         moved = {}
         for name, x in operands.items():
-            wide = x if x.dtype.kind in "iu" else x.astype(np.longdouble)
+            wide = x if x.dtype.kind in "iub" else x.astype(np.longdouble)
             elements = x.shape == shape and name != "weight"
             moved[name] = np.moveaxis(wide, self.axis(shape), -1) if elements else wide
         return moved
@@ -361,6 +401,35 @@ def _triplet(**parameters: Any) -> RowCase:
     return RowCase("triplet_margin_loss", triplet_margin, draws, names, parameters)
 
 
+def _cosine(margin: float) -> RowCase:
+    return RowCase(
+        "cosine_embedding_loss",
+        cosine_embedding,
+        {"input1": vectors, "input2": vectors, "target": signs},
+        ("input1", "input2"),
+        {"margin": margin},
+    )
+
+
+def _sampled(case: RowCase, draws: Mapping[str, Draw], **parameters: Any) -> RowCase:
+    """A case with a mask or a weight of rows, or with rows along another axis."""
+    return replace(
+        case,
+        draws=case.draws | dict(draws),
+        parameters=case.parameters | parameters,
+        of_torch=False,
+        label=f"{case.label} sampled",
+    )
+
+
+_MULTILABEL_MARGIN = RowCase(
+    "multilabel_margin_loss",
+    multilabel_margin,
+    {"input": scores, "target": labels},
+    ("input",),
+    twice_of_torch=False,
+)
+
 ROWS = [
     *(_of_classes("cross_entropy", cross_entropy, weighted) for weighted in (False, True)),
     _of_classes("cross_entropy", cross_entropy, False, ignore_index=1),
@@ -377,27 +446,36 @@ ROWS = [
     _of_classes("nll_loss", nll, True, ignore_index=2),
     _of_classes("multi_margin_loss", multi_margin, False),
     _of_classes("multi_margin_loss", multi_margin, True, p=2, margin=0.5),
-    RowCase(
-        "multilabel_margin_loss",
-        multilabel_margin,
-        {"input": scores, "target": labels},
-        ("input",),
-        twice_of_torch=False,
-    ),
-    *(
-        RowCase(
-            "cosine_embedding_loss",
-            cosine_embedding,
-            {"input1": vectors, "input2": vectors, "target": signs},
-            ("input1", "input2"),
-            {"margin": margin},
-        )
-        for margin in (0.0, 0.25)
-    ),
+    _MULTILABEL_MARGIN,
+    *(_cosine(margin) for margin in (0.0, 0.25)),
     *(_triplet(p=p, swap=swap) for p in (2.0, 1.0, math.inf) for swap in (False, True)),
     *(_triplet(p=p) for p in (0.0, 0.5, 1.5)),
     _triplet(p=3.0, swap=True, eps=0.01, margin=0.5),
 ]
+# With a mask of rows, a weight for each, and rows along other axes.
+ALL: dict[str, Draw] = {"where": mask, "sample_weight": weights_of_rows}
+SAMPLED = [
+    _sampled(_of_classes("cross_entropy", cross_entropy, True, ignore_index=1), ALL),
+    _sampled(_of_classes("cross_entropy", cross_entropy, False), {"where": mask}, axis=-1),
+    _sampled(
+        _of_classes("cross_entropy", cross_entropy, True, label_smoothing=0.3, z_loss=0.1),
+        {"where": mask_of_first, "sample_weight": weights_of_last},
+        axis=0,
+    ),
+    _sampled(_of_probabilities(True, label_smoothing=0.2, z_loss=0.1), ALL, axis=0),
+    _sampled(_of_probabilities(False), {"sample_weight": weights_of_rows}),
+    _sampled(_of_classes("nll_loss", nll, True), ALL),
+    _sampled(_of_classes("nll_loss", nll, False), {"sample_weight": weights_of_last}, axis=-1),
+    _sampled(_of_classes("multi_margin_loss", multi_margin, True, p=2), ALL),
+    _sampled(_of_classes("multi_margin_loss", multi_margin, False), {"where": mask}, axis=0),
+    _sampled(_MULTILABEL_MARGIN, ALL),
+    _sampled(_MULTILABEL_MARGIN, {"where": mask_of_first}, axis=0),
+    _sampled(_cosine(0.25), ALL, axis=0),
+    _sampled(_cosine(0.0), {"sample_weight": weights_of_rows}),
+    _sampled(_triplet(swap=True), ALL),
+    _sampled(_triplet(p=1.0), {"where": mask_of_first}, axis=0),
+]
+ROWS += SAMPLED
 
 
 def ids(cases: Sequence[RowCase]) -> list[str]:

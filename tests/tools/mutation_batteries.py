@@ -343,6 +343,14 @@ def multilabel(device: Device) -> None:
         check((np.float32(factor) * _scores(rng, 9, 50), draw(9, 50, 20)[1]))
     x, labels = draw(9, 50, 20)
     check((x.astype(np.float64), labels))
+    for columns in 3, 50:
+        x, labels = draw(20, columns, 20)
+        where = np.arange(20) % 3 > 0
+        x[~where] = np.where(np.arange(columns) % 2, np.inf, np.nan)
+        labels[0, 0] = columns  # of a row that is left out
+        both = {"where": where, "sample_weight": _weight(rng, 20)}
+        check((x, labels), **both)
+        check((x, labels), **both, reduction="none")
     across = [np.asfortranarray(host) for host in draw(40, 50, 20)]
     check(across)
     check(across, [device.asarray(host) for host in across], reduction="none")
@@ -402,7 +410,7 @@ def _row_passes(
 ) -> None:
     """The derivatives along the first operands, and the second backward pass by them."""
     rng = np.random.default_rng(7)
-    first = int("weight" in options)
+    first = sum(name in options for name in ("where", "weight", "sample_weight"))
     wanted = tuple(range(first, first + directions))
     tangents = [rng.standard_normal(x.shape).astype(x.dtype) for x in hosts[:directions]]
     along = Request(tangents=wanted)
@@ -530,6 +538,24 @@ def _multi_margin(device: Device, rng: Any) -> None:
     tangent[:, target] = 0
     along = Request(tangents=(0,))
     compare_pass(device, multi_margin_loss, (x, target), along, [tangent], reduction="none")
+
+
+def _samples(device: Device, rng: Any) -> None:
+    """Masks and weights of rows, NaN in what is left out, a class that is out of range."""
+    x, target, where = _scores(rng, 70, 12), rng.integers(0, 12, 70), rng.random(70) < 0.7
+    x[~where] = np.nan
+    sample, of_classes = _weight(rng, 70), {"weight": _weight(rng, 12), "ignore_index": 3}
+    check = functools.partial(compare, device, cross_entropy, wanted=(0,), roundings=16)
+    check((x, target), where=where, sample_weight=sample, **of_classes)
+    check((x, target), where=where)
+    check((np.nan_to_num(x), target), sample_weight=sample)
+    astray = target.copy()
+    astray[where.argmax()] = 40
+    check((x, astray), where=where, sample_weight=sample)
+    both = {"where": where[:20], "sample_weight": sample[:20]}
+    _row_passes(device, cross_entropy, (x[:20], target[:20]), 1, **both)
+    vectors = x, _scores(rng, 70, 12), np.ones(70, np.float32)
+    compare(device, cosine_embedding_loss, vectors, roundings=16, where=where, sample_weight=sample)
 
 
 def _cosine_embedding(device: Device, rng: Any) -> None:
@@ -735,4 +761,5 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("CrossEntropyOfProbabilities", _cross_entropy_of_probabilities),
     ("TripletMargin Norm", _triplet_margin),
     ("LargestInWarp", _row_tiles),
+    ("Sampled Sample SampleAhead", _samples),
 ]

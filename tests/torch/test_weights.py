@@ -12,7 +12,13 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cupy_losses
-from cupy_losses import cross_entropy, mse_loss, multi_margin_loss, nll_loss
+from cupy_losses import (
+    cosine_embedding_loss,
+    cross_entropy,
+    mse_loss,
+    multi_margin_loss,
+    nll_loss,
+)
 from cupy_losses._core.types import Reduction
 
 from ..tools.levels import case
@@ -24,6 +30,7 @@ MSE: Function = F.mse_loss
 IGNORED = -100
 TARGET = torch.tensor([0, 1, 3, IGNORED, 2, 1])
 WHERE = torch.arange(24).view(6, 4) % 3 > 0
+COUNTS = torch.arange(6) != 1
 
 
 def of_rows(value: Tensor, weight: Tensor, reduction: str, weighted: bool = True) -> Tensor:
@@ -65,11 +72,22 @@ def masked(input: Tensor, target: Tensor, weight: Tensor, reduction: str) -> Ten
     return (counts * (input - target) ** 2).sum() / counts.sum()
 
 
+def sampled(each: Function, share: Function) -> Function:
+    """Losses of rows with a weight for each, the last tensor, of those that COUNTS leaves."""
+
+    def reference(*tensors: Tensor, reduction: str) -> Tensor:
+        *own, weight = tensors
+        counts = torch.where(COUNTS, weight, 0)
+        return of_rows(counts * each(*own), counts * share(*own), reduction)
+
+    return reference
+
+
 def numbers(*shape: int) -> Tensor:
     return 0.3 + torch.rand(shape, generator=torch.manual_seed(0), dtype=torch.float64)
 
 
-ELEMENTS, CLASSES = numbers(6, 4), numbers(4)
+ELEMENTS, CLASSES, SAMPLES = numbers(6, 4), numbers(4), numbers(6)
 LOGITS = 3 * torch.randn(6, 4, generator=torch.manual_seed(1), dtype=torch.float64)
 
 
@@ -82,6 +100,23 @@ def of_classes(loss: Function, target: Tensor = TARGET, **options: Any) -> Funct
         return loss(input, target, weight=weight, reduction=reduction, **options)
 
     return of_weight
+
+
+def of_samples_and_classes(input: Tensor, weight: Tensor, sample: Tensor, **given: Any) -> Any:
+    given |= {"sample_weight": sample, "where": COUNTS, "weight": weight}
+    return cross_entropy(input, TARGET, label_smoothing=0.2, z_loss=0.1, **given)
+
+
+def of_samples_and_probabilities(
+    input: Tensor, target: Tensor, weight: Tensor, sample: Tensor, **given: Any
+) -> Any:
+    given |= {"sample_weight": sample, "where": COUNTS, "weight": weight}
+    return cross_entropy(input, target, **given)
+
+
+def of_vectors(input: Tensor, sample: Tensor, **given: Any) -> Any:
+    given |= {"sample_weight": sample, "where": COUNTS}
+    return cosine_embedding_loss(input, ELEMENTS.to(input), torch.ones(6), **given)
 
 
 def of_weight(loss: Function, **options: Any) -> Function:
@@ -124,6 +159,33 @@ WEIGHED: dict[str, tuple[Function, Function, tuple[Tensor, ...], tuple[str, ...]
         of_classes(multi_margin_loss, TARGET.clamp(min=0), p=2),
         margins,
         (LOGITS, CLASSES),
+        EVERY,
+    ),
+    "samples and classes": (
+        of_samples_and_classes,
+        sampled(
+            lambda x, w: classes(x, w, "none", 0.2, 0.1),
+            lambda x, w: w[TARGET.clamp(min=0)] * (TARGET != IGNORED),
+        ),
+        (LOGITS, CLASSES, SAMPLES),
+        EVERY,
+    ),
+    "samples and probabilities": (
+        of_samples_and_probabilities,
+        sampled(
+            lambda x, y, w: F.cross_entropy(x, y, weight=w, reduction="none"),
+            lambda *tensors: torch.ones(6),
+        ),
+        (LOGITS, ELEMENTS, CLASSES, SAMPLES),
+        EVERY,
+    ),
+    "samples of vectors": (
+        of_vectors,
+        sampled(
+            lambda x: 1 - F.cosine_similarity(x, ELEMENTS.to(x)),
+            lambda x: torch.ones(6),
+        ),
+        (LOGITS, SAMPLES),
         EVERY,
     ),
     "mse": (of_weight(mse_loss), of_weight(MSE), (LOGITS, ELEMENTS, 2 * ELEMENTS), EVERY),
