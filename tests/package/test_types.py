@@ -34,6 +34,7 @@ from cupy_losses import (
     pointwise_loss,
     triplet_margin_with_distance_loss,
     value_and_grad,
+    vjp,
 )
 from cupy_losses._api.entrance import known
 from cupy_losses._core.arguments import Choice
@@ -92,6 +93,8 @@ def test_numpy() -> None:
     assert_type(grad_and_hess(mse_loss)(X, ZERO), tuple[Numpy, Numpy])
     assert_type(jvp(mse_loss, (X, ZERO), (X, None), reduction="sum"), tuple[Numpy, Numpy])
     assert_type(hvp(mse_loss, [X, ZERO], [X, None]), Numpy)
+    assert_type(vjp(mse_loss, (X, ZERO), X, reduction="none"), Numpy)
+    assert_type(vjp(mse_loss, [X, ZERO], X, (0, 1), reduction="none"), tuple[Numpy, ...])
     assert_type(cauchy(X, ZERO, c=2.0), Numpy)
     assert isinstance(mse_loss(X, ZERO), np.ndarray)
 
