@@ -269,7 +269,7 @@ def rows(
         "rows",
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
-        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, 0, true, 0>",
+        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, false, true, 0>",
         *(values, "1u", f"{directions}u", "false", kind, *types),
         f"{c_type(gradient.dtype.name)}*",
     )
@@ -282,7 +282,7 @@ def rows(
         (segments,),
         (256,),
         (
-            *(int64(-100), 1.0, space(n, *strides) + int64(*steps)),
+            *(int64(-100), 1.0, space(n, *strides) + int64(*steps, *(x.size for x in arrays))),
             *(n, COLUMNS, segments, segments),
             divisor,
             None if denominator is None else np.array([denominator]),

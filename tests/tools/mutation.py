@@ -227,7 +227,7 @@ EQUIVALENT: dict[str, str] = {
         "static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) != sizeof(float);"
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
-    "if (SHARED || releases) elements.release(share.row);": "what leaves the cache first",
+    "if (SHARED || releases) elements.release(row);": "what leaves the cache first",
     "constexpr int NEIGHBOURS = Team::LANES < 31 ? Team::LANES : 32;": (
         "the same number for every size of team"
     ),
