@@ -4,6 +4,7 @@ The components of a vector lie along `axis`, by default the last one. Nothing is
 it, and gradients lie as their operands do. Vectors, and what there is one of for each, broadcast
 against each other; arrays of vectors have the same number of dimensions. A triplet may be of shape
 (): vectors of one component.
+
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
 float32. No rows have mean NaN and sum 0. `scale` is what `cupy_losses.regression` says.
@@ -11,8 +12,8 @@ float32. No rows have mean NaN and sum 0. `scale` is what `cupy_losses.regressio
 `where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
 `reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
 if it is NaN, has the gradient 0, and is not counted by the mean. The weight multiplies the loss of
-a row, and a mean then divides by the sum of the weights of the rows that count, each times that of
-its class where the mean divides by weights of classes. torch's autograd differentiates by it.
+a row, and a mean then divides by the sum of the weights of the rows that count. torch's autograd
+differentiates by it. `triplet_margin_with_distance_loss` has no `axis`: its distance decides.
 
 All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
 that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
@@ -374,4 +375,8 @@ def triplet_margin_with_distance_loss(
         swapped = distance_function(positive, negative)
         far = far.minimum(swapped) if of_torch else np.minimum(far, swapped)
     sign = far.new_full((), -1.0) if of_torch else np.full_like(far, -1.0, shape=())
+    if sample_weight is not None and where is None:
+        # With a mask, gradients are 0 where the weights add up to 0, as those of rows are.
+        one = far.new_ones(()) if of_torch else np.ones_like(far, shape=())
+        reduced["where"] = one > 0
     return margin_ranking_loss(near, far, sign, margin=margin, weight=sample_weight, **reduced)

@@ -18,6 +18,7 @@ from cupy_losses import (
     mse_loss,
     multi_margin_loss,
     nll_loss,
+    triplet_margin_with_distance_loss,
 )
 from cupy_losses._core.types import Reduction
 
@@ -370,3 +371,16 @@ def test_what_is_not_available_says_so() -> None:
 
     with pytest.raises(NotImplementedError, match="by weight of derivatives by target are not"):
         grad(by_target)(CLASSES)
+
+
+@pytest.mark.parametrize("distance", [None, lambda x, y: (x - y + 1e-6).norm(dim=-1)])
+def test_gradients_are_zero_where_weights_of_triplets_add_up_to_nothing(distance: Any) -> None:
+    """With the built-in distance, and with one of one's own."""
+    anchor, positive, negative = torch.rand(3, 4, 5)
+    anchor.requires_grad_()
+    loss = triplet_margin_with_distance_loss(
+        anchor, positive, negative, distance_function=distance, sample_weight=torch.zeros(4)
+    )
+    loss.backward()
+    assert loss.isnan()
+    assert torch.equal(anchor.grad, torch.zeros(4, 5))
