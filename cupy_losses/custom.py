@@ -417,7 +417,7 @@ def _signature(operands: tuple[str, ...], defaults: dict[str, float]) -> inspect
         "scale": ("float | Array", 1.0),
         "weight": ("Array | None", None),
         "where": ("Array | None", None),
-        **{name: ("float | Array", value) for name, value in defaults.items()},
+        **{name: ("float", value) for name, value in defaults.items()},
     }
     return inspect.Signature(
         [
