@@ -8,14 +8,13 @@ checkers believe happens.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, assert_type, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
-from typing_extensions import assert_type
 
 import cupy_losses
 import cupy_losses.nn.functional as F
