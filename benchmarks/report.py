@@ -279,8 +279,8 @@ def host_section(path: Path) -> list[str]:
         ]
         for row in results["problems"]
     ]
-    header = ["CPU time, µs", "forward", "of NumPy's", "of torch's"]
-    header += ["value_and_grad", "of NumPy's", "of torch's", "MiB", "NumPy's"]
+    header = ["CPU time, µs", "forward", "× NumPy", "× torch"]
+    header += ["value_and_grad", "× NumPy", "× torch", "MiB", "NumPy's"]
     return [
         "## The host backend",
         f"`python -m benchmarks.host`: {e['cpu']}, NumPy {e['numpy']}, torch {e['torch']}, Python "

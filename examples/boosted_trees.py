@@ -1,8 +1,8 @@
 """Boosted trees with losses of this package as objectives: XGBoost and LightGBM.
 
 Both ask for the first and second derivative of each prediction, which `grad_and_hess` gives in one
-pass. On the diabetes data, the trees of the logistic objective of XGBoost's own are grown again
-with `binary_cross_entropy_with_logits`; and a smooth quantile, a formula in Python, gives bands.
+pass. On the diabetes data, XGBoost grows the same trees with `binary_cross_entropy_with_logits` as
+with its own logistic objective; and a smooth quantile, a formula in Python, gives bands.
 `pip install xgboost lightgbm`; `--output FILE` draws the bands.
 """
 

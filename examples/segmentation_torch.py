@@ -45,7 +45,7 @@ def draw(
 
 
 def network(width: int = 24) -> nn.Module:
-    """A small convolutional network, which sees 13 pixels in each direction."""
+    """A small convolutional network, each output of which sees 13 × 13 pixels."""
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU()]
     for dilation in (1, 2, 2):
         layers += [nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation), nn.ReLU()]

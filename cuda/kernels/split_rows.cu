@@ -1,5 +1,5 @@
-// Losses over rows that are too long for the memory of a few multiprocessors, or so few that blocks
-// all over the device are to work on each: the same results as of kernels/rows.cu, in two launches.
+// Losses over rows that are too long for the memory of a few multiprocessors, or whose ranks are
+// not to be computed by a cluster: the same results as of kernels/rows.cu, in two launches.
 //
 // Each row is divided into splits, a block each. SPLIT leaves in device memory what each split
 // accumulates. MERGE merges the splits of a row; its blocks, again one for each split, write the

@@ -369,10 +369,11 @@ class RowLaunches(Launches):
         return all(n == 1 or step == wanted for n, step, wanted in pairs)
 
     def _team(self, gradients: bool) -> _Team:
-        """Who works on a row: what the order of summation depends on follows from its length alone.
+        """Who works on a row.
 
-        That is all but the threads of a block of several rows, the splits that stand in for ranks,
-        and whether rows begin inside packs.
+        What the order of summation depends on follows from the length of a row, the dtypes and the
+        strides along it. That is all but the threads of a block of several rows, the splits that
+        stand in for ranks, and whether rows begin inside packs.
         """
         main = self._inputs[self._problem.leading]
         streams = [a for a in self._inputs if a.streamed]

@@ -39,9 +39,8 @@ from .reduction import Divisors, Value
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
-_CHUNK = (
-    2 * CHUNK
-)  # elements at a time: rows take more calls of NumPy, which cost time of their own
+# Elements at a time: rows take more calls of NumPy, which cost time of their own.
+_CHUNK = 2 * CHUNK
 _SHORT = 64  # elements of a row
 
 
