@@ -104,7 +104,8 @@ class Rows(NamedTuple):
         """The weight of the class of an index."""
         if isinstance(self.weight, float):
             return self.weight
-        own: Array = self.weight[index]
+        # Without classes all are ignored or out of range.
+        own: Array = self.weight[index] if self.columns else np.ones(index.shape)
         return own
 
 

@@ -33,8 +33,9 @@ class Counts(NamedTuple):
 
     Attributes:
         counts: Which rows are not ignored.
-        own: The weight of the class of each, 1 where classes have none or it is out of range.
-        sample: The weight of each row, 0 of those that a mask leaves out.
+        own: The weight of the class of each, 1 where classes have none, or where it is ignored or
+            out of range.
+        sample: The weight of each row, 0 of those that are ignored.
         in_mean: Its term of the denominator of a mean.
 
     """
@@ -47,12 +48,11 @@ class Counts(NamedTuple):
 
 def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor]) -> Counts:
     """How much each row counts; `operands` are those of the call, by name."""
-    first = operands[loss.operands[0]]
-    own, counts = first.new_ones((), dtype=torch.float32), first.new_ones((), dtype=torch.bool)
+    first, real = operands[loss.operands[0]], _real([*operands.values()])
+    own, counts = first.new_ones((), dtype=real), first.new_ones((), dtype=torch.bool)
     if call.masked:
         counts = operands["where"]
-    sample = _wide(operands["sample_weight"]) if call.sampled else own
-    sample = torch.where(counts, sample, 0)
+    sample = operands["sample_weight"].to(real) if call.sampled else own
     name = next((name for name in loss.operands if loss.role(name) == INDEX), None)
     if name is not None:
         target = operands[name].long()  # uint64 beyond it is negative, and no class either
@@ -60,12 +60,13 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
         if ignored is not None:
             counts = counts & (target != ignored)
         if call.weighted:
-            weight = _wide(operands["weight"])
+            weight = operands["weight"].to(real)
             inside = (target >= 0) & (target < weight.shape[0])
             # A row whose class is out of range counts once; its loss is NaN.
-            own = torch.where(inside, weight[target.where(inside, 0)], 1)
-    in_mean = own * sample if loss.weighted_mean else sample
-    return Counts(counts, own, sample, torch.where(counts, in_mean, 0))
+            own = torch.where(inside & counts, weight[target.where(inside, 0)], 1)
+    # Not their product alone: what is ignored may be NaN, of which 0 times has NaN for derivative.
+    sample = torch.where(counts, sample, 0)
+    return Counts(counts, own, sample, own * sample if loss.weighted_mean else sample)
 
 
 class _Part(NamedTuple):
@@ -129,9 +130,10 @@ def composed(
     of_parts = [part.results(run, request, leading, scale, divisor, shape) for part in parts]
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
     if request.value and call.reduction != "none":
-        value = results[0].sum(dtype=torch.float64) * scale / divisor
+        whole = results[0].sum(dtype=torch.float64) * scale
+        value = whole / divisor
         if of_data and leaves_out and not request.tangents:
-            value = torch.where(total == 0, math.nan, value)
+            value = torch.where(total == 0, whole.detach() / total.detach(), value)
         results[0] = value
     return results
 
@@ -145,7 +147,7 @@ def _of_elements(
     call: Call, operands: Sequence[Tensor], shape: Shape
 ) -> tuple[list[_Part], Tensor]:
     """The sum of all elements; the sum of the weights."""
-    weight = _wide(operands[call.masked])
+    weight = operands[call.masked].to(_real(operands))
     counting = torch.where(operands[0], weight, 0) if call.masked else weight
     total = counting.expand(shape).sum(dtype=torch.float64)
     given = [weight if k == call.masked else t for k, t in enumerate(operands)]
@@ -171,23 +173,30 @@ def _of_rows(
     places = (*range(call.masked), *range(call.extra, len(operands)))
     parts = []
     if of_class or not call.weighted:
-        share = torch.where(of_rows.counts, of_rows.own * of_rows.sample, 0)
         unweighted = call._replace(reduction="none", weighted=False, sampled=False)
-        parts.append(_Part(unweighted, (*mask, *own), share, places))
+        parts.append(_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places))
     if call.weighted and loss.counts is not None:
-        weight = _wide(named["weight"]).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        weight = named["weight"].to(_real(operands)).reshape(-1, *[1] * (len(shape) - 1 - axis))
         input, given = named["input"], named["target"]
+        left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
         if of_class:
             given = of_rows.own.expand(rows).unsqueeze(axis)
+        elif call.masked:
+            given = torch.where(left, given, 0)
         each, counts = loss.counts(call, shape[axis], weight, given)
         if of_class:
-            left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
             input, counts = torch.where(left, input, 0), torch.where(left, counts, 0)
         each = each._replace(masked=call.masked)
         arrays = *mask, input, counts
         places = (*range(call.masked), call.extra, -1)
         parts.append(_Part(each, arrays, of_rows.sample, places))
     return parts, total
+
+
+def _real(operands: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of the arithmetic."""
+    is_wide = any(operand.dtype == torch.float64 for operand in operands)
+    return torch.float64 if is_wide else torch.float32
 
 
 def _wide(tensor: Tensor) -> Tensor:

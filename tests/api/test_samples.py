@@ -177,3 +177,9 @@ def test_one_row_has_one_axis(library: Library) -> None:
     assert library.host(nll_loss(x, y, axis=1)) == library.host(nll_loss(x, y, axis=-1))
     with pytest.raises(ValueError, match=r"axis must be in -1 … 0"):
         cosine_embedding_loss(x, x, library.array(np.array(1.0)), axis=1)
+
+
+def test_no_classes_and_their_weights(library: Library) -> None:
+    logits, classes = library.array(np.zeros((3, 0))), library.array(np.full(3, -100))
+    each = cross_entropy(logits, classes, weight=library.array(np.zeros(0)), reduction="none")
+    assert library.host(each).tolist() == [0.0, 0.0, 0.0]

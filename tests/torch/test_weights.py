@@ -384,3 +384,69 @@ def test_gradients_are_zero_where_weights_of_triplets_add_up_to_nothing(distance
     loss.backward()
     assert loss.isnan()
     assert torch.equal(anchor.grad, torch.zeros(4, 5))
+
+
+NAN = float("nan")
+OF_NAN: dict[str, dict[str, Any]] = {
+    "probabilities that a mask leaves out": {
+        "target": torch.tensor([[0.2, 0.8], [NAN, NAN], [1.0, 0.0]]),
+        "where": torch.tensor([True, False, True]),
+    },
+    "a weight of a row that is ignored": {
+        "target": torch.tensor([0, -100, 1]),
+        "sample_weight": torch.tensor([1.0, NAN, 2.0]),
+        "label_smoothing": 0.1,
+    },
+    "a weight of a row of an ignored class": {
+        "target": torch.tensor([0, 1, 0]),
+        "sample_weight": torch.tensor([1.0, NAN, 2.0]),
+        "ignore_index": 1,
+    },
+    "the weight of an ignored class": {
+        "target": torch.tensor([0, 1, 0]),
+        "sample_weight": torch.tensor([1.0, 3.0, 2.0]),
+        "weight": torch.tensor([2.0, NAN]),
+        "ignore_index": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("case", OF_NAN)
+def test_what_is_ignored_may_be_nan(case: str, reduction: Reduction) -> None:
+    """The value is that without derivatives, and these are numbers."""
+    options: dict[str, Any] = {"weight": torch.tensor([1.0, 3.0]), **OF_NAN[case]}
+    options["reduction"] = reduction
+    logits, target = torch.tensor([[1.0, 2.0], [3.0, 5.0], [0.0, 1.0]]), options.pop("target")
+    expected = cross_entropy(logits, target, **options)
+    names = [name for name in ("weight", "sample_weight") if name in options]
+    recorded = {name: options[name].clone().requires_grad_() for name in names}
+    value = cross_entropy(logits, target, **(options | recorded))
+    torch.testing.assert_close(value, expected)
+    assert expected.isfinite().all()
+    for gradient in torch.autograd.grad(value.sum(), [*recorded.values()]):
+        assert gradient.isfinite().all()
+
+
+def test_a_weight_in_single_precision_of_a_loss_in_double() -> None:
+    logits, target = torch.linspace(-3, 5, 18, dtype=torch.float64).reshape(6, 3), torch.arange(6)
+    weight = torch.linspace(0.1, 2, 6)
+    values = [
+        cross_entropy(
+            logits,
+            target % 3,
+            weight=torch.tensor([0.1, 0.2, 0.3]),
+            sample_weight=weight.clone().requires_grad_(recorded),
+            label_smoothing=0.1,
+        ).detach()
+        for recorded in (False, True)
+    ]
+    torch.testing.assert_close(values[1], values[0], rtol=1e-14, atol=0.0)
+
+
+def test_weights_that_add_up_to_nothing_but_are_not() -> None:
+    logits, target = torch.eye(2, 3), torch.tensor([0, 0])
+    weight = torch.tensor([1.0, -1.0])
+    expected = cross_entropy(logits, target, sample_weight=weight)
+    assert expected.isinf()
+    assert cross_entropy(logits, target, sample_weight=weight.requires_grad_()) == expected
