@@ -11,7 +11,7 @@ from .._core.loss import Call, Request
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
-from .._libraries.registry import ArrayLibrary, resolve
+from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
 from .entrance import prepare_of
 from .transforms import numbers_of, operand_of, operands_of
@@ -281,6 +281,10 @@ def _beside(
     shape: Shape,
 ) -> Any:
     """What is given for a derivative, as an array of the library of operand k, of a shape."""
+    if find(array) is None:
+        raise TypeError(
+            f"{what} must be an array as {call.names[k]} is, got {type(array).__name__}"
+        )
     found, adopted = resolve(call, [*operands[:k], array, *operands[k + 1 :]])
     if found is not library and not library.takes_over:
         raise TypeError(

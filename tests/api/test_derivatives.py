@@ -219,6 +219,7 @@ def test_gradients_are_those_of_the_transforms(library: Library) -> None:
 
 
 X = np.ones(3)
+NO_ARRAY: Any = 1.0
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ X = np.ones(3)
         (
             lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),  # type: ignore[arg-type]
             TypeError,
-            "target must be a NumPy, CuPy or dense torch array",
+            "the tangent of target must be an array as target is",
         ),
         (
             lambda: jvp(mse_loss, (X, X), (X.astype(int), None)),
@@ -254,6 +255,11 @@ X = np.ones(3)
             lambda: vjp(mse_loss, (X, X), X),
             ValueError,
             r"cotangent must have shape \(\), got \(3,\)",
+        ),
+        (
+            lambda: vjp(mse_loss, (X, X), NO_ARRAY),
+            TypeError,
+            "the cotangent must be an array as input is, got float",
         ),
         (
             lambda: vjp(mse_loss, (X, X), X.astype(int), reduction="none"),
