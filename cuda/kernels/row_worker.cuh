@@ -28,8 +28,9 @@ struct Team {
   static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32, ENDS = THREADS / NEIGHBOURS;
   static constexpr int PLACES = THREADS + (!SHIFTS ? 0 : ENDS < 4 ? 4 : ENDS);  // of a slot
 
-  static __device__ __forceinline__ int place() {
-    return int(threadIdx.x) + (SHIFTS ? int(threadIdx.x) / NEIGHBOURS : 0);
+  // Unsigned: of signed numbers the addresses took two registers more.
+  static __device__ __forceinline__ unsigned place() {
+    return threadIdx.x + (SHIFTS ? threadIdx.x / NEIGHBOURS : 0u);
   }
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }

@@ -64,8 +64,8 @@ def cases() -> Iterator[Case]:
     yield Case("rows", cross_entropy, scores(FLOAT32), default=True)
     of_classes = {"weight": np.linspace(0.5, 2, 40).astype(np.float32)}
     yield Case("rows", cross_entropy, scores(FLOAT32), of_classes)
-    yield Case("split_rows", cross_entropy, scores(FLOAT32, 2, 16_640))
-    yield Case("rows", cross_entropy, scores(FLOAT32, 33, 16_640))  # a cluster
+    yield Case("split_rows", cross_entropy, scores(FLOAT32, 2, 266_240))
+    yield Case("rows", cross_entropy, scores(FLOAT32, 2, 16_640))  # a cluster
     yield Case("rows", cross_entropy, scores(FLOAT32, 40, 520))
     strided, classes = scores(FLOAT32, 140, 21)
     yield Case("strided_rows", cross_entropy, [np.asfortranarray(strided), classes])
