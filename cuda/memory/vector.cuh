@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "numbers/dual.cuh"
+#include "numbers/tuple.cuh"
 
 // Conversion between the type in memory and that of the arithmetic. Half precision is computed in
 // float.
