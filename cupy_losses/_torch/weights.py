@@ -89,7 +89,7 @@ class _Part(NamedTuple):
         """Those of a request of the whole on elements of a shape; a value is not reduced yet."""
         given = list(leading)
         if request.vjp:
-            grad_output = _wide(given[0])
+            grad_output = given[0].to(_real(given[:1]))
             each = (grad_output * self.factor * scale / divisor).to(grad_output.dtype)
             given[0] = each.expand(self.call.loss.value_shape(self.call, shape))
         places = self.places.index
@@ -197,8 +197,3 @@ def _real(operands: Sequence[Tensor]) -> torch.dtype:
     """The dtype of the arithmetic."""
     is_wide = any(operand.dtype == torch.float64 for operand in operands)
     return torch.float64 if is_wide else torch.float32
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """A tensor in float32 at least."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()

@@ -29,12 +29,11 @@ from .. import emulator
 from ..tools import requirements
 
 
-class Frozen:
-    """An array that cannot be written to, of a library of its own."""
+class Holder:
+    """An array of another library."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.array(values)
-        self.values.flags.writeable = False
 
     @property
     def dtype(self) -> Any:
@@ -43,6 +42,14 @@ class Frozen:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
+
+
+class Frozen(Holder):
+    """One that cannot be written to, of a library of its own."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        self.values.flags.writeable = False
 
 
 @pytest.fixture(autouse=True)
@@ -134,27 +141,16 @@ def test_unknown_arrays_are_named() -> None:
         mse_loss(frozen(X), Stranger())  # type: ignore[arg-type]
 
 
-class Shared:
+class Shared(Holder):
     """An array that is shared by DLPack alone, of a library with `from_dlpack`."""
 
     requires_grad = False
-
-    def __init__(self, values: Any) -> None:
-        self.values = np.array(values)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.values.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.values.__dlpack_device__()
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
 
 
 class Named(Shared):
