@@ -1,32 +1,42 @@
 // What one thread holds of a row: a batch of vectors in registers, and how it comes there, from
 // device memory at once or through shared memory without waiting.
 //
-// Vectors are counted from the first column of a row, wherever that is in memory, so that who adds
-// what does not depend on an address. Where rows may begin inside an aligned vector, `shift`
-// columns behind its beginning, aligned vectors are moved, and read from between two of them.
+// Elements are moved in aligned vectors of 16 bytes, and their gradients written so. What a row
+// accumulates is read in words, neighbours after each other, which memory serves as fast wherever
+// a row begins: `shift` columns behind the beginning of an aligned vector. So who adds what follows
+// from columns alone, and never from an address.
 #pragma once
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
 
 constexpr int LINE = 128;  // bytes of a line of the cache
 
-// Vectors of one thread, `stride` columns apart, from each array that the loss reads. GUARDED: only
-// the columns from 0 up to `end` are there.
-template <class Row, class Loss, unsigned TANGENTS, int BATCH, int WIDTH, bool GUARDED,
+// Which elements of a batch are there: all of them, or only those in the columns from 0 up to an
+// end, the others being left out, or hidden from a loss that HIDES elements.
+enum Presence { ALL, SOME, OTHERS_HIDDEN };
+
+// Vectors, or words, of LENGTH elements of one thread, `stride` columns apart, from each array that
+// the loss reads.
+template <class Row, class Loss, unsigned TANGENTS, int VECTORS, int LENGTH, Presence PRESENT,
           class K = Range<Row::INPUTS>>
 struct Batch;
 
-template <class Row, class Loss, unsigned TANGENTS, int BATCH, int WIDTH_, bool GUARDED, int... K>
-struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
+template <class Row, class Loss, unsigned TANGENTS, int VECTORS_, int LENGTH_, Presence PRESENT,
+          int... K>
+struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
   using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
-  static constexpr int FIRST = Row::FIRST, COUNT = BATCH, WIDTH = WIDTH_;
-  using Vectors = Tuple<Vector<typename Row::template Element<K>, WIDTH>...>;
+  static constexpr int FIRST = Row::FIRST, VECTORS = VECTORS_, LENGTH = LENGTH_;
+  // The places that sums have: those of a vector, or four.
+  static constexpr int NUMBERS = VECTORS * LENGTH, PLACES = NUMBERS < 4 ? NUMBERS : 4;
+  static constexpr int WIDTH = LENGTH < 4 ? PLACES : LENGTH;
+  static constexpr int COUNT = (NUMBERS + WIDTH - 1) / WIDTH;
+  using Vectors = Tuple<Vector<typename Row::template Element<K>, LENGTH>...>;
 
   Column first, stride, end;
-  Vectors vectors[BATCH];
+  Vectors vectors[VECTORS];
 
   __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
   // Where vector p is in array S: from the first one on, at an offset that is known.
@@ -36,36 +46,30 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     return row.template address<S>(first) + from_first;
   }
   __device__ __forceinline__ bool holds(Column column) const {
-    return !GUARDED || (column >= 0 && column < end);
+    return PRESENT == ALL || Unsigned(column) < Unsigned(end);
   }
   __device__ __forceinline__ bool is_full(Column column) const {
-    return !GUARDED || (column >= 0 && column + WIDTH <= end);
+    return PRESENT == ALL || (LENGTH == 1 ? holds(column) : column >= 0 && column + LENGTH <= end);
   }
 
-  __device__ __forceinline__ void load(const Row& row) {
-#pragma unroll
-    for (int p = 0; p < BATCH; ++p) (load_array<K>(row, p), ...);
-  }
-  // The same where rows begin so many elements behind an aligned vector.
-  __device__ __forceinline__ void load_shifted(const Row& row, int shift) {
-    (load_shifted_array<K>(row, shift), ...);
+  __device__ __forceinline__ void load(const Row& row, int shift = 0) {
+    (load_array<K>(row, shift), ...);
   }
 
-  // To shared memory, without waiting, and from it. `slot` is that of the first vector; each array
-  // has a place for each slot and thread. `beside`: how many places behind.
+  // To shared memory, without waiting, and from it: to and from where a vector of the thread is in
+  // `slot`, or so many elements behind it.
   template <class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot,
-                                           int beside = 0) const {
-    (prefetch_array<K, Team, KEPT>(row, shared, slot, beside), ...);
+  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
+    (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
   }
   template <class Team>
-  __device__ __forceinline__ void fetch(unsigned char* shared, int slot) {
-    (fetch_array<K, Team>(shared, slot), ...);
+  __device__ __forceinline__ void fetch(unsigned char* shared, int slot, int shift = 0) {
+    (fetch_array<K, Team>(shared, slot, shift), ...);
   }
-  // The same where aligned vectors have been moved, in part from the places of a neighbour.
-  template <class Team>
-  __device__ __forceinline__ void fetch_shifted(unsigned char* shared, int slot, int shift) {
-    (fetch_shifted_array<K, Team>(shared, slot, shift), ...);
+  // Whether prefetch() may read all of these, also where they are not of the row, and does so in
+  // one turn.
+  __device__ __forceinline__ bool may_read(const Row& row) const {
+    return (may_read_array<K>(row) && ...);
   }
 
   // The element of operand I in a column that is one of these.
@@ -77,9 +81,9 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     };
     Loaded found = at(0, 0);
 #pragma unroll
-    for (int p = 0; p < BATCH; ++p) {
+    for (int p = 0; p < VECTORS; ++p) {
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) {
+      for (int j = 0; j < LENGTH; ++j) {
         if (column(p) + j == wanted) found = at(p, j);
       }
     }
@@ -92,40 +96,39 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   // Whether a column is one of these, which neighbours in a row share in turns.
   __device__ __forceinline__ bool has(Column column) const {
     const auto place = Unsigned(column - first), turn = Unsigned(stride);
-    return place < BATCH * turn && place % turn < WIDTH && holds(column);
+    return place < VECTORS * turn && place % turn < LENGTH && holds(column);
   }
 
   // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
   // which takes as long for many elements as for few.
   __device__ __forceinline__ void hide(Column hidden) {
 #pragma unroll
-    for (int p = 0; p < BATCH; ++p) {
+    for (int p = 0; p < VECTORS; ++p) {
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) {
+      for (int j = 0; j < LENGTH; ++j) {
         if (column(p) + j == hidden) get<FIRST>(vectors[p]).at[j] = hidden_element();
       }
     }
   }
   template <class Team>
-  __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot) const {
-    if (!has(hidden)) return;
-    const auto place = Unsigned(hidden - first), turn = Unsigned(stride);
-    (hide_in_array<K, Team>(shared, slot + int(place / turn), int(place % turn)), ...);
+  __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot,
+                                       int shift) const {
+    if (has(hidden)) (hide_in_array<K, Team>(shared, slot, int(hidden - first) + shift), ...);
   }
 
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
   __device__ __forceinline__ T largest(T so_far) const {
     using Element = typename Row::template Element<FIRST>;
-    if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 0) {
+    if constexpr (PRESENT != SOME && sizeof(Element) == 2 && LENGTH % 2 == 0) {
       const auto pair_of = [&](int p, int j) {
         const auto& vector = get<FIRST>(vectors[p]);
         return pair(vector.at[j], vector.at[j + 1]);
       };
       auto both = pair_of(0, 0);
 #pragma unroll
-      for (int p = 0; p < BATCH; ++p) {
+      for (int p = 0; p < VECTORS; ++p) {
 #pragma unroll
-        for (int j = 0; j < WIDTH; j += 2) both = __hmax2(both, pair_of(p, j));
+        for (int j = 0; j < LENGTH; j += 2) both = __hmax2(both, pair_of(p, j));
       }
       return larger(so_far, larger(convert<T>(both.x), convert<T>(both.y)));
     } else {
@@ -138,20 +141,24 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   template <class F>
   __device__ __forceinline__ void each(F f) const {
 #pragma unroll
-    for (int p = 0; p < BATCH; ++p) each_of(p, f);
+    for (int p = 0; p < VECTORS; ++p) {
+      each_of(p, [&](int j, Column column, const auto& x) {
+        f((p * LENGTH + j) % WIDTH, column, x);
+      });
+    }
   }
-  // The same for the elements of a vector.
+  // f(place in the vector, column, x) for the elements of one.
   template <class F>
   __device__ __forceinline__ void each_of(int p, F f) const {
-    const Tuple<Vector<Repeat<T, K>, WIDTH>...> wide{{widened<K>(p)}...};
+    const Tuple<Vector<Repeat<T, K>, LENGTH>...> wide{{widened<K>(p)}...};
     const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
     const Column first = column(p);
-    if (is_full(first)) {
+    if (PRESENT == OTHERS_HIDDEN || is_full(first)) {
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) f(j, first + j, numbers(all, wide, j));
+      for (int j = 0; j < LENGTH; ++j) f(j, first + j, numbers(all, wide, j));
     } else {
 #pragma unroll
-      for (int j = 0; j < WIDTH; ++j) {
+      for (int j = 0; j < LENGTH; ++j) {
         if (holds(first + j)) f(j, first + j, numbers(all, wide, j));
       }
     }
@@ -159,102 +166,94 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 
  private:
   template <int S>
-  __device__ __forceinline__ void load_array(const Row& row, int p) {
-    if constexpr (Row::template is_read<S>()) load_vector_of<S>(row, p, get<S>(vectors[p]));
+  __device__ __forceinline__ void load_array(const Row& row, int shift) {
+    if constexpr (Row::template is_read<S>()) {
+      constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u);
+      if (VECTOR && shift % LENGTH == 0) {
+#pragma unroll
+        for (int p = 0; p < VECTORS; ++p) load_vector_of<S>(row, p, get<S>(vectors[p]));
+      } else {
+#pragma unroll
+        for (int p = 0; p < VECTORS; ++p) load_elements<S>(row, p, get<S>(vectors[p]));
+      }
+    }
   }
   template <int S>
   __device__ __forceinline__ void load_vector_of(
-      const Row& row, int p, Vector<typename Row::template Element<S>, WIDTH>& vector) const {
+      const Row& row, int p, Vector<typename Row::template Element<S>, LENGTH>& vector) const {
     using E = typename Row::template Element<S>;
-    constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u);
-    if (VECTOR && is_full(column(p))) {
-      vector = load_vector<WIDTH>(static_cast<const E*>(address<S>(row, p)));
+    if (bool(Row::Rows::VECTORISED >> S & 1u) && is_full(column(p))) {
+      vector = load_vector<LENGTH>(static_cast<const E*>(address<S>(row, p)));
     } else {
       load_elements<S>(row, p, vector);
     }
   }
-
-  // f(Constant<BYTES>()) with how far the vectors of array S are aligned.
-  template <int S, class F>
-  static __device__ __forceinline__ void with_alignment_of(int shift, F f) {
-    using Vectors = Vector<typename Row::template Element<S>, WIDTH>;
-    constexpr int LIMIT = sizeof(Vectors) < 16 ? sizeof(Vectors) : 16;
-    with_alignment<sizeof(typename Row::template Element<S>), LIMIT>(shift, f);
-  }
-  template <int S>
-  __device__ __forceinline__ void load_shifted_array(const Row& row, int shift) {
-    if constexpr (!Row::template is_read<S>()) {
-      return;
-    } else if constexpr (GUARDED || !bool(Row::Rows::VECTORISED >> S & 1u)) {
-#pragma unroll
-      for (int p = 0; p < BATCH; ++p) load_elements<S>(row, p, get<S>(vectors[p]));
-    } else {
-      with_alignment_of<S>(shift, [&](auto bytes) {
-#pragma unroll
-        for (int p = 0; p < BATCH; ++p) {
-          // A word may reach beyond an array.
-          if (decltype(bytes)::value >= 4 || (column(p) > 0 && column(p) + WIDTH < row.columns)) {
-            using E = typename Row::template Element<S>;
-            const E* const from = address<S>(row, p);
-            get<S>(vectors[p]) = ::load_shifted<decltype(bytes)::value, WIDTH>(from);
-          } else {
-            load_elements<S>(row, p, get<S>(vectors[p]));
-          }
-        }
-      });
-    }
-  }
   template <int S>
   __device__ __forceinline__ void load_elements(
-      const Row& row, int p, Vector<typename Row::template Element<S>, WIDTH>& vector) const {
+      const Row& row, int p, Vector<typename Row::template Element<S>, LENGTH>& vector) const {
     const Column at = column(p);
     auto* const from = address<S>(row, p);
 #pragma unroll
-    for (int j = 0; j < WIDTH; ++j) {
-      if (holds(at + j)) {
-        vector.at[j] = from[j * row.layout.template step<S>()];
-      } else {
-        vector.at[j] = convert<typename Row::template Element<S>>(T(0));
-      }
+    for (int j = 0; j < LENGTH; ++j) {
+      vector.at[j] = absent<typename Row::template Element<S>>();
+      if (holds(at + j)) vector.at[j] = from[j * row.layout.template step<S>()];
     }
   }
 
+  // In shared memory each array has SLOTS vectors of each thread, those of a slot of neighbours
+  // one after the other, and then its next slot.
   template <int S>
-  using Stored = Vector<typename Row::template Element<S>, WIDTH>;
+  using Stored = Vector<typename Row::template Element<S>, LENGTH>;
   template <int S, class Team>
-  static __device__ __forceinline__ Stored<S>* take_places(unsigned char*& shared, int slot) {
-    Stored<S>* const places = reinterpret_cast<Stored<S>*>(shared);
-    shared += sizeof(Stored<S>) * Team::SLOTS * Team::PLACES;
-    return places + slot * Team::PLACES + Team::place();
+  static __device__ __forceinline__ auto* take_places(unsigned char*& shared, int slot) {
+    using E = typename Row::template Element<S>;
+    E* const elements = reinterpret_cast<E*>(shared);
+    shared += sizeof(Vector<E, Team::WIDTH>) * Team::PLACES;
+    const unsigned place = Team::stretch() * Team::PLACES_OF_STRETCH + slot * Team::NEIGHBOURS;
+    return elements + (place * Team::WIDTH + Team::neighbour() * LENGTH);
   }
+  template <int S>
+  __device__ __forceinline__ bool may_read_array(const Row& row) const {
+    if constexpr (!Row::template is_read<S>()) {
+      return true;
+    } else if constexpr (is_copied<S>) {
+      return row.template may_read<S>(address<S>(row, 0), stride * (VECTORS - 1) + LENGTH);
+    } else {
+      return false;
+    }
+  }
+  // Whether vectors of an array are copied without waiting.
+  template <int S>
+  static constexpr bool is_copied = ASYNCHRONOUS_COPIES &&
+                                    bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
   template <int S, class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared, int slot,
-                                                 int beside) const {
+  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
+                                                 int slot) const {
     if constexpr (Row::template is_read<S>()) {
-      Stored<S>* const places = take_places<S, Team>(shared, slot) + beside;
+      auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, Team>(shared, slot));
 #if ASYNCHRONOUS_COPIES
-      constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
-      if constexpr (VECTOR && !GUARDED) {
-        copy_vectors<S, Team, KEPT>(Range<BATCH>(), address_of_thread(places),
+      if constexpr (is_copied<S> && PRESENT == ALL) {
+        copy_vectors<S, Team, KEPT>(Range<VECTORS>(), address_of_thread(places),
                                     row.template address<S>(first));
         return;
       }
 #endif
 #pragma unroll
-      for (int p = 0; p < BATCH; ++p) {
+      for (int p = 0; p < VECTORS; ++p) {
 #if ASYNCHRONOUS_COPIES
         // One number of four or eight bytes is aligned in any case.
-        constexpr bool COPIED = VECTOR || (WIDTH == 1 && sizeof(Stored<S>) >= 4);
+        constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
         const auto* const from = address<S>(row, p);
-        if (COPIED && (is_full(column(p)) || (VECTOR && row.template may_read<S>(from, WIDTH)))) {
-          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(address_of_thread(places + p * Team::PLACES),
-                                                    from);
+        if (COPIED &&
+            (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH)))) {
+          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
+              address_of_thread(places + p * Team::NEIGHBOURS), from);
           continue;
         }
 #endif
         Stored<S> vector;
         load_vector_of<S>(row, p, vector);
-        places[p * Team::PLACES] = vector;
+        places[p * Team::NEIGHBOURS] = vector;
       }
     }
   }
@@ -263,7 +262,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
   static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
                                                       const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
-    (copy_later<BYTES, P * Team::PLACES * BYTES, P * Team::LANES * BYTES, KEPT>(to, from), ...);
+    (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from), ...);
   }
 #endif
   template <int S>
@@ -272,7 +271,7 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
     if constexpr (Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
                   bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
-      for (int p = 0; p < BATCH; ++p) {
+      for (int p = 0; p < VECTORS; ++p) {
         const auto* const from = address<S>(row, p);
         const auto behind = reinterpret_cast<unsigned long long>(from) % LINE;
         if (behind < sizeof(Stored<S>) && is_full(column(p))) {
@@ -283,51 +282,59 @@ struct Batch<Row, Loss, TANGENTS, BATCH, WIDTH_, GUARDED, Indices<K...>> {
 #endif
   }
   template <int S, class Team>
-  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot) {
+  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot, int shift) {
     if constexpr (Row::template is_read<S>()) {
-      const Stored<S>* const places = take_places<S, Team>(shared, slot);
+      constexpr int STRIDE = Team::NEIGHBOURS * LENGTH;
+      const auto* const from = take_places<S, Team>(shared, slot) + shift;
+      if (shift % LENGTH == 0) {
 #pragma unroll
-      for (int p = 0; p < BATCH; ++p) {
-        get<S>(vectors[p]) = places[p * Team::PLACES];
+        for (int p = 0; p < VECTORS; ++p) fetch_vector(get<S>(vectors[p]), p, from + p * STRIDE);
+      } else {
+#pragma unroll
+        for (int p = 0; p < VECTORS; ++p) fetch_elements(get<S>(vectors[p]), p, from + p * STRIDE);
       }
     }
   }
-  template <int S, class Team>
-  __device__ __forceinline__ void fetch_shifted_array(unsigned char*& shared, int slot, int shift) {
-    if constexpr (Row::template is_read<S>()) {
-      using E = typename Row::template Element<S>;
-      const E* const from = take_places<S, Team>(shared, slot)->at + shift;
-      if constexpr (GUARDED) {
-        static_assert(BATCH == 1, "vectors at the ends of rows come one by one");
+  // A vector is there as a whole if its first element is.
+  template <class E>
+  __device__ __forceinline__ void fetch_vector(Vector<E, LENGTH>& vector, int p,
+                                               const E* from) const {
+    if (LENGTH >= 4 || holds(column(p))) vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+    if constexpr (LENGTH < 4 && PRESENT != ALL) {
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) {
-          get<S>(vectors[0]).at[j] = holds(first + j) ? from[j] : convert<E>(T(0));
-        }
-      } else {
-        with_alignment_of<S>(shift, [&](auto bytes) {
-#pragma unroll
-          for (int p = 0; p < BATCH; ++p) {
-            get<S>(vectors[p]) =
-                ::load_shifted<decltype(bytes)::value, WIDTH>(from + p * Team::PLACES * WIDTH);
-          }
-        });
+      for (int j = 0; j < LENGTH; ++j) {
+        if (!holds(column(p) + j)) vector.at[j] = absent<E>();
       }
+    }
+  }
+  template <class E>
+  __device__ __forceinline__ void fetch_elements(Vector<E, LENGTH>& vector, int p,
+                                                 const E* from) const {
+#pragma unroll
+    for (int j = 0; j < LENGTH; ++j) {
+      vector.at[j] = absent<E>();
+      if (holds(column(p) + j)) vector.at[j] = from[j];
     }
   }
 
   template <int S, class Team>
   __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
     if constexpr (Row::template is_read<S>()) {
-      Stored<S>* const vector = take_places<S, Team>(shared, slot);
-      if constexpr (S == FIRST) vector->at[place] = hidden_element();
+      auto* const elements = take_places<S, Team>(shared, slot);
+      if constexpr (S == FIRST) elements[place] = hidden_element();
     }
+  }
+  // A loss that HIDES elements reads one operand.
+  template <class E>
+  static __device__ __forceinline__ E absent() {
+    return convert<E>(PRESENT == OTHERS_HIDDEN ? T(-INFINITY) : T(0));
   }
   static __device__ __forceinline__ auto hidden_element() {
     return convert<typename Row::template Element<FIRST>>(T(-INFINITY));
   }
 
   template <int S>
-  __device__ __forceinline__ Vector<T, WIDTH> widened(int p) const {
+  __device__ __forceinline__ Vector<T, LENGTH> widened(int p) const {
     if constexpr (Row::template is_read<S>()) {
       return widen<T>(get<S>(vectors[p]));
     } else {

@@ -6,7 +6,7 @@
 #include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or on any number, of a split), BATCH of them at a time. SHIFTS: rows may begin
+// share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS: rows may begin
 // anywhere inside an aligned vector. RANKS: the shares of a row, one for each block of a CLUSTER,
 // else all of one block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all batches
 // are full. HELD: the one batch that a thread has of a row waits in registers, from so many rows
@@ -22,15 +22,31 @@ struct Team {
   static constexpr bool HELD = HELD_ != 0;
   static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
+  // What the last of batches of so many slots has, where most of the threads have all of it.
+  static constexpr int rest_of(int slots) { return LANES > 32 ? SLOTS % slots : 0; }
+  // Gradients are written of so many slots at a time: of few where rows may begin anywhere, as the
+  // two batches in which one begins and ends go slot by slot.
+  static constexpr int WRITTEN = !SHIFTS ? BATCH : BATCH % 2 == 0 ? 2 : BATCH % 3 == 0 ? 3 : 1;
   static_assert(!SHIFTS || (!EXACT && !HELD), "vectors at the ends of rows are not full");
-  // Neighbours in a row and in a warp read from the places of one another where rows may begin
-  // anywhere, the last of them from one more.
-  static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32, ENDS = THREADS / NEIGHBOURS;
-  static constexpr int PLACES = THREADS + (!SHIFTS ? 0 : ENDS < 4 ? 4 : ENDS);  // of a slot
+  static_assert(!HELD || LANES <= 32, "a short row");
+  // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
+  // vector of each of them. Where rows may begin anywhere, that is moved in lines of vectors, and
+  // ends in one more.
+  static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32;
+  static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
+  static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + (SHIFTS ? VECTORS_OF_LINE : 0);
+  static constexpr int PLACES = THREADS / NEIGHBOURS * PLACES_OF_STRETCH;
 
   // Unsigned: of signed numbers the addresses took two registers more.
-  static __device__ __forceinline__ unsigned place() {
-    return threadIdx.x + (SHIFTS ? threadIdx.x / NEIGHBOURS : 0u);
+  static __device__ __forceinline__ unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
+  static __device__ __forceinline__ unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
+  static __device__ __forceinline__ void wait_for_neighbours() {
+    if constexpr (NEIGHBOURS == 32) {
+      __syncwarp();
+    } else if constexpr (NEIGHBOURS > 1) {
+      const unsigned first = threadIdx.x % 32 / NEIGHBOURS * NEIGHBOURS;
+      __syncwarp(((1u << NEIGHBOURS) - 1) << first);
+    }
   }
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
@@ -45,11 +61,21 @@ struct RowWorker {
   using State = typename Loss::template State<N>;
   using Settled = decltype(combined<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
-  using Elements = Batch<Row, Loss, TANGENTS, Team::BATCH, Team::WIDTH, false>;
-  using Single = Batch<Row, Loss, TANGENTS, 1, Team::WIDTH, false>;
-  using AtTheEnd = Batch<Row, Loss, TANGENTS, 1, Team::WIDTH, true>;
   static constexpr int WIDTH = Team::WIDTH;
-  static constexpr Column STRIDE = Team::LANES * WIDTH;
+  template <int SLOTS, Presence PRESENT = ALL>
+  using Vectors = Batch<Row, Loss, TANGENTS, SLOTS, WIDTH, PRESENT>;
+  using Elements = Vectors<Team::BATCH>;
+  using AtTheEnd = Vectors<1, SOME>;
+  // The same elements of neighbours in words: two numbers of half precision, or one.
+  static constexpr int HALVES = sizeof(typename Row::template Element<Row::FIRST>) == 2 ? 2 : 1;
+  static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
+  template <int SLOTS, Presence PRESENT = ALL>
+  using Words = Batch<Row, Loss, TANGENTS, SLOTS * UNITS, UNIT, PRESENT>;
+  // Slots of a batch that is not full. Where neighbours end apart from others that are full, the
+  // others would wait while these went slot by slot.
+  static constexpr int SLOTS_AT_THE_END = Loss::HIDES && Team::LANES > 32 ? Team::BATCH : 1;
+  using WordsAtTheEnd = Words<SLOTS_AT_THE_END, (Loss::HIDES ? OTHERS_HIDDEN : SOME)>;
+  static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot
 
   const Loss& loss;
   const Layout& layout;
@@ -58,14 +84,14 @@ struct RowWorker {
   unsigned char* const shared;
   mutable Select<Team::HELD, Elements, Nothing> own, coming[Team::ROWS_AHEAD];
 
-  // The share of a rank, or a split, in a row: the columns from begin up to end. Without a row it
-  // is empty.
+  // What the neighbours have of the share of a rank, or a split, in a row: the columns from begin
+  // up to end. Without a row it is empty.
   struct Share {
     Row row;
     Column begin, end;
 
     __device__ __forceinline__ int shift() const {
-      return Team::SHIFTS ? row.template shift<WIDTH>() : 0;
+      return Team::SHIFTS ? row.template shift<Team::VECTORS_OF_LINE * WIDTH>() : 0;
     }
   };
   __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
@@ -82,46 +108,63 @@ struct RowWorker {
   }
   __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
                                             long long slots) const {
-    const long long size = slots * STRIDE;
+    constexpr int STRETCHES = Team::LANES / Team::NEIGHBOURS;
+    const int part = rank * STRETCHES + Team::lane() / Team::NEIGHBOURS;
+    const long long size = slots * SLOT;
     if constexpr (Team::EXACT) {
-      const Column begin = Column(rank) * Column(size);
+      const Column begin = Column(part) * Column(size);
       return {row, begin, present ? begin + Column(size) : begin};
     }
-    const long long begin = rank * size;
+    const long long begin = part * size;
     const long long end = present ? min(columns, begin + size) : begin;
     return {row, Column(begin), Column(end)};
   }
-  // As many columns from where the first vector that has one of a share is aligned: what is moved,
-  // and whose gradients are written.
+  // As many columns from where the line begins that has the first one of a share: what is moved, and
+  // whose gradients are written.
   __device__ __forceinline__ Share aligned(const Share& share, long long slots) const {
     if constexpr (!Team::SHIFTS) return share;
     const long long begin = share.begin - Column(share.shift());
-    const long long end = begin + slots * STRIDE;
+    const long long end = begin + slots * SLOT;
     return {share.row, Column(begin),
             share.begin < share.end ? Column(min(columns, end)) : Column(begin)};
   }
 
-  // f(elements, slot) for a batch of vectors of this thread; where a row begins or ends in it,
-  // vector by vector.
-  template <class F>
+  // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
+  // there, or else for some at a time.
+  template <int SLOTS, class Full, class Rest, class AtTheEnd, class F>
   __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
-    const Column lane = Team::lane();
+    constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
+    constexpr int STEP = AtTheEnd::NUMBERS / WIDTH, REST = Team::rest_of(SLOTS);
+    const Column begin = share.begin + Column(slot) * SLOT;  // the same for all neighbours
+    const Column first = begin + Column(Team::neighbour()) * Full::LENGTH;
     if constexpr (Team::EXACT) {
-      const Column first = share.begin + (Column(slot) * Team::LANES + lane) * WIDTH;
-      if (share.begin < share.end) f(Elements{first, STRIDE, share.end}, slot);
+      if (share.begin < share.end) f(Full{first, STRIDE, share.end}, slot);
     } else {
-      const Column begin = share.begin + Column(slot) * STRIDE;  // the same for all of a row
       if (begin >= share.end) return;
-      const Column first = begin + lane * WIDTH;
-      if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {
-        f(Elements{first, STRIDE, share.end}, slot);
+      if (begin >= 0 && share.end - begin >= SLOT * SLOTS) {
+        f(Full{first, STRIDE, share.end}, slot);
         return;
       }
+      if constexpr (REST != 0) {
+        if (slot == Team::SLOTS - REST && begin >= 0 && share.end - begin >= SLOT * REST) {
+          f(Rest{first, STRIDE, share.end}, slot);
+          return;
+        }
+      }
 #pragma unroll 1
-      for (int p = 0; p < Team::BATCH && first + p * STRIDE < share.end; ++p) {
-        f(AtTheEnd{first + p * STRIDE, STRIDE, share.end}, slot + p);
+      for (int s = 0; s < SLOTS && first + s * SLOT < share.end; s += STEP) {
+        f(AtTheEnd{first + s * SLOT, STRIDE, share.end}, slot + s);
       }
     }
+  }
+  template <class F>
+  __device__ __forceinline__ void batch_of_words(const Share& share, long long slot, F f) const {
+    constexpr int SLOTS = Team::BATCH;
+    batch<SLOTS, Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
+  }
+  template <int SLOTS, class F>
+  __device__ __forceinline__ void batch_of_vectors(const Share& share, long long slot, F f) const {
+    batch<SLOTS, Vectors<SLOTS>, Vectors<Team::rest_of(SLOTS)>, AtTheEnd>(share, slot, f);
   }
 
   // What a share accumulates, from device memory.
@@ -131,12 +174,8 @@ struct RowWorker {
     State state = State::empty();
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-        batch(share, slot, [&](auto elements, long long) {
-          if constexpr (Team::SHIFTS) {
-            elements.load_shifted(share.row, share.shift());
-          } else {
-            elements.load(share.row);
-          }
+        batch_of_words(share, slot, [&](auto elements, long long) {
+          elements.load(share.row, share.shift());
           if (context.status != ACTIVE) return;
           if constexpr (Loss::HIDES) {
             if (elements.has(context.column)) elements.hide(context.column);
@@ -167,32 +206,28 @@ struct RowWorker {
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
-        if constexpr (REPLACE) wait_for_copies<Team::GROUPS - 1>();
-        if constexpr (Team::SHIFTS) __syncwarp();
+        if constexpr (REPLACE) wait_for_group(group);
+        Team::wait_for_neighbours();
         bool replaced = false;
-        batch(share, group * Team::BATCH, [&](auto elements, int slot) {
+        batch_of_words(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
-          constexpr bool FEW = Team::BATCH * WIDTH <= 8;
-          if constexpr (Team::SHIFTS) {
-            elements.template fetch_shifted<Team>(shared, slot, share.shift());
-            if constexpr (Loss::HIDES && !FEW) {
-              if (elements.has(context.column)) elements.hide(context.column);
-            }
-          } else {
-            if constexpr (Loss::HIDES && !FEW) {
-              elements.template hide<Team>(context.column, shared, slot);
-            }
-            elements.template fetch<Team>(shared, slot);
+          constexpr bool FEW = decltype(elements)::NUMBERS <= 8;
+          if constexpr (Loss::HIDES && !FEW) {
+            elements.template hide<Team>(context.column, shared, slot, share.shift());
           }
+          elements.template fetch<Team>(shared, slot, share.shift());
           if constexpr (REPLACE && Team::EXACT) {
+            Team::wait_for_neighbours();
             prefetch(next, group);
             replaced = true;
           }
           if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
-        if constexpr (REPLACE && Team::SHIFTS) __syncwarp();
-        if (REPLACE && !replaced) prefetch(next, group);
+        if (REPLACE && !replaced) {
+          Team::wait_for_neighbours();
+          prefetch(next, group);
+        }
       }
     }
     return state;
@@ -201,13 +236,11 @@ struct RowWorker {
     if constexpr (Team::HELD) {
       Elements& last = coming[Team::ROWS_AHEAD - 1];
       coming[0] = last;
-      last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, STRIDE, Column(columns)};
+      last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, SLOT, Column(columns)};
       if (share.begin < share.end) last.load(share.row);
     } else if constexpr (Loss::READS != 0) {
-      batch(aligned(share, Team::SLOTS), group * Team::BATCH, [&](auto elements, int slot) {
-        elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
-      });
-      if constexpr (Team::SHIFTS) prefetch_beside(share, group);
+      prefetch_batch(aligned(share, Team::SLOTS), group * Team::BATCH);
+      if (Team::SHIFTS && group == Team::GROUPS - 1) prefetch_end(share);
       end_group_of_copies();
     }
   }
@@ -221,47 +254,68 @@ struct RowWorker {
   __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
                                                 const Context& context, const Finished& done,
                                                 bool releases = false) const {
-    batch(share, first_slot, [&](auto elements, long long slot) {
-      differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
-    });
+#pragma unroll 1
+    for (int s = 0; s < Team::BATCH; s += Team::WRITTEN) {
+      batch_of_vectors<Team::WRITTEN>(share, first_slot + s, [&](auto elements, long long slot) {
+        differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
+      });
+    }
   }
   // Writes the gradients of what a row that is not aligned has behind the last of these: fewer
-  // elements than a vector.
-  template <class Context>
+  // elements than a line.
+  template <bool SHARED, class Context>
   __device__ __forceinline__ void differentiate_rest(const Share& share, long long slots,
                                                      const Context& context,
                                                      const Finished& done) const {
     if constexpr (Team::SHIFTS) {
-      const Share before = aligned(share, slots);
-      if (share.begin < share.end && share.end == Column(columns) && before.end < share.end) {
-        if (Team::lane() == 0) {
-          const AtTheEnd elements{before.end, STRIDE, share.end};
-          differentiate_elements<false>(share.row, elements, 0, context, done, false);
-        }
+      const Column begin = aligned(share, slots).begin + Column(slots) * SLOT;
+      const Column first = begin + Column(Team::neighbour()) * WIDTH;
+      const bool ends = share.begin < share.end && share.end == Column(columns);
+      if (ends && Team::neighbour() < Team::VECTORS_OF_LINE && first < share.end) {
+        const AtTheEnd elements{first, SLOT, share.end};
+        differentiate_elements<SHARED>(share.row, elements, slots, context, done, false);
       }
     }
   }
 
  private:
-  // The places beside those of neighbours in a row, a thread for each slot.
-  __device__ __forceinline__ void prefetch_beside(const Share& share, int group) const {
-    constexpr int NEIGHBOURS = Team::NEIGHBOURS;
-    const int lane = Team::lane(), among = lane % NEIGHBOURS;
-    if (share.begin >= share.end) return;
-    const Column begin = share.begin - Column(share.shift());
-#pragma unroll
-    for (int first = 0; first < Team::BATCH; first += NEIGHBOURS) {
-      const int p = first + among, slot = group * Team::BATCH + p;
-      const Column column =
-          begin + (Column(slot) * Team::LANES + (lane - among) + NEIGHBOURS) * WIDTH;
-      if (p >= Team::BATCH || slot >= Team::SLOTS) continue;
-      if (column + WIDTH <= Column(columns)) {
-        Single{column, STRIDE, Column(columns)}.template prefetch<Team, (WANTED != 0)>(
-            share.row, shared, slot, NEIGHBOURS - among);
-      } else if (column < Column(columns)) {
-        AtTheEnd{column, STRIDE, Column(columns)}.template prefetch<Team, (WANTED != 0)>(
-            share.row, shared, slot, NEIGHBOURS - among);
+  // Waits for what a group reads: where rows may begin anywhere, to the first line of the next.
+  __device__ __forceinline__ void wait_for_group(int group) const {
+    constexpr int BEHIND = Team::GROUPS - 1;
+    if constexpr (Team::SHIFTS && BEHIND > 0) {
+      if (group < BEHIND) return wait_for_copies<BEHIND - 1>();
+    }
+    wait_for_copies<BEHIND>();
+  }
+  __device__ __forceinline__ void prefetch_batch(const Share& share, int slot) const {
+    constexpr int REST = Team::rest_of(Team::BATCH);
+    if constexpr (Team::SHIFTS) {
+      if (prefetch_beyond<Elements>(share, slot)) return;
+      if constexpr (REST != 0) {
+        if (slot == Team::SLOTS - REST && prefetch_beyond<Vectors<REST>>(share, slot)) return;
       }
+    }
+    batch_of_vectors<Team::BATCH>(share, slot, [&](auto elements, int slot) {
+      elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
+    });
+  }
+  // What begins or ends in another row is copied like all else, where that may be read.
+  template <class Full>
+  __device__ __forceinline__ bool prefetch_beyond(const Share& share, int slot) const {
+    const Column begin = share.begin + Column(slot) * SLOT;
+    const Full elements{begin + Column(Team::neighbour()) * WIDTH, SLOT, share.end};
+    const bool needed = share.end - begin > Column(Full::VECTORS) * SLOT - WIDTH;
+    if (share.begin >= share.end || !needed || !elements.may_read(share.row)) return false;
+    elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
+    return true;
+  }
+  // The line in which a stretch ends that does not begin with one.
+  __device__ __forceinline__ void prefetch_end(const Share& share) const {
+    const Column begin = aligned(share, Team::SLOTS).begin + Team::SLOTS * SLOT;
+    const Column first = begin + Column(Team::neighbour()) * WIDTH;
+    if (Team::neighbour() < Team::VECTORS_OF_LINE && first < share.end) {
+      const AtTheEnd elements{first, SLOT, Column(columns)};
+      elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, Team::SLOTS);
     }
   }
 
@@ -304,7 +358,7 @@ struct RowWorker {
   __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
                                         F f) const {
 #pragma unroll
-    for (int p = 0; p < E::COUNT; ++p) (write_operand<I>(row, elements, p, f), ...);
+    for (int p = 0; p < E::VECTORS; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
   template <int I, class E, class F>
   __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,

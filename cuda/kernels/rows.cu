@@ -193,7 +193,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     if constexpr (STAYS) {
       const Share own_share = work.share_of(row, present, rank, Team::SLOTS);
       const Share share = work.aligned(own_share, Team::SLOTS);
-      if constexpr (GRADIENTS) work.differentiate_rest(own_share, Team::SLOTS, context, done);
+      if constexpr (GRADIENTS) {
+        work.template differentiate_rest<true>(own_share, Team::SLOTS, context, done);
+      }
       const Share next = work.share_of(next_row, next_present, rank, Team::SLOTS);
 #pragma unroll 1
       for (int part = 0; part < Team::GROUPS; ++part) {

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         for (long long slot = 0; slot < slots; slot += Team::BATCH) {
           work.template differentiate<false>(share, slot, context, outcome.done);
         }
-        work.differentiate_rest(own_share, slots, context, outcome.done);
+        work.template differentiate_rest<false>(own_share, slots, context, outcome.done);
       }
     }
     if constexpr (SUMS) {

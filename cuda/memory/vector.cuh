@@ -106,43 +106,6 @@ __device__ __forceinline__ void store_vector_in_block(T* to, const Vector<T, W>&
   each_word(to, vector, [](auto* at, auto word) { *at = word; });
 }
 
-// f(Constant<BYTES>()), a power of two that `shift` elements of SIZE bytes are a multiple of, up to
-// LIMIT.
-template <int SIZE, int LIMIT, class F>
-__device__ __forceinline__ void with_alignment(int shift, F f) {
-  if constexpr (LIMIT > SIZE) {
-    if (shift % (LIMIT / SIZE) != 0) return with_alignment<SIZE, LIMIT / 2>(shift, f);
-  }
-  f(Constant<LIMIT>());
-}
-// A vector from where no more than BYTES are aligned. Of half precision at an odd place it reads
-// whole words, hence one element ahead and one behind.
-template <int BYTES, int W, class T>
-__device__ __forceinline__ Vector<T, W> load_shifted(const T* from) {
-  constexpr bool ODD = BYTES < 4;
-  using Unit = typename Word<ODD ? 4 : BYTES>::type;
-  constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
-  static_assert(UNITS > 0 && (!ODD || sizeof(T) == 2), "vectors are of words");
-  union {
-    Unit unit[UNITS];
-    Vector<T, W> vector;
-  } bits{};
-  const Unit* const units = reinterpret_cast<const Unit*>(from - ODD);
-  if constexpr (ODD) {
-    Unit next = units[0];
-#pragma unroll
-    for (int i = 0; i < UNITS; ++i) {
-      const Unit before = next;
-      next = units[i + 1];
-      bits.unit[i] = __byte_perm(before, next, 0x5432);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < UNITS; ++i) bits.unit[i] = units[i];
-  }
-  return bits.vector;
-}
-
 // A value and the words that it takes, which threads and blocks exchange.
 template <class Value>
 union WordsOf {

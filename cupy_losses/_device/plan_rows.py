@@ -36,6 +36,7 @@ from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 LANE_BYTES = 128
 LONG_SHARE = 4096
 SHORT_ROW = 256
+LONG_ROW = 4096
 BATCH_BYTES = 128
 BLOCK = 256
 SMALL_BLOCK = 128
@@ -49,16 +50,19 @@ HELD_TWICE = 8
 
 # A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
 # cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
-# of kernels/split_rows.cu, with the same bits. Of CLUSTERED_ROWS and more, without gradients, one
-# block computes all ranks. A row of more than CACHE_LIMIT a rank has splits on every device. Two
-# others have them without gradients: of more than CACHE_BYTES a rank, as few such blocks fit beside
-# each other, and of a cluster where rows begin inside vectors. Both are faster so on an H200.
+# of kernels/split_rows.cu, with the same bits. A row of more than CACHE_LIMIT a rank has splits on
+# every device. Without gradients one block computes all ranks of each of MANY_ROWS and more. A
+# cluster does so of up to FEW_ROWS, as it takes one launch. Splits are faster for all others on an
+# H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit beside each other.
 CACHE_BYTES = 64 << 10
 CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
-CLUSTERED_ROWS = 1024
+MANY_ROWS = 1024
+FEW_ROWS = 64
+BALANCED = True
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
+VECTORS_OF_LINE = 8
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, and on
@@ -135,9 +139,10 @@ class _Team:
 
     @property
     def places(self) -> int:
-        """The packs that shared memory has room for, for each one of a thread."""
-        ends = max(self.threads // min(self.lanes, WARP), 4) if self.shifts else 0
-        return self.slots * (self.threads + ends)
+        """The packs that shared memory has room for."""
+        neighbours = min(self.lanes, WARP)
+        line = min(neighbours, VECTORS_OF_LINE) if self.shifts else 0
+        return self.threads // neighbours * (self.slots * neighbours + line)
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
@@ -396,6 +401,8 @@ class RowLaunches(Launches):
         # Where no element is read, gradients are written.
         moved = row_bytes or packs * width * item_size(main.dtype)
         lane_bytes = LANE_BYTES if moved > SHORT_ROW else LANE_BYTES // 2
+        if moved > LONG_ROW:
+            lane_bytes *= 2
         if self._loss.precise or moved >= LONG_SHARE:
             lane_bytes *= max(len(streams), 1)
         lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
@@ -413,9 +420,9 @@ class RowLaunches(Launches):
             team = replace(team, threads=team.threads // 2)
         if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
             return replace(team, splits=ranks)
-        if ranks > 1 and (gradients or self._rows < CLUSTERED_ROWS):
+        if ranks > 1 and (gradients or self._rows < MANY_ROWS):
             clusters = driver.has_clusters(self._problem.device)
-            if clusters and (gradients or not team.shifts):
+            if clusters and (gradients or (self._rows <= FEW_ROWS and not team.shifts)):
                 return replace(team, cluster=True)
             return replace(team, splits=ranks)
         return team
@@ -424,9 +431,9 @@ class RowLaunches(Launches):
         parts = team.splits or team.ranks
         slots = max(1, -(-self._columns // (parts * team.lanes * team.width)))
         elements = parts * team.lanes * slots * team.width
-        # Batches of a size that leaves few packs: those go one by one.
+        # Batches of a size that leaves few packs: those go one by one, as do some elements.
         filled = slots
-        if parts == 1:
+        if parts == 1 and team.lanes <= WARP:
             filled = max(1, self._columns // (team.lanes * team.width))
         pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
@@ -503,14 +510,16 @@ class RowLaunches(Launches):
         if phase or team.held:
             shared = 0
         slots = team.slots
-        if phase:
-            team = replace(team, slots=1)
+        if team.splits > MAX_RANKS:
+            team = replace(team, slots=0)  # as many as `slots` says
         blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
         summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
         workers = min(groups, self._workers(team, summed or not wanted))
+        if BALANCED and team.ranks <= 2:
+            workers = -(-groups // -(-groups // workers))
         if denominator_only:
             workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
         segments = self._rows if team.ranks > 2 else workers
@@ -694,7 +703,7 @@ class RowLaunches(Launches):
         workers = (THREADS_OF_HELD if team.held else threads) // team.threads
         if team.cluster or team.ranks == 2:
             workers = 16 * workers // team.ranks**2
-            if self._rows >= CLUSTERED_ROWS:
+            if self._rows >= MANY_ROWS:
                 workers = min(workers, self._rows // min(team.ranks, ROWS_OF_CLUSTER))
         elif team.ranks > 2:
             workers = self._rows

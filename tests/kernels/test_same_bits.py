@@ -138,7 +138,7 @@ def test_whatever_the_size_of_shared_memory(
 ) -> None:
     """One in which a rank fits, or not; without gradients one block computes all."""
     monkeypatch.setattr(plan_rows, "CACHE_BYTES", 8 << 10)
-    monkeypatch.setattr(plan_rows, "CLUSTERED_ROWS", 1)
+    monkeypatch.setattr(plan_rows, "MANY_ROWS", 1)
     x, target = logits(shape, dtype)
     large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 16))
     assert [changed(large, other) for other in smaller] == [[], []]

@@ -600,11 +600,11 @@ def _ranks(device: Device, rng: Any) -> None:
     with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256):
         check((x, target))
         check((x, target), **smoothed)
-    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256, CLUSTERED_ROWS=1):
+    with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256, MANY_ROWS=1):
         check((x, target), **smoothed)
     # Two teams of rows that are summed one by one, and one row more.
     many = _scores(rng, 129, 300), rng.integers(0, 300, 129)
-    with _planned(CACHE_BYTES=1 << 8, WORKING_THREADS=256, CLUSTERED_ROWS=1):
+    with _planned(CACHE_BYTES=1 << 8, WORKING_THREADS=256, MANY_ROWS=1):
         check(many)
 
 
