@@ -142,9 +142,8 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   __device__ __forceinline__ void each(F f) const {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
-      each_of(p, [&](int j, Column column, const auto& x) {
-        f((p * LENGTH + j) % WIDTH, column, x);
-      });
+      each_of(p,
+              [&](int j, Column column, const auto& x) { f((p * LENGTH + j) % WIDTH, column, x); });
     }
   }
   // f(place in the vector, column, x) for the elements of one.
@@ -224,8 +223,8 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   }
   // Whether vectors of an array are copied without waiting.
   template <int S>
-  static constexpr bool is_copied = ASYNCHRONOUS_COPIES &&
-                                    bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
+  static constexpr bool is_copied =
+      ASYNCHRONOUS_COPIES && bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
   template <int S, class Team, bool KEPT>
   __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
                                                  int slot) const {
@@ -262,7 +261,8 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
                                                       const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
-    (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from), ...);
+    (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from),
+     ...);
   }
 #endif
   template <int S>
@@ -310,11 +310,13 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   template <class E>
   __device__ __forceinline__ void fetch_elements(Vector<E, LENGTH>& vector, int p,
                                                  const E* from) const {
+    E elements[LENGTH];
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
-      vector.at[j] = absent<E>();
-      if (holds(column(p) + j)) vector.at[j] = from[j];
+      elements[j] = absent<E>();
+      if (holds(column(p) + j)) elements[j] = from[j];
     }
+    vector = vector_of(elements);
   }
 
   template <int S, class Team>

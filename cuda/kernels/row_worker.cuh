@@ -6,11 +6,11 @@
 #include "kernels/row_states.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS: rows may begin
-// anywhere inside an aligned vector. RANKS: the shares of a row, one for each block of a CLUSTER,
-// else all of one block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all batches
-// are full. HELD: the one batch that a thread has of a row waits in registers, from so many rows
-// ahead, if not 0.
+// share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS: rows may
+// begin anywhere inside an aligned vector. RANKS: the shares of a row, one for each block of a
+// CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all
+// batches are full. HELD: the one batch that a thread has of a row waits in registers, from so many
+// rows ahead, if not 0.
 template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
           bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
 struct Team {
@@ -89,10 +89,7 @@ struct RowWorker {
   struct Share {
     Row row;
     Column begin, end;
-
-    __device__ __forceinline__ int shift() const {
-      return Team::SHIFTS ? row.template shift<Team::VECTORS_OF_LINE * WIDTH>() : 0;
-    }
+    int shift;  // of the row, behind the beginning of a line
   };
   __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
     // After the last row that row, of which nothing is used then.
@@ -113,20 +110,22 @@ struct RowWorker {
     const long long size = slots * SLOT;
     if constexpr (Team::EXACT) {
       const Column begin = Column(part) * Column(size);
-      return {row, begin, present ? begin + Column(size) : begin};
+      return {row, begin, present ? begin + Column(size) : begin, 0};
     }
+    int shift = 0;
+    if constexpr (Team::SHIFTS) shift = row.template shift<Team::VECTORS_OF_LINE * WIDTH>();
     const long long begin = part * size;
     const long long end = present ? min(columns, begin + size) : begin;
-    return {row, Column(begin), Column(end)};
+    return {row, Column(begin), Column(end), shift};
   }
-  // As many columns from where the line begins that has the first one of a share: what is moved, and
-  // whose gradients are written.
+  // As many columns from where the line begins that has the first one of a share: what is moved,
+  // and whose gradients are written.
   __device__ __forceinline__ Share aligned(const Share& share, long long slots) const {
     if constexpr (!Team::SHIFTS) return share;
-    const long long begin = share.begin - Column(share.shift());
+    const long long begin = share.begin - Column(share.shift);
     const long long end = begin + slots * SLOT;
     return {share.row, Column(begin),
-            share.begin < share.end ? Column(min(columns, end)) : Column(begin)};
+            share.begin < share.end ? Column(min(columns, end)) : Column(begin), 0};
   }
 
   // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
@@ -175,7 +174,7 @@ struct RowWorker {
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
         batch_of_words(share, slot, [&](auto elements, long long) {
-          elements.load(share.row, share.shift());
+          elements.load(share.row, share.shift);
           if (context.status != ACTIVE) return;
           if constexpr (Loss::HIDES) {
             if (elements.has(context.column)) elements.hide(context.column);
@@ -213,9 +212,9 @@ struct RowWorker {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = decltype(elements)::NUMBERS <= 8;
           if constexpr (Loss::HIDES && !FEW) {
-            elements.template hide<Team>(context.column, shared, slot, share.shift());
+            elements.template hide<Team>(context.column, shared, slot, share.shift);
           }
-          elements.template fetch<Team>(shared, slot, share.shift());
+          elements.template fetch<Team>(shared, slot, share.shift);
           if constexpr (REPLACE && Team::EXACT) {
             Team::wait_for_neighbours();
             prefetch(next, group);

@@ -28,15 +28,19 @@ from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 
-# Of a share of a row one thread gets about LANE_BYTES: of each operand in rows of LONG_SHARE bytes
-# and more, or where parts of a row cost much to combine, else of all operands together; of a row of
-# up to SHORT_ROW bytes half of that, as neighbours then share lines of memory. It takes BATCH_BYTES
-# of all to registers at a time, half of that where several shares follow one another. A block has
-# at most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time.
-LANE_BYTES = 128
-LONG_SHARE = 4096
+# Of a share of a row one thread gets up to LANE_BYTES: of rows up to SHORT_ROW bytes less, as
+# neighbours then share lines of memory, and of rows of more than LONG_ROW a little more, with which
+# 2003 numbers have one warp, and not four. What a warp does once for a row takes as long as 30
+# numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
+# long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
+# at a time, half of that where several shares follow one another. A block has at most BLOCK threads,
+# and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
 SHORT_ROW = 256
 LONG_ROW = 4096
+LANE_BYTES = 240
+SHORT_LANE_BYTES = 64
+LONG_LANE_BYTES = 256
+PARALLEL_BYTES = 128
 BATCH_BYTES = 128
 BLOCK = 256
 SMALL_BLOCK = 128
@@ -59,14 +63,13 @@ CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
 MANY_ROWS = 1024
 FEW_ROWS = 64
-BALANCED = True
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
 VECTORS_OF_LINE = 8
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
-# runs at once, so that all end together: fewer where they work on several rows at a time, and on
-# rows that are held; MORE_UNSUMMED times as many for gradients without a sum. A cluster begins the
+# runs at once, so that all end together: fewer where they work on several rows at a time, half as
+# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients without a sum. A cluster begins the
 # later the more blocks it has: it takes as many rows as that, up to ROWS_OF_CLUSTER, or more, and a
 # block that computes the shares of two ranks, as it gives the same sums; one that computes more
 # ranks takes one row, as each is summed for itself. Sums are added by TEAMs.
@@ -400,11 +403,7 @@ class RowLaunches(Launches):
             ranks *= 2
         # Where no element is read, gradients are written.
         moved = row_bytes or packs * width * item_size(main.dtype)
-        lane_bytes = LANE_BYTES if moved > SHORT_ROW else LANE_BYTES // 2
-        if moved > LONG_ROW:
-            lane_bytes *= 2
-        if self._loss.precise or moved >= LONG_SHARE:
-            lane_bytes *= max(len(streams), 1)
+        lane_bytes = self._lane_bytes(moved, len(streams))
         lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
         if lanes <= WARP and ranks == 1:
             threads = BLOCK
@@ -426,6 +425,14 @@ class RowLaunches(Launches):
                 return replace(team, cluster=True)
             return replace(team, splits=ranks)
         return team
+
+    def _lane_bytes(self, row_bytes: int, operands: int) -> int:
+        if operands > 1:
+            each = self._loss.precise or row_bytes >= LONG_ROW
+            return PARALLEL_BYTES * (operands if each else 1)
+        if row_bytes <= SHORT_ROW:
+            return SHORT_LANE_BYTES
+        return LANE_BYTES if row_bytes <= LONG_ROW else LONG_LANE_BYTES
 
     def _filled(self, team: _Team, streams: Sequence[RowArray]) -> _Team:
         parts = team.splits or team.ranks
@@ -518,8 +525,6 @@ class RowLaunches(Launches):
         summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
         workers = min(groups, self._workers(team, summed or not wanted))
-        if BALANCED and team.ranks <= 2:
-            workers = -(-groups // -(-groups // workers))
         if denominator_only:
             workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
         segments = self._rows if team.ranks > 2 else workers
@@ -700,6 +705,8 @@ class RowLaunches(Launches):
     def _workers(self, team: _Team, few: bool) -> int:
         """The blocks, or clusters, that end together."""
         threads = THREADS_OF_SEVERAL if team.rows > 1 else WORKING_THREADS
+        if item_size(self._inputs[self._problem.leading].dtype) == 2:
+            threads //= 2
         workers = (THREADS_OF_HELD if team.held else threads) // team.threads
         if team.cluster or team.ranks == 2:
             workers = 16 * workers // team.ranks**2

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 VECTOR_BYTES = 16
 
 # A row of at most SHORT_BYTES waits in the registers of a thread, or of half as many where it is no
-# whole number of words, and one of a multiple of VECTOR_BYTES is read in whole vectors:
-# cuda/kernels/rows.cu is faster on an H200 for all these.
+# whole number of words, one of a multiple of VECTOR_BYTES is read in whole vectors, and of one of
+# more than LONG_BYTES a thread has much to do: cuda/kernels/rows.cu is faster on an H200 for all
+# these.
 SHORT_BYTES = 32
+LONG_BYTES = 1000
 WORD_BYTES = 4
 
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
@@ -65,7 +67,9 @@ def row_tile(
         return None
     lengths = [columns * size for size in elements.values()]
     short = SHORT_BYTES // 2 if any(length % WORD_BYTES for length in lengths) else SHORT_BYTES
-    if max(lengths) <= short or not any(length % VECTOR_BYTES for length in lengths):
+    if not short < max(lengths) <= LONG_BYTES or not any(
+        length % VECTOR_BYTES for length in lengths
+    ):
         return None
     row_bytes = sum(lengths) + sum(numbers.values())
     for lanes in LANES:

@@ -621,10 +621,10 @@ def check_last_rows(device: Device, rows: int, columns: int) -> None:
 
 def check_rows_beyond_32_bits() -> None:
     """The blocks of a batch of 2^32 elements that have the last rows."""
-    rows = (1 << 20) + 3
+    rows = (1 << 19) + 3
     last = np.array([rows - 1, rows - 2])
     with installed(seed=1, choose=lambda name, blocks: sorted(set(last % blocks))) as device:
-        check_last_rows(device, rows, 4096)
+        check_last_rows(device, rows, 8192)
         assert all(rows > launch.grid[0] >= 1024 for launch in device.launches)
 
 
