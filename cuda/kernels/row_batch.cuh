@@ -234,25 +234,26 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       if constexpr (is_copied<S> && PRESENT == ALL) {
         copy_vectors<S, Team, KEPT>(Range<VECTORS>(), address_of_thread(places),
                                     row.template address<S>(first));
-        return;
-      }
+      } else
 #endif
+      {
 #pragma unroll
-      for (int p = 0; p < VECTORS; ++p) {
+        for (int p = 0; p < VECTORS; ++p) {
 #if ASYNCHRONOUS_COPIES
-        // One number of four or eight bytes is aligned in any case.
-        constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
-        const auto* const from = address<S>(row, p);
-        if (COPIED &&
-            (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH)))) {
-          copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
-              address_of_thread(places + p * Team::NEIGHBOURS), from);
-          continue;
-        }
+          // One number of four or eight bytes is aligned in any case.
+          constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
+          const auto* const from = address<S>(row, p);
+          if (COPIED &&
+              (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH)))) {
+            copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
+                address_of_thread(places + p * Team::NEIGHBOURS), from);
+            continue;
+          }
 #endif
-        Stored<S> vector;
-        load_vector_of<S>(row, p, vector);
-        places[p * Team::NEIGHBOURS] = vector;
+          Stored<S> vector;
+          load_vector_of<S>(row, p, vector);
+          places[p * Team::NEIGHBOURS] = vector;
+        }
       }
     }
   }

@@ -211,8 +211,8 @@ struct RowWorker {
         batch_of_words(share, group * Team::BATCH, [&](auto elements, int slot) {
           if (context.status != ACTIVE) return;
           constexpr bool FEW = decltype(elements)::NUMBERS <= 8;
-          if constexpr (Loss::HIDES && !FEW) {
-            elements.template hide<Team>(context.column, shared, slot, share.shift);
+          if constexpr (Loss::HIDES) {
+            if (!FEW) elements.template hide<Team>(context.column, shared, slot, share.shift);
           }
           elements.template fetch<Team>(shared, slot, share.shift);
           if constexpr (REPLACE && Team::EXACT) {
@@ -220,7 +220,9 @@ struct RowWorker {
             prefetch(next, group);
             replaced = true;
           }
-          if constexpr (Loss::HIDES && FEW) elements.hide(context.column);
+          if constexpr (Loss::HIDES) {
+            if (FEW) elements.hide(context.column);
+          }
           loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
         });
         if (REPLACE && !replaced) {

@@ -33,8 +33,8 @@ from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 # 2003 numbers have one warp, and not four. What a warp does once for a row takes as long as 30
 # numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
 # long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
-# at a time, half of that where several shares follow one another. A block has at most BLOCK threads,
-# and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
+# at a time, half of that where several shares follow one another. A block has at most BLOCK
+# threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
 SHORT_ROW = 256
 LONG_ROW = 4096
 LANE_BYTES = 240
@@ -69,10 +69,11 @@ VECTORS_OF_LINE = 8
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, half as
-# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients without a sum. A cluster begins the
-# later the more blocks it has: it takes as many rows as that, up to ROWS_OF_CLUSTER, or more, and a
-# block that computes the shares of two ranks, as it gives the same sums; one that computes more
-# ranks takes one row, as each is summed for itself. Sums are added by TEAMs.
+# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients
+# without a sum. A cluster begins the later the more blocks it has: it takes as many rows as that,
+# up to ROWS_OF_CLUSTER, or more, and a block that computes the shares of two ranks, as it gives the
+# same sums; one that computes more ranks takes one row, as each is summed for itself. Sums are
+# added by TEAMs.
 WORKING_THREADS = 5 << 18
 THREADS_OF_SEVERAL = 1 << 20
 THREADS_OF_HELD = 1 << 19
@@ -81,8 +82,8 @@ ROWS_OF_CLUSTER = 4
 MAX_SHARING = 1 << 10  # that sum what a mean is divided by
 TEAM = 64  # in cuda/reduction/reduction.cuh
 
-# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, all over the
-# device.
+# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, or a multiple
+# of them, all over the device.
 MAX_SPLITS = 1024
 SPLIT_BLOCK = 512
 SPLIT_VECTORS = 8
@@ -396,7 +397,9 @@ class RowLaunches(Launches):
         packs = -(-self._columns // width)
         row_bytes = packs * width * element_bytes
         if row_bytes > MAX_RANKS * CACHE_LIMIT:
-            splits = max(2, min(MAX_SPLITS, packs // (SPLIT_BLOCK * SPLIT_VECTORS)))
+            of_split = SPLIT_BLOCK * SPLIT_VECTORS  # full batches
+            of_split *= -(-packs // (MAX_SPLITS * of_split))
+            splits = -(-packs // of_split)
             return self._filled(_Team(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits), streams)
         ranks = 1
         while ranks < MAX_RANKS and row_bytes > ranks * CACHE_BYTES:
