@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -275,11 +274,8 @@ def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def imported(name: str) -> Any:
-    """A library of arrays, of the extra `arrays`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        requirements.missing(f"no {name}, which the extra arrays brings: {error}")
+    """A library of arrays."""
+    return requirements.imported(name, "arrays")
 
 
 def jax_arrays(host: Any) -> Any:
