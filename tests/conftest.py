@@ -3,7 +3,8 @@
 Test functions run on every array library that this machine has.
 
 Without a GPU no test that needs one is collected: of the libraries only those without a GPU are
-parametrised, and tests marked `gpu` are deselected. The terminal summary says how many.
+parametrised, and tests marked `gpu` are deselected. Those marked `gpu("jax")` are, too, where JAX
+is missing or finds no GPU. The terminal summary says how many.
 
 `pytest` runs the default level. It holds every test function but those of mutants, every loss on
 every library, and every kind of kernel on the emulator and through NVRTC: pointwise, sums of
@@ -22,12 +23,14 @@ emulator.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from .tables import foreign
 from .tables.arrays import Library
 
 # Libraries of arrays on the host, and the library that has the same arrays on a GPU.
@@ -75,11 +78,20 @@ def would_run_on_a_gpu(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and not FIXTURES.keys().isdisjoint(item.fixturenames)
 
 
+def lacking(item: pytest.Item) -> str:
+    """What a test lacks on this machine; "" where it can run."""
+    marks = list(item.iter_markers("gpu"))
+    if marks and gpu_problem():
+        return f"need a GPU ({gpu_problem()})"
+    names = [name for mark in marks for name in mark.args if not foreign.finds_gpu(name)]
+    return f"need {' and '.join(names)} with CUDA" if names else ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Deselect what needs a GPU where there is none, and count what is left out.
+    """Deselect what cannot run on this machine, and count what is left out.
 
     The count is of what the other options select.
     """
@@ -88,14 +100,13 @@ def pytest_collection_modifyitems(
         item.add_marker("quick")
     yield
     exhaustive -= sum(item.get_closest_marker("exhaustive") is not None for item in items)
-    left_out = {EXHAUSTIVE: exhaustive}
-    config.stash[LEFT_OUT] = left_out
+    reason_of = {item: lacking(item) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if reason_of[item]])
+    items[:] = [item for item in items if not reason_of[item]]
+    left_out = Counter({EXHAUSTIVE: exhaustive}) + Counter(filter(None, reason_of.values()))
     if gpu_problem():
-        need_gpu = [item for item in items if item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=need_gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        count = len(need_gpu) + sum(map(would_run_on_a_gpu, items))
-        left_out[f"need a GPU ({gpu_problem()})"] = count
+        left_out[f"need a GPU ({gpu_problem()})"] += sum(map(would_run_on_a_gpu, items))
+    config.stash[LEFT_OUT] = dict(left_out)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -25,7 +24,8 @@ from cupy_losses._libraries import registry
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import ArrayLibrary, register
 
-from .. import emulator
+from .. import conftest, emulator
+from ..tables import foreign
 from ..tools import requirements
 
 
@@ -274,27 +274,9 @@ def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         mse_loss(x, x)
 
 
-def imported(name: str) -> Any:
-    """A library of arrays, of the extra `arrays`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        requirements.missing(f"no {name}, which the extra arrays brings: {error}")
-
-
-def jax_arrays(host: Any) -> Any:
-    return imported("jax.numpy").asarray(host)
-
-
-def warp_arrays(host: Any) -> Any:
-    warp = imported("warp")
-    warp.config.quiet = True
-    return warp.array(np.asarray(host), device="cpu")
-
-
 @pytest.mark.exhaustive  # 250 MB of packages
 @pytest.mark.filterwarnings("ignore")  # of the libraries
-@pytest.mark.parametrize("array", [jax_arrays, warp_arrays])
+@pytest.mark.parametrize("array", [foreign.jax_array, foreign.warp_array])
 def test_libraries_of_dlpack(array: Any) -> None:
     x, y = X.astype(np.float32), Y.astype(np.float32)
     kind = type(array(x))
@@ -324,9 +306,9 @@ def test_functions_of_losses_of_jax() -> None:
         return mse_loss(x, y) + 0.5 * kl_div(x, y, reduction="sum")
 
     x, y = (array.astype(np.float32) for array in (X, Y))
-    value, gradient = value_and_grad(task)(jax_arrays(x), jax_arrays(y))
+    value, gradient = value_and_grad(task)(foreign.jax_array(x), foreign.jax_array(y))
     expected = value_and_grad(task)(x, y)
-    assert type(gradient) is type(jax_arrays(x))
+    assert type(gradient) is type(foreign.jax_array(x))
     np.testing.assert_allclose(np.asarray(value), expected[0], rtol=1e-6)
     np.testing.assert_allclose(np.asarray(gradient), expected[1], rtol=1e-6)
 
@@ -334,12 +316,12 @@ def test_functions_of_losses_of_jax() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_jax_says_what_to_do() -> None:
-    jax = imported("jax")
-    x = jax_arrays(X)
+    jax = requirements.imported("jax", "arrays")
+    x = foreign.jax_array(X)
     for transformed in (jax.jit(mse_loss), jax.grad(mse_loss)):
         with pytest.raises(TypeError, match="Tracer, which is traced: call the loss outside"):
             transformed(x, x)
-    half = x.astype(imported("jax.numpy").bfloat16)
+    half = x.astype(requirements.imported("jax.numpy", "arrays").bfloat16)
     with pytest.raises(TypeError, match="input cannot be shared.*pass np.asarray"):
         mse_loss(half, half)
     assert mse_loss(np.asarray(half), np.asarray(half)) == 0
@@ -350,9 +332,39 @@ def test_jax_says_what_to_do() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_warp_arrays_that_are_recorded() -> None:
-    x = warp_arrays(X)
+    x = foreign.warp_array(X)
     x.requires_grad = True
     with pytest.raises(ValueError, match="requires grad.*pass input with requires_grad=False"):
         mse_loss(x, X)
     x.requires_grad = False
     assert np.asarray(mse_loss(x, X)).item() == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ((), ""),
+        (("jax",), ""),
+        (("jax", "warp"), "need warp with CUDA"),
+        (("warp", "numba"), "need warp and numba with CUDA"),
+    ],
+)
+def test_tests_of_libraries_without_cuda_are_left_out(
+    names: tuple[str, ...], reason: str, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = request.node
+    assert conftest.lacking(item) == ""
+    item.add_marker(pytest.mark.gpu(*names))
+    monkeypatch.setattr(foreign, "finds_gpu", lambda name: name == "jax")
+    for problem, found in ((lambda: "", reason), (lambda: "none", "need a GPU (none)")):
+        monkeypatch.setattr(conftest, "gpu_problem", problem)
+        assert conftest.lacking(item) == found
+
+
+@pytest.mark.parametrize("name", ["jax", "numba", "warp"])
+def test_a_library_that_is_not_there_finds_no_gpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (name, f"{name}.cuda"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert not foreign.finds_gpu.__wrapped__(name)

@@ -35,10 +35,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Example:
 
 def needs(*modules: str) -> None:
     for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            requirements.missing(f"no {name}, which the extra examples brings: {error}")
+        requirements.imported(name, "examples")
 
 
 def test_every_example_is_tested() -> None:

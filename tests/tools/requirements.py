@@ -21,6 +21,14 @@ def missing(what: str) -> NoReturn:
     pytest.skip(what, allow_module_level=True)
 
 
+def imported(name: str, extra: str) -> Any:
+    """A module that an extra brings."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing(f"no {name}, which the extra {extra} brings: {error}")
+
+
 def nvrtc() -> Any:
     """CuPy's module for NVRTC, with a library that answers."""
     try:
