@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .evaluation import Evaluation, on_the_host, parts
+from .timing import by_events
 
 Array = Any
 
@@ -102,7 +103,7 @@ def _milliseconds(evaluation: Evaluation, work: Callable[[], Any]) -> float:
     """The median time of a call, on the device where there is one."""
     work()
     times: list[float] = []
-    timer = _on_host if evaluation.on_host else _on_device
+    timer = _on_host if evaluation.on_host else by_events
     while len(times) < REPEATS and sum(times) < 1e3 * SECONDS:
         times.append(timer(work))
     return float(np.median(times))
@@ -112,15 +113,3 @@ def _on_host(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)
-
-
-def _on_device(work: Callable[[], Any]) -> float:
-    from .._device.driver import cupy
-
-    cuda = cupy().cuda
-    begin, end = cuda.Event(), cuda.Event()
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(cuda.get_elapsed_time(begin, end))
