@@ -228,7 +228,7 @@ def test_evaluate_on_a_device(
     monkeypatch.setattr(measurement, "by_events", measurement._on_host)
     with emulator.installed(seed=1) as device:
         monkeypatch.setattr(
-            "cupy_losses._commands.evaluate._choose_backend", lambda wanted: (device, "it", "so")
+            "cupy_losses._commands.backends.choose", lambda wanted: (device, "it", "so")
         )
         result = report(capsys, *own)
     assert result["backend"] == "it"
