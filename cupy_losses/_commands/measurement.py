@@ -50,7 +50,7 @@ def measured(name: str, evaluation: Evaluation) -> Row:
     return Row(
         loss=name,
         value=value,
-        error=_relative(abs(value - reference), abs(reference)) if value != reference else 0.0,
+        error=relative(abs(value - reference), abs(reference)) if value != reference else 0.0,
         gradient_norm=norm,
         gradient_error=worst,
         forward_ms=forward,
@@ -64,7 +64,8 @@ def _bytes(array: Array) -> int:
     return int(array.size * array.dtype.itemsize)
 
 
-def _relative(error: float, size: float) -> float:
+def relative(error: float, size: float) -> float:
+    """An error in units of what it is an error of."""
     if error and not size:
         return math.inf
     return error / size if error else 0.0
@@ -82,7 +83,7 @@ def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]
             squares += float((wide * wide).sum())
     with np.errstate(all="ignore"):
         worst, largest = float(abs(sample - exact).max()), float(abs(exact).max())
-    return math.sqrt(squares), _relative(worst, largest)
+    return math.sqrt(squares), relative(worst, largest)
 
 
 def _consume(evaluation: Evaluation, denominator: float) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 from .._device import driver
 
@@ -20,7 +20,7 @@ AT_LEAST = 5e-3  # seconds of a run on the host, of which a clock says enough
 AHEAD = 2_000_000  # cycles of the device: a millisecond
 CACHES = 4  # caches of a device that are read to empty one
 
-Works = Mapping[str, Callable[[], Any]]
+Key = TypeVar("Key", bound=Hashable)
 
 _WAIT = """
 __global__ void wait(long long cycles) {
@@ -30,7 +30,7 @@ __global__ void wait(long long cycles) {
 """
 
 
-def on_host(works: Works, runs: int = RUNS) -> dict[str, float]:
+def on_host(works: Mapping[Key, Callable[[], Any]], runs: int = RUNS) -> dict[Key, float]:
     """The milliseconds of the CPU that a call of each takes, in runs of many calls."""
     return _in_turn({name: _batch(work) for name, work in works.items()}, runs)
 
@@ -51,7 +51,7 @@ def _batch(work: Callable[[], Any]) -> Callable[[], float]:
     return timed
 
 
-def on_device(works: Works, runs: int = RUNS) -> dict[str, float]:
+def on_device(works: Mapping[Key, Callable[[], Any]], runs: int = RUNS) -> dict[Key, float]:
     """The milliseconds that the device takes for a call of each, of operands in its memory.
 
     Before each run the cache is filled with other numbers, by reading them: what is written there
@@ -61,7 +61,7 @@ def on_device(works: Works, runs: int = RUNS) -> dict[str, float]:
     cupy = driver.cupy()
     device = cupy.cuda.runtime.getDevice()
     others = cupy.zeros(CACHES * driver.cache_bytes(device) // 4, dtype=cupy.float32)
-    wait = driver.compile(_WAIT, "wait", ())
+    wait = driver.compile(_WAIT, "wait", ("-std=c++17",))
 
     def prepare() -> None:
         others.sum()
@@ -87,8 +87,8 @@ def by_events(work: Callable[[], Any], prepare: Callable[[], None] | None = None
     return float(cuda.get_elapsed_time(begin, end))
 
 
-def _in_turn(timed: Mapping[str, Callable[[], float]], runs: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {name: [] for name in timed}
+def _in_turn(timed: Mapping[Key, Callable[[], float]], runs: int) -> dict[Key, float]:
+    times: dict[Key, list[float]] = {name: [] for name in timed}
     start = time.perf_counter()
     for run in range(runs):
         if run >= FEWEST and time.perf_counter() - start > SECONDS:
