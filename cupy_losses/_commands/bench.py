@@ -177,7 +177,11 @@ def _print(compared: Comparison) -> None:
         click.echo(f"\n{series}")
         columns = ["shape", *(f"{peer} ms" for peer in series.peers), "GB/s", "limit GB/s"]
         print_table(columns, [_line(series, limit) for limit in series.limits])
-    click.echo(f"\nGB/s is that of {peers.OURS}; the limit that of {' or '.join(LIMITS)}")
+    read, moved = LIMITS
+    click.echo(
+        f"\nGB/s is the bandwidth of {peers.OURS}, the limit that of {read} over as many bytes, "
+        f"with the gradient of {moved} of as many."
+    )
     for result in compared.results:
         if result.failure is not None:
             with_gradient = " with its gradient" if result.gradient else ""

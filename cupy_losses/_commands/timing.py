@@ -22,7 +22,8 @@ CACHES = 4  # caches of a device that are read to empty one
 
 Key = TypeVar("Key", bound=Hashable)
 
-_WAIT = """
+OPTIONS = ("-std=c++17",)
+WAIT = """
 __global__ void wait(long long cycles) {
   for (const long long start = clock64(); clock64() - start < cycles;) {
   }
@@ -61,7 +62,7 @@ def on_device(works: Mapping[Key, Callable[[], Any]], runs: int = RUNS) -> dict[
     cupy = driver.cupy()
     device = cupy.cuda.runtime.getDevice()
     others = cupy.zeros(CACHES * driver.cache_bytes(device) // 4, dtype=cupy.float32)
-    wait = driver.compile(_WAIT, "wait", ("-std=c++17",))
+    wait = driver.compile(WAIT, "wait", OPTIONS)
 
     def prepare() -> None:
         others.sum()

@@ -36,6 +36,7 @@ from cupy_losses._commands.problem import Drawn, Problem, WrongError
 from cupy_losses._device import driver
 
 from .. import emulator
+from ..tools import requirements
 
 MILLISECONDS = 2.0
 
@@ -126,7 +127,8 @@ def test_tables(capsys: Any) -> None:
         times = len(columns) - 2
         assert all(line.split()[3 : 3 + times] == ["2"] * times for line in lines)
     assert last.splitlines() == [
-        "GB/s is that of cupy_losses; the limit that of a sum or a copy",
+        "GB/s is the bandwidth of cupy_losses, the limit that of a sum over as many bytes, with "
+        "the gradient of a copy of as many.",
         "torch.compile is not measured of l1_loss, nll_loss: measured on a GPU alone",
         "Liger-Kernel is not measured of l1_loss, nll_loss: measured on a GPU alone",
         "QuACK is not measured of l1_loss, nll_loss: measured on a GPU alone",
@@ -616,6 +618,18 @@ def test_times_of_the_host(clock: Clock) -> None:
 def test_slow_works_run_less_often(clock: Clock) -> None:
     ON_HOST({"slow": taking(clock, timing.SECONDS)})
     assert clock.now == (2 + timing.FEWEST) * timing.SECONDS
+
+
+def test_what_waits_compiles() -> None:
+    """On the device it gives the host the time to launch."""
+    nvrtc = requirements.nvrtc()
+    program = nvrtc.createProgram(timing.WAIT, "wait.cu", (), ())
+    try:
+        nvrtc.addNameExpression(program, "wait")
+        nvrtc.compileProgram(program, (*timing.OPTIONS, "-arch=sm_90"))
+        assert nvrtc.getLoweredName(program, "wait")
+    finally:
+        nvrtc.destroyProgram(program)
 
 
 def test_times_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
