@@ -60,23 +60,29 @@ def _compiled(function: LossFunction, operands: Sequence[Array]) -> Works:
 
 
 def _liger(function: LossFunction, operands: Sequence[Array]) -> Works:
-    _check_on_gpu(operands)
-    if function.name != "cross_entropy":
-        raise LeftOut("measured of cross_entropy alone")
-    kernel = liger_cross_entropy()
-    if kernel is None:
-        raise LeftOut("not installed: pip install liger-kernel")
+    kernel = _kernel(liger_cross_entropy, "liger-kernel", function, operands)
     return _of_torch(kernel, operands, overwrites=True)
 
 
 def _quack(function: LossFunction, operands: Sequence[Array]) -> Works:
+    kernel = _kernel(quack_cross_entropy, "quack-kernels", function, operands)
+    return _of_torch(kernel, operands)
+
+
+def _kernel(
+    find: Callable[[], Callable[..., Any] | None],
+    package: str,
+    function: LossFunction,
+    operands: Sequence[Array],
+) -> Callable[..., Any]:
+    """The cross entropy of a package of kernels."""
     _check_on_gpu(operands)
     if function.name != "cross_entropy":
         raise LeftOut("measured of cross_entropy alone")
-    kernel = quack_cross_entropy()
+    kernel = find()
     if kernel is None:
-        raise LeftOut("not installed: pip install quack-kernels")
-    return _of_torch(kernel, operands)
+        raise LeftOut(f"not installed: pip install {package}")
+    return kernel
 
 
 OURS = "cupy_losses"
