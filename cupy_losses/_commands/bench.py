@@ -42,12 +42,7 @@ ROWS_ON_HOST = 1 << 20, (10, 100, 1000, 10_000)
     "[default: several sizes]",
 )
 @click.option("--dtype", type=click.Choice(FLOATING), default="float32", show_default=True)
-@click.option(
-    "--gradient/--no-gradient",
-    default=True,
-    show_default=True,
-    help="Whether to measure the loss with its gradient too.",
-)
+@click.option("--no-gradient", "forward_only", is_flag=True, help="Measure the loss alone.")
 @click.option(
     "--peer",
     "chosen",
@@ -62,7 +57,7 @@ def command(
     names: Sequence[str],
     shapes: Sequence[str],
     dtype: str,
-    gradient: bool,
+    forward_only: bool,
     chosen: Sequence[str],
     backend: str | None,
     plot: str | None,
@@ -87,7 +82,7 @@ def command(
         for name in names or DEFAULT
         for problem in _problems(losses.find(name), given, dtype, xp)
     ]
-    compared = _compare(problems, xp, [peers.OURS, *(chosen or peers.PEERS)], gradient)
+    compared = _compare(problems, xp, [peers.OURS, *(chosen or peers.PEERS)], not forward_only)
     facts = environment(xp)
     if plot:
         drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])
