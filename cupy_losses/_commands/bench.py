@@ -17,7 +17,7 @@ from .._core.dtypes import FLOATING
 from .._core.rows import RowFormula
 from .._core.shapes import Shape
 from . import backends, bandwidth, losses, operands, peers, picture, synthetic
-from .comparison import LIMITS, Comparison, Result, Series
+from .comparison import LIMITS, Comparison, Result, Series, steps
 from .environment import caption, environment
 from .problem import Problem
 from .report import as_json, print_table
@@ -139,16 +139,15 @@ def _compare(
     progress = Progress(console=console, transient=True, disable=not console.is_terminal)
     threads = peers.on_one_thread() if xp is np else contextlib.nullcontext()
     with progress, threads:
-        task = progress.add_task("", total=len(problems))
+        task = progress.add_task("", total=len(problems) * steps(names))
 
         def say(text: str) -> None:
-            progress.update(task, description=text)
+            progress.update(task, description=text, advance=1)
 
         for problem in problems:
             compared.add(problem, xp, names, gradient, say)
             if xp is not np:
                 peers.free_memory()
-            progress.advance(task)
     return compared
 
 

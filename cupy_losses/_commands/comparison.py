@@ -45,6 +45,11 @@ class Result(NamedTuple):
     failure: str | None = None
 
 
+def steps(names: Sequence[str]) -> int:
+    """How many things `Comparison.add` says of a problem: the operands, each peer, the times."""
+    return len(names) + 2
+
+
 @dataclass
 class Comparison:
     """What was measured.

@@ -438,6 +438,27 @@ def test_progress(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "100%" in err
 
 
+def test_what_is_said() -> None:
+    """As often as there are steps."""
+    said: list[str] = []
+    names = ["cupy_losses", "QuACK"]
+    of = Problem(losses.find("mse_loss"), (30,), "float32")
+    Comparison().add(of, np, names, False, said.append)
+    assert said == [f"mse_loss 30: {what}" for what in ("operands", *names, "all in turn")]
+    assert len(said) == comparison.steps(names)
+
+
+def test_memory_of_a_device_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CuPy keeps, and what torch does."""
+    freed = []
+    pool = SimpleNamespace(free_all_blocks=lambda: freed.append("CuPy"))
+    cupy = SimpleNamespace(get_default_memory_pool=lambda: pool)
+    monkeypatch.setattr(driver, "cupy", lambda: cupy)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("torch"))
+    peers.free_memory()
+    assert freed == ["CuPy", "torch"]
+
+
 def test_threads_of_torch_are_given_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
