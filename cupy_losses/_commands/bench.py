@@ -76,13 +76,14 @@ def command(
         picture.check_output("--plot", Path(plot))
     operands.check_dtype(dtype)
     xp, place, reason = backends.choose(backend)
-    given = [synthetic.shape_of(text) for text in shapes]
+    given = [*dict.fromkeys(synthetic.shape_of(text) for text in shapes)]
     problems = [
         problem
-        for name in names or DEFAULT
+        for name in dict.fromkeys(names or DEFAULT)
         for problem in _problems(losses.find(name), given, dtype, xp)
     ]
-    compared = _compare(problems, xp, [peers.OURS, *(chosen or peers.PEERS)], not forward_only)
+    measured = [peers.OURS, *dict.fromkeys(chosen or peers.PEERS)]
+    compared = _compare(problems, xp, measured, not forward_only)
     facts = environment(xp)
     if plot:
         drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])

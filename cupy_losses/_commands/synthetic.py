@@ -58,10 +58,11 @@ def described(function: LossFunction, shape: Shape, dtype: str) -> dict[str, Ope
 
 
 def memory(xp: Any) -> int:
-    """The bytes of memory that arrays of the module `xp` are in."""
+    """The bytes that arrays of the module `xp` can take: of a device, those that are free."""
     if xp is np:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(xp.cuda.runtime.memGetInfo()[1])
+    free, _ = xp.cuda.runtime.memGetInfo()
+    return int(free)
 
 
 def drawn(operands: Sequence[Operand], xp: Any) -> list[Array]:

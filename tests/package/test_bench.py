@@ -29,6 +29,7 @@ from cupy_losses._commands import (
     losses,
     peers,
     problem,
+    synthetic,
     timing,
 )
 from cupy_losses._commands.comparison import Comparison, Result, Work
@@ -145,6 +146,14 @@ def test_what_is_chosen(capsys: Any) -> None:
     assert {row["dtype"] for row in rows} == {"float64"}
     assert len({row["shape"][0] for row in rows}) == len(rows) / 2 > 2
     assert not result["left_out"]
+
+
+def test_what_is_given_twice(capsys: Any) -> None:
+    """Is measured once."""
+    sizes = ["--elements", "30", "--elements", "30"]
+    both = ["--peer", "torch", "--peer", "torch"]
+    result = report(capsys, "mse_loss", "mse_loss", *sizes, *both, "--no-gradient")
+    assert [row["peer"] for row in result["results"]] == ["cupy_losses", "torch"]
 
 
 @pytest.mark.parametrize("name", losses.names())
@@ -364,6 +373,13 @@ def test_bytes_that_must_be_moved() -> None:
     assert moved("nll_loss", False) == 10 * (2 + 8)
     assert moved("nll_loss", True) == 10 * (2 + 8) + 2000
     assert moved("multilabel_margin_loss", False) == 2000 + 10 * 9 * 8
+
+
+def test_memory_of_a_device() -> None:
+    """What is free of it."""
+    runtime = SimpleNamespace(memGetInfo=lambda: (3, 5))
+    assert synthetic.memory(SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))) == 3
+    assert synthetic.memory(np) > 1 << 28
 
 
 def test_default_sizes_fit(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
