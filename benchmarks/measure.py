@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-import cupy_losses
+from cupy_losses._commands import environment as of_package
 
 RUNS = 15
 AHEAD = 2_000_000  # cycles of the device: a millisecond
@@ -109,33 +106,15 @@ def ratios(result: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def version(package: str) -> str | None:
-    """The version of a package, if it is installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def environment() -> dict[str, Any]:
     """GPU, versions and date."""
     import cupy
 
-    packages = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels")
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "date": datetime.date.today().isoformat(),
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "driver": subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()[0],
-        "python": sys.version.split()[0],
-        "cupy_losses": cupy_losses.__version__,
-        **{name: version(name) for name in packages},
-        "cupy": cupy.__version__,
-        "cuda": torch.version.cuda,
-    }
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    of_torch = {"driver": driver.stdout.split()[0], "cuda": torch.version.cuda}
+    return {**of_package.environment(cupy), **of_torch}

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 import cupy_losses
 from cupy_losses import value_and_grad
+from cupy_losses._commands.peers import liger_cross_entropy, quack_cross_entropy
 from tests.tables.rows import ROWS, RowCase
 
 from .measure import error_in_ulps, gradients
@@ -141,13 +142,13 @@ class Problem:
     @property
     def liger(self) -> Callable[..., Tensor] | None:
         """That of Liger-Kernel, where it is installed and has the loss."""
-        function = _liger_cross_entropy() if self.of_liger else None
+        function = liger_cross_entropy() if self.of_liger else None
         return function and functools.partial(function, **self.options)
 
     @property
     def quack(self) -> Callable[..., Tensor] | None:
         """That of QuACK, where it is installed and has the loss."""
-        return _quack_cross_entropy() if self.of_quack else None
+        return quack_cross_entropy() if self.of_quack else None
 
     @property
     def whole_shape(self) -> list[int]:
@@ -187,24 +188,6 @@ class Problem:
             "gradient_bytes": read + self.bytes_written(operands),
             **times,
         }
-
-
-@functools.cache
-def _liger_cross_entropy() -> Callable[..., Tensor] | None:
-    try:
-        from liger_kernel.transformers.functional import liger_cross_entropy
-    except ImportError:
-        return None
-    return liger_cross_entropy
-
-
-@functools.cache
-def _quack_cross_entropy() -> Callable[..., Tensor] | None:
-    try:
-        from quack.cross_entropy import cross_entropy
-    except ImportError:
-        return None
-    return cross_entropy
 
 
 def _compiled(problem: Problem) -> Callable[..., Tensor]:

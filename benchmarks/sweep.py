@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from cupy_losses._commands.peers import message
+
 from . import picture, rows
 from .measure import environment, in_turn, milliseconds, ratios
 
@@ -122,11 +124,6 @@ def timed(works: rows.Works, failures: dict[str, str]) -> dict[str, float]:
     quick = {name: works[name] for name, time in first.items() if time <= SLOW}
     slow = [name for name in first if name not in quick]
     return in_turn(quick, RUNS) | {name: milliseconds(works[name], SLOW_RUNS, 0) for name in slow}
-
-
-def message(failure: Exception) -> str:
-    """The kind of an error and the first line that it says."""
-    return f"{type(failure).__name__}: {failure}".strip().splitlines()[0]
 
 
 def described(result: dict[str, Any], seconds: float) -> str:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 
 from .._core.dtypes import FLOATING
-from . import gradients, losses, operands
+from . import backends, gradients, losses, operands
 from .evaluation import Evaluation
 from .measurement import Row, measured
 from .report import as_json, print_table
@@ -38,7 +37,7 @@ from .report import as_json, print_table
     metavar="FILE",
     help="Save the gradient: by the first operand to a .npy file, by all to a .npz file.",
 )
-@click.option("--backend", type=click.Choice(["cupy", "numpy"]), help="[default: CuPy on a GPU]")
+@backends.option
 @click.option(
     "--json",
     "to_json",
@@ -73,7 +72,7 @@ def command(
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     if gradient:
         _check_gradient(gradient, functions)
-    xp, place, reason = _choose_backend(backend)
+    xp, place, reason = backends.choose(backend)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
     given = operands.Given(prediction, target, named, by_name, elements, dtype)
     found = operands.Operands(given, xp)
@@ -110,25 +109,6 @@ def _check_gradient(gradient: str, functions: Sequence[losses.LossFunction]) -> 
         raise click.UsageError(f"--gradient must be a .npy or a .npz file, got {gradient}")
     if not Path(gradient).absolute().parent.is_dir():
         raise click.UsageError(f"--gradient: there is no folder {Path(gradient).parent}")
-
-
-def _choose_backend(wanted: str | None) -> tuple[Any, str, str]:
-    """The array module, its name, and why it was chosen."""
-    if wanted == "numpy":
-        return np, "NumPy", "asked for"
-    try:
-        from .._device.driver import cupy
-
-        xp = cupy()
-        count = xp.cuda.runtime.getDeviceCount()
-        properties = xp.cuda.runtime.getDeviceProperties(0) if count else None
-    except Exception as error:
-        if wanted == "cupy":
-            raise click.ClickException(f"no CuPy on a GPU: {error}") from error
-        return np, "NumPy", f"no GPU: {str(error).splitlines()[0]}"
-    if properties is None:
-        return np, "NumPy", "no GPU: CuPy finds no device"
-    return xp, f"CuPy on {properties['name'].decode()}", "a GPU is there"
 
 
 def _print(report: dict[str, Any], rows: Sequence[Row]) -> None:

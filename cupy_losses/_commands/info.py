@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from .. import __version__
+from .environment import cuda_version, version
 
 
 @click.command("info")
@@ -53,10 +53,7 @@ _MISSING = "not installed"
 
 
 def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return _MISSING
+    return version(distribution) or _MISSING
 
 
 def _attempt(question: Callable[[], Any]) -> str:
@@ -66,10 +63,6 @@ def _attempt(question: Callable[[], Any]) -> str:
     except Exception as error:
         lines = str(error).splitlines() or [type(error).__name__]
         return f"unavailable: {lines[0]}"
-
-
-def _cuda(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
@@ -96,18 +89,18 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
         return
     runtime = cupy.cuda.runtime
     built = int(runtime.runtimeGetVersion())
-    facts["CuPy"] = f"{cupy.__version__}, CUDA runtime {_cuda(built)}"
+    facts["CuPy"] = f"{cupy.__version__}, CUDA runtime {cuda_version(built)}"
     if tuple(map(int, cupy.__version__.split(".")[:2])) < (14, 2):
         advice.append("CuPy before 14.2 compiles every kernel anew in each process: upgrade it.")
     driver = int(runtime.driverGetVersion())
-    facts["driver"] = f"CUDA {_cuda(driver)}" if driver else "none"
+    facts["driver"] = f"CUDA {cuda_version(driver)}" if driver else "none"
     facts["GPUs"] = _attempt(_gpus)
     if not driver or facts["GPUs"].startswith("unavailable"):
         advice.append("No GPU can be used here: losses of NumPy arrays run on the host.")
     elif driver // 1000 < built // 1000:
         advice.append(
-            f"The driver supports CUDA {_cuda(driver)}, CuPy is built for {_cuda(built)}: install "
-            f"cupy-losses[cuda{driver // 1000}] or a newer driver."
+            f"The driver supports CUDA {cuda_version(driver)}, CuPy is built for "
+            f"{cuda_version(built)}: install cupy-losses[cuda{driver // 1000}] or a newer driver."
         )
     facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*nvrtc_version()))
     if facts["NVRTC"].startswith("unavailable"):

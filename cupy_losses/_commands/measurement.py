@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .evaluation import Evaluation, on_the_host, parts
+from .timing import by_events
 
 Array = Any
 
@@ -49,7 +50,7 @@ def measured(name: str, evaluation: Evaluation) -> Row:
     return Row(
         loss=name,
         value=value,
-        error=_relative(abs(value - reference), abs(reference)) if value != reference else 0.0,
+        error=relative(abs(value - reference), abs(reference)) if value != reference else 0.0,
         gradient_norm=norm,
         gradient_error=worst,
         forward_ms=forward,
@@ -63,7 +64,8 @@ def _bytes(array: Array) -> int:
     return int(array.size * array.dtype.itemsize)
 
 
-def _relative(error: float, size: float) -> float:
+def relative(error: float, size: float) -> float:
+    """An error in units of what it is an error of."""
     if error and not size:
         return math.inf
     return error / size if error else 0.0
@@ -81,7 +83,7 @@ def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]
             squares += float((wide * wide).sum())
     with np.errstate(all="ignore"):
         worst, largest = float(abs(sample - exact).max()), float(abs(exact).max())
-    return math.sqrt(squares), _relative(worst, largest)
+    return math.sqrt(squares), relative(worst, largest)
 
 
 def _consume(evaluation: Evaluation, denominator: float) -> None:
@@ -102,7 +104,7 @@ def _milliseconds(evaluation: Evaluation, work: Callable[[], Any]) -> float:
     """The median time of a call, on the device where there is one."""
     work()
     times: list[float] = []
-    timer = _on_host if evaluation.on_host else _on_device
+    timer = _on_host if evaluation.on_host else by_events
     while len(times) < REPEATS and sum(times) < 1e3 * SECONDS:
         times.append(timer(work))
     return float(np.median(times))
@@ -112,15 +114,3 @@ def _on_host(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)
-
-
-def _on_device(work: Callable[[], Any]) -> float:
-    from .._device.driver import cupy
-
-    cuda = cupy().cuda
-    begin, end = cuda.Event(), cuda.Event()
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(cuda.get_elapsed_time(begin, end))

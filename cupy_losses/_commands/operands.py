@@ -46,7 +46,7 @@ class Operands:
         if given.elements and given.has_files:
             raise click.UsageError("--elements makes its own operands: give no files beside it")
         if given.dtype:
-            _check_dtype(given.dtype)
+            check_dtype(given.dtype)
         self._given, self._xp = given, xp
         # Most losses have the same ones: each is read or drawn once.
         self._read = functools.cache(files.read)
@@ -137,7 +137,7 @@ def _converted(function: LossFunction, name: str, array: Array, dtype: str | Non
     return array if dtype is None else array.astype(numpy_dtype(dtype), copy=False)
 
 
-def _check_dtype(name: str) -> None:
+def check_dtype(name: str) -> None:
     """Raise unless NumPy can make arrays of a floating dtype here."""
     try:
         numpy_dtype(name)

@@ -8,9 +8,11 @@ lighter, and the curves differ in their dashes too.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from .curves import Curves
@@ -35,13 +37,23 @@ SETTINGS: Any = {
 METADATA = {"png": {"Software": None}, "svg": {"Creator": None, "Date": None}}
 
 
-def draw(title: str, curves: Curves, kind: str) -> bytes:
-    """The picture as a file, "png" or "svg"; the same bytes every time.
+def check_output(option: str, file: Path) -> None:
+    """Raise before anything is computed for a picture that cannot be drawn or written."""
+    if file.suffix[1:] not in METADATA:
+        raise click.UsageError(f"{option} must be a .png or a .svg file, got {file}")
+    if not file.absolute().parent.is_dir():
+        raise click.UsageError(f"{option}: there is no folder {file.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        message = "pictures need matplotlib: pip install cupy-losses[plot]"
+        raise click.ClickException(message) from None
 
-    Raises:
-        ModuleNotFoundError: If matplotlib is missing.
 
-    """
+def rendered(size: tuple[float, float], kind: str, fill: Callable[[Any], None]) -> bytes:
+    """The file, "png" or "svg", of a figure of some inches that is filled; the same every time."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -49,15 +61,24 @@ def draw(title: str, curves: Curves, kind: str) -> bytes:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
-        figure = Figure(figsize=SIZE, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
+        fill(figure)
+        figure.savefig(file, format=kind, dpi=150, transparent=True, metadata=METADATA[kind])
+    return file.getvalue()
+
+
+def draw(title: str, curves: Curves, kind: str) -> bytes:
+    """The picture of a loss as a file, "png" or "svg"."""
+
+    def fill(figure: Any) -> None:
         panels = figure.subplots(1, 2)
         figure.suptitle(title, fontfamily="DejaVu Sans Mono")
         _panel(panels[0], curves, [curve.values for curve in curves.curves], "loss")
         _panel(panels[1], curves, [curve.derivatives for curve in curves.curves], "derivative")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(file, format=kind, dpi=150, transparent=True, metadata=METADATA[kind])
-    return file.getvalue()
+
+    return rendered(SIZE, kind, fill)
 
 
 def _panel(axes: Any, curves: Curves, lines: Sequence[Any], name: str) -> None:

@@ -24,23 +24,9 @@ def command(name: str, parameters: Sequence[str], output: str | None) -> None:
     be told apart on white and on black.
     """
     file = Path(output or f"{name}.png")
-    _check_output(file)
+    picture.check_output("--output", file)
     function = losses.find(name)
     arguments = function.arguments(parameters, "none")
     title = f"{name}({', '.join(parameters)})" if parameters else name
-    try:
-        drawn = picture.draw(title, curves_of(function, arguments), file.suffix[1:])
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise click.ClickException("plot needs matplotlib: pip install cupy-losses[plot]") from None
-    file.write_bytes(drawn)
+    file.write_bytes(picture.draw(title, curves_of(function, arguments), file.suffix[1:]))
     click.echo(file)
-
-
-def _check_output(file: Path) -> None:
-    """Raise before anything is computed for a file that cannot be written."""
-    if file.suffix not in (".png", ".svg"):
-        raise click.UsageError(f"--output must be a .png or a .svg file, got {file}")
-    if not file.absolute().parent.is_dir():
-        raise click.UsageError(f"--output: there is no folder {file.parent}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from .. import __version__
+from .bench import command as bench_command
 from .compile import command as compile_command
 from .evaluate import command as evaluate_command
 from .info import command as info_command
@@ -25,7 +26,7 @@ def _program() -> None:
     """Losses and gradients on NVIDIA GPUs, or on the host."""
 
 
-for _command in (compile_command, evaluate_command, info_command, plot_command):
+for _command in (bench_command, compile_command, evaluate_command, info_command, plot_command):
     _program.add_command(_command)
 
 

@@ -57,15 +57,22 @@ def described(function: LossFunction, shape: Shape, dtype: str) -> dict[str, Ope
     return found
 
 
+def memory(xp: Any) -> int:
+    """The bytes that arrays of the module `xp` can take: of a device, those that are free."""
+    if xp is np:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, _ = xp.cuda.runtime.memGetInfo()
+    return int(free)
+
+
 def drawn(operands: Sequence[Operand], xp: Any) -> list[Array]:
     """Random operands of the array module `xp`, the same every time."""
     needed = sum(item_size(operand.dtype) * math.prod(operand.shape) for operand in operands)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if xp is np and needed > memory:
+    if xp is np and needed > memory(np):
         # The system would promise more memory than it has.
         raise click.UsageError(
             f"--elements asks for {needed / 2**30:.3g} GiB, this machine has "
-            f"{memory / 2**30:.3g} GiB of memory"
+            f"{memory(np) / 2**30:.3g} GiB of memory"
         )
     generator = xp.random.default_rng(0)
     arrays = (_draw(operand, generator, xp) for operand in operands)

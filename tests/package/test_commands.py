@@ -225,10 +225,10 @@ def test_evaluate_on_a_device(
     x = RNG.standard_normal((9, 7)).astype(np.float32)
     own = [*saved(tmp_path, input=x, target=target), "--loss", name]
     own += ["--gradient", f"{tmp_path}/g.npy", "--dtype", "float32"]
-    monkeypatch.setattr(measurement, "_on_device", measurement._on_host)
+    monkeypatch.setattr(measurement, "by_events", measurement._on_host)
     with emulator.installed(seed=1) as device:
         monkeypatch.setattr(
-            "cupy_losses._commands.evaluate._choose_backend", lambda wanted: (device, "it", "so")
+            "cupy_losses._commands.backends.choose", lambda wanted: (device, "it", "so")
         )
         result = report(capsys, *own)
     assert result["backend"] == "it"

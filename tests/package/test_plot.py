@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupy_losses.__main__ import main
-from cupy_losses._commands import curves, losses, picture
+from cupy_losses._commands import bandwidth, curves, losses, picture
 
 
 def drawn(name: str, *parameters: str) -> curves.Curves:
@@ -93,7 +93,8 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("background", ["#ffffff", "#1e2129"])
 def test_colours_stand_out(background: str) -> None:
     """From a white page and from a dark one, by 3 to 1."""
-    for colour in (picture.GREY, *(colour for colour, _ in picture.STYLES)):
+    of_lines = [line[0] for line in bandwidth.LINES.values()]
+    for colour in (picture.GREY, *(colour for colour, _ in picture.STYLES), *of_lines):
         light, dark = sorted([luminance(colour), luminance(background)], reverse=True)
         assert (light + 0.05) / (dark + 0.05) > 3
 
@@ -126,5 +127,5 @@ def test_without_matplotlib(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", "l1_loss"]) == 1
-    assert "plot needs matplotlib: pip install cupy-losses[plot]" in capsys.readouterr().err
+    assert "pictures need matplotlib: pip install cupy-losses[plot]" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

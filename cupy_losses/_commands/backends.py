@@ -1,0 +1,35 @@
+"""Where a command computes: CuPy on a GPU, or NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import numpy as np
+
+
+def option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The option of the backend, as `backend`, which `choose` reads."""
+    return click.option(
+        "--backend", type=click.Choice(["cupy", "numpy"]), help="[default: CuPy on a GPU]"
+    )(command)
+
+
+def choose(wanted: str | None) -> tuple[Any, str, str]:
+    """The array module, its name, and why it was chosen."""
+    if wanted == "numpy":
+        return np, "NumPy", "asked for"
+    try:
+        from .._device.driver import cupy
+
+        xp = cupy()
+        count = xp.cuda.runtime.getDeviceCount()
+        properties = xp.cuda.runtime.getDeviceProperties(0) if count else None
+    except Exception as error:
+        if wanted == "cupy":
+            raise click.ClickException(f"no CuPy on a GPU: {error}") from error
+        return np, "NumPy", f"no GPU: {str(error).splitlines()[0]}"
+    if properties is None:
+        return np, "NumPy", "no GPU: CuPy finds no device"
+    return xp, f"CuPy on {properties['name'].decode()}", "a GPU is there"

@@ -1,0 +1,200 @@
+"""What else computes a loss on this machine: plain formulas, torch, libraries of kernels.
+
+A peer makes its works of a loss and its operands, or says why it has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import value_and_grad
+from .._core.dtypes import dtype_name
+from .._device import driver
+from .formulas import PLAIN
+from .losses import LossFunction
+
+Array = Any
+
+
+class LeftOut(Exception):  # noqa: N818  # nothing is wrong
+    """Why a peer has no such loss here."""
+
+
+class Works(NamedTuple):
+    """What a peer computes of its operands: the loss, and the loss with its first gradient."""
+
+    forward: Callable[[], Any]
+    both: Callable[[], tuple[Any, Any]]
+
+
+def _ours(function: LossFunction, operands: Sequence[Array]) -> Works:
+    loss = functools.partial(function.function, reduction="mean")
+    both = value_and_grad(loss)
+    return Works(functools.partial(loss, *operands), functools.partial(both, *operands))
+
+
+def _plain(function: LossFunction, operands: Sequence[Array]) -> Works:
+    formulas = PLAIN.get(function.name)
+    if formulas is None:
+        raise LeftOut("no formula of this loss")
+    return Works(*(functools.partial(formula, *operands) for formula in formulas))
+
+
+def _eager(function: LossFunction, operands: Sequence[Array]) -> Works:
+    return _of_torch(_torch_function(function, operands), operands)
+
+
+def _compiled(function: LossFunction, operands: Sequence[Array]) -> Works:
+    eager = _torch_function(function, operands)
+    _check_on_gpu(operands)
+    import torch
+
+    torch._dynamo.reset()  # else it would compile for any shape, after the first one
+    return _of_torch(torch.compile(eager), operands)
+
+
+def _liger(function: LossFunction, operands: Sequence[Array]) -> Works:
+    kernel = _kernel(liger_cross_entropy, "liger-kernel", function, operands)
+    return _of_torch(kernel, operands, overwrites=True)
+
+
+def _quack(function: LossFunction, operands: Sequence[Array]) -> Works:
+    kernel = _kernel(quack_cross_entropy, "quack-kernels", function, operands)
+    return _of_torch(kernel, operands)
+
+
+def _kernel(
+    find: Callable[[], Callable[..., Any] | None],
+    package: str,
+    function: LossFunction,
+    operands: Sequence[Array],
+) -> Callable[..., Any]:
+    """The cross entropy of a package of kernels."""
+    _check_on_gpu(operands)
+    if function.name != "cross_entropy":
+        raise LeftOut("measured of cross_entropy alone")
+    kernel = find()
+    if kernel is None:
+        raise LeftOut(f"not installed: pip install {package}")
+    return kernel
+
+
+OURS = "cupy_losses"
+PEERS: dict[str, Callable[[LossFunction, Sequence[Array]], Works]] = {
+    "plain": _plain,
+    "torch": _eager,
+    "torch.compile": _compiled,
+    "Liger-Kernel": _liger,
+    "QuACK": _quack,
+}
+
+
+def works(name: str, function: LossFunction, operands: Sequence[Array]) -> Works:
+    """The works of this package or of a peer.
+
+    Raises:
+        LeftOut: If it has none.
+
+    """
+    return (_ours if name == OURS else PEERS[name])(function, operands)
+
+
+def _check_on_gpu(operands: Sequence[Array]) -> None:
+    if isinstance(operands[0], np.ndarray):
+        raise LeftOut("measured on a GPU alone")
+
+
+def _torch_function(function: LossFunction, operands: Sequence[Array]) -> Callable[..., Any]:
+    """The function of torch that has the same name."""
+    try:
+        import torch
+    except ImportError:
+        raise LeftOut("not installed: pip install torch") from None
+    if not isinstance(operands[0], np.ndarray) and not torch.cuda.is_available():
+        raise LeftOut("torch finds no GPU")
+    found: Callable[..., Any] | None = getattr(torch.nn.functional, function.name, None)
+    if found is None:
+        raise LeftOut("torch has no such loss")
+    return found
+
+
+def _of_torch(
+    function: Callable[..., Any], operands: Sequence[Array], overwrites: bool = False
+) -> Works:
+    """The works of a function of tensors, which may overwrite the first one."""
+    import torch
+
+    first, *others = map(_tensor, operands)
+    own = first.clone() if overwrites else first
+    leaf = (first.clone() if overwrites else first.detach()).requires_grad_()
+
+    def both() -> tuple[Any, Any]:
+        value = function(leaf, *others)
+        return value.detach(), torch.autograd.grad(value, leaf)[0]
+
+    return Works(functools.partial(function, own, *others), both)
+
+
+def _tensor(array: Array) -> Any:
+    """The tensor of the same memory."""
+    import torch
+
+    if dtype_name(array.dtype) == "bfloat16":  # NumPy has no such dtype to hand over
+        return torch.utils.dlpack.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.utils.dlpack.from_dlpack(array)
+
+
+@functools.cache
+def liger_cross_entropy() -> Callable[..., Any] | None:
+    """That of Liger-Kernel, where it is installed."""
+    try:
+        from liger_kernel.transformers.functional import liger_cross_entropy
+    except ImportError:
+        return None
+    kernel: Callable[..., Any] = liger_cross_entropy
+    return kernel
+
+
+@functools.cache
+def quack_cross_entropy() -> Callable[..., Any] | None:
+    """That of QuACK, where it is installed."""
+    try:
+        from quack.cross_entropy import cross_entropy
+    except ImportError:
+        return None
+    kernel: Callable[..., Any] = cross_entropy
+    return kernel
+
+
+def message(failure: Exception) -> str:
+    """The kind of an error and the first line that it says."""
+    return f"{type(failure).__name__}: {failure}".strip().splitlines()[0]
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Let torch compute on one thread of the CPU, as NumPy does."""
+    try:
+        import torch
+    except ImportError:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def free_memory() -> None:
+    """Give the memory of a device back that CuPy and torch keep, so that the other finds it."""
+    driver.cupy().get_default_memory_pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
