@@ -10,9 +10,10 @@
 // a cluster of blocks, each with a share of the row (its rank) in its shared memory. Longer rows
 // are those of kernels/split_rows.cu.
 //
-// Order of summation: batches of a thread in order, then threads in pairs, then ranks in order.
-// Ranks, lanes and batches follow from the shape and the dtypes, whether or not there are gradients
-// and whoever computes a rank, so that the bits are always the same.
+// Order of summation: the neighbours of a warp have a stretch of a rank, and each of them every
+// 32nd word of it, in batches; then threads in pairs, then ranks in order. Ranks, lanes and batches
+// follow from the shape and the dtypes, whether or not there are gradients and whoever computes a
+// rank, so that the bits are always the same.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
