@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import cupy_losses
-from benchmarks import host, losses, measure, picture, report, rows, sweep
+from benchmarks import host, losses, measure, picture, report, rows, sweep, tune
 from benchmarks.formulas import in_torch
 from benchmarks.losses import ROWS, Row
 
@@ -232,6 +232,37 @@ def in_turn(works: dict[str, Any], *_: Any) -> dict[str, float]:
 
 def fails(*operands: Any) -> Any:
     raise ValueError("no such class count\nand more")
+
+
+@pytest.mark.parametrize("constant", tune.CONSTANTS, ids=lambda constant: constant.name)
+def test_tuning_constants(constant: tune.Constant) -> None:
+    """One that is in use is among the values; plans see the others, and then that again."""
+    in_use = constant.in_use
+    assert in_use in constant.values
+    assert len(set(constant.values)) == len(constant.values) > 1
+    for value in constant.values:
+        with tune.value_of(constant, value):
+            assert getattr(constant.module, constant.name) == value
+    assert constant.in_use == in_use
+    for dtype in tune.DTYPES:
+        assert constant.problems(dtype)
+
+
+def test_a_table_of_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass is timed with each value; times are over those with the value in use."""
+
+    def in_turn(works: dict[str, Any], runs: int) -> dict[str, float]:
+        assert runs == sweep.RUNS
+        for work in works.values():
+            work()
+        return {name: 2.0 if name.endswith(" 64") else 1.0 for name in works}
+
+    monkeypatch.setattr(tune, "in_turn", in_turn)
+    constant = next(c for c in tune.CONSTANTS if c.name == "SMALL_BLOCK")
+    problem = rows.cross_entropy(40, 7)
+    result = tune.measure(constant, problem, problem.draw(0, "cpu"), (64, 128))
+    assert result["forward_ms"] == result["value_and_grad_ms"] == {"64": 2.0, "128": 1.0}
+    assert tune.summary([result], constant.in_use) == {"64": (2.0, 2.0), "128": (1.0, 1.0)}
 
 
 def test_a_point_of_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

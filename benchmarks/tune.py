@@ -1,0 +1,166 @@
+"""Measure the tuning constants of losses over rows on this GPU; write the results, print a table.
+
+    python -m benchmarks.tune --output benchmarks/results/NAME.json [--constant NAME …] [--quick]
+
+A constant decides who works on a row; it stands in the module of its plan, with what it does. Each
+takes some values, the one in use among them, with the shapes that it matters for: cross_entropy of
+2^27 logits, forward and with the gradient. A loss is checked against float64 before it is timed;
+the values take turns. The table has the mean of the times over those with the value in use, and
+the largest of these ratios. A value is better if both are below 1. Bits depend on most constants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from cupy_losses._device import engine, plan_rows, row_striding, row_tiling
+
+from . import rows, sweep
+from .measure import environment, in_turn
+
+DTYPES = ("float32", "bfloat16")
+QUICK = 2  # shapes of each constant
+
+SHORT = (33, 101, 150, 250)
+MIDDLE = (333, 501, 1000, 1001, 1501)
+LONG = (2003, 4096, 5001, 10007, 20001)
+RANKS = (32001, 50257, 128257, 152064, 262144)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of a module, values that it may have, and class counts it matters for."""
+
+    module: ModuleType
+    name: str
+    values: Sequence[int]
+    classes: Sequence[int] = ()
+    strided: bool = False
+
+    @property
+    def in_use(self) -> int:
+        """The value that it has."""
+        return int(getattr(self.module, self.name))
+
+    def problems(self, dtype: str) -> list[rows.Problem]:
+        """The losses that it is measured with."""
+        if self.strided:
+            return [sweep.classes_strided(*case, dtype) for case in sweep.STRIDED]
+        return [sweep.classes_last(count, dtype) for count in self.classes]
+
+
+CONSTANTS = [
+    Constant(plan_rows, "LANE_BYTES", (128, 192, 240, 384), MIDDLE),
+    Constant(plan_rows, "LONG_LANE_BYTES", (128, 192, 256, 512), LONG),
+    Constant(plan_rows, "SMALL_BLOCK", (64, 128, 256), LONG),
+    Constant(plan_rows, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
+    Constant(plan_rows, "CACHE_BYTES", (48 << 10, 64 << 10, 96 << 10), RANKS),
+    Constant(plan_rows, "WORKING_THREADS", (5 << 17, 5 << 18, 5 << 19), (*LONG, *RANKS)),
+    Constant(plan_rows, "THREADS_OF_SEVERAL", (1 << 19, 1 << 20, 1 << 21), MIDDLE),
+    Constant(plan_rows, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
+    Constant(plan_rows, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
+    Constant(row_tiling, "LONG_BYTES", (500, 1000, 2000), (150, 250, *MIDDLE)),
+    Constant(row_tiling, "SHARE", (40, 75, 150), SHORT),
+    Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
+    Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
+    Constant(row_striding, "LONG", (256, 1024, 4096), strided=True),
+]
+
+
+@contextmanager
+def value_of(constant: Constant, value: int) -> Iterator[None]:
+    """Plans are made anew with this value, and again without it."""
+    before = constant.in_use
+    setattr(constant.module, constant.name, value)
+    engine._plans.clear()
+    try:
+        yield
+    finally:
+        setattr(constant.module, constant.name, before)
+        engine._plans.clear()
+
+
+def measure(
+    constant: Constant, problem: rows.Problem, operands: list[Any], values: Sequence[int]
+) -> dict[str, Any]:
+    """Check and time a loss with each value: its times by pass and value."""
+    works: dict[str, Callable[[], Any]] = {}
+    for value in values:
+        with value_of(constant, value):
+            rows.check(problem, operands, max(1, sweep.CHECKED // math.prod(problem.shape[1:])))
+            passes = rows.forward_works({"": problem.ours}, operands)
+            passes["value_and_grad_ms"] = rows.value_and_grad_work(problem, operands)
+            for name, work in passes.items():
+                work()
+                works[f"{name} {value}"] = _planned(work, dict(engine._plans))
+    times = in_turn(works, sweep.RUNS)
+    engine._plans.clear()
+    by_pass: dict[str, dict[str, float]] = {}
+    for name, time in times.items():
+        of_pass, value_text = name.split()
+        by_pass.setdefault(of_pass, {})[value_text] = time
+    return {"shape": problem.shape, "dtype": str(problem.dtype).removeprefix("torch."), **by_pass}
+
+
+def _planned(work: Callable[[], Any], plans: dict[Any, Any]) -> Callable[[], Any]:
+    def run() -> None:
+        engine._plans.clear()
+        engine._plans.update(plans)
+        work()
+
+    return run
+
+
+def summary(results: Sequence[dict[str, Any]], in_use: int) -> dict[str, tuple[float, float]]:
+    """The geometric mean and the largest of the times with each value over those in use."""
+    ratios: dict[str, list[float]] = {}
+    for result in results:
+        for name in ("forward_ms", "value_and_grad_ms"):
+            for value, time in result[name].items():
+                ratios.setdefault(value, []).append(time / result[name][str(in_use)])
+    return {
+        value: (math.exp(sum(map(math.log, all_)) / len(all_)), max(all_))
+        for value, all_ in ratios.items()
+    }
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune")
+    names = [constant.name for constant in CONSTANTS]
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--constant", nargs="+", choices=names, default=names)
+    parser.add_argument("--quick", action="store_true", help="two shapes of each constant")
+    chosen = parser.parse_args()
+    results: dict[str, Any] = {"environment": environment(), "constants": {}}
+    chosen.output.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{'constant':20} {'value':>9} {'mean':>6} {'worst':>6}")
+    for constant in (constant for constant in CONSTANTS if constant.name in chosen.constant):
+        values = sorted({*constant.values, constant.in_use})
+        of_constant: list[dict[str, Any]] = []
+        for dtype in DTYPES:
+            problems = constant.problems(dtype)
+            for problem in problems[: QUICK if chosen.quick else None]:
+                of_constant.append(measure(constant, problem, problem.draw(0), values))
+                torch.cuda.empty_cache()
+                print(f"{constant.name} {problem.shape} {dtype}", file=sys.stderr)
+        results["constants"][constant.name] = {"in_use": constant.in_use, "times": of_constant}
+        chosen.output.write_text(json.dumps(results, indent=2) + "\n")
+        for value, (mean, worst) in summary(of_constant, constant.in_use).items():
+            mark = "  in use" if value == str(constant.in_use) else ""
+            print(f"{constant.name:20} {value:>9} {mean:6.3f} {worst:6.3f}{mark}")
+
+
+if __name__ == "__main__":
+    main()
