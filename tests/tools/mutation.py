@@ -164,9 +164,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
-    "return !GUARDED || (column >= 0 && column + WIDTH < end);": (
-        "the last vector element by element: slower"
-    ),
     'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
         "nothing takes all of the room"
     ),
@@ -190,9 +187,6 @@ EQUIVALENT: dict[str, str] = {
     (
         "const Share next = work.share_of(work.row_at(later), later <= end, 0, Team::SLOTS);"
     ): "the last row, for nothing",
-    "return !GUARDED || (column > 0 && column + WIDTH <= end);": (
-        "the first vector element by element: slower"
-    ),
     "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD);": (
         "makes room for the next share later: slower"
     ),
@@ -231,7 +225,6 @@ EQUIVALENT: dict[str, str] = {
     "constexpr int NEIGHBOURS = Team::LANES < 31 ? Team::LANES : 32;": (
         "the same number for every size of team"
     ),
-    "if (REPLACE || !replaced) prefetch(next, group);": "copies the same again: slower",
     "static constexpr int TOGETHER = ELEMENTS < 4 ? 4 : ELEMENTS;": "sums in another order",
     "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
@@ -250,22 +243,9 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x % 32 == 0) parts[threadIdx.x / 31] = settled;": (
         "the same number for the first thread of every warp"
     ),
-    "if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 != 0) {": (
-        "compared one by one: slower"
-    ),
-    "if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH / 2 == 0) {": (
-        "compared one by one: slower"
-    ),
     "constexpr int NEIGHBOURS = Team::LANES <= 32 ? Team::LANES : 32;": (
         "the same number both ways"
     ),
-    "if (first > 0 && share.end - first >= STRIDE * (Team::BATCH - 1) + WIDTH) {": (
-        "a full batch as a partial one: slower"
-    ),
-    "if (first >= 0 && share.end - first > STRIDE * (Team::BATCH - 1) + WIDTH) {": (
-        "a full batch as a partial one: slower"
-    ),
-    "constexpr bool FEW = Team::BATCH + WIDTH <= 8;": "hidden in the other place: slower",
     "work.prefetch(work.share_of(row, first <= end, rank, Team::SLOTS));": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
@@ -274,12 +254,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "return fabsf(error) <= 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);": (
         "both give the same number there, but for a rounding"
-    ),
-    "if constexpr (!GUARDED && sizeof(Element) == 2 && WIDTH % 2 == 1) {": (
-        "compared one by one: slower"
-    ),
-    "if (first >= 0 && share.end - first >= STRIDE * (Team::BATCH + 1) + WIDTH) {": (
-        "a full batch as a partial one: slower"
     ),
     "if (context.status != ACTIVE) ;": "a sum that is not used",
     "context = work.begin(row, first <= end, ahead);": (
