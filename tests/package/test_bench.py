@@ -5,6 +5,7 @@ A stand-in for the timers calls each work and says 2 ms.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -343,9 +344,9 @@ def test_operands_repeat(
             drawn.error_of_both((wrong * value, gradient))
         with pytest.raises(WrongError, match="relative error"):
             drawn.error_of_gradient(wrong * gradient)
-    for end in (0, -1):
+    for end, offset in itertools.product((0, -1), (1.0, math.nan)):
         spoilt = gradient.copy()
-        spoilt[end] += 1.0
+        spoilt[end] += offset
         with pytest.raises(WrongError, match="relative error"):
             drawn.error_of_gradient(spoilt)
     with pytest.raises(WrongError, match="has shape"):
@@ -357,8 +358,9 @@ def test_gradients_that_float16_has_no_numbers_for() -> None:
     drawn = Drawn(Problem(losses.find("mse_loss"), (8,), "float16"), np)
     drawn._gradient = np.full(8, 1e-8)
     assert drawn.error_of_gradient(np.zeros(8, np.float16)) == 0.0
-    with pytest.raises(WrongError):
-        drawn.error_of_gradient(np.full(8, 2.0**-22, np.float16))
+    for wrong in (2.0**-22, math.nan):
+        with pytest.raises(WrongError):
+            drawn.error_of_gradient(np.full(8, wrong, np.float16))
 
 
 def test_bytes_that_must_be_moved() -> None:
