@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import value_and_grad
 from .._core.dtypes import dtype_name
+from .._core.rows import RowFormula
 from .._device import driver
 from .formulas import PLAIN
 from .losses import LossFunction
@@ -43,6 +44,8 @@ def _plain(function: LossFunction, operands: Sequence[Array]) -> Works:
     formulas = PLAIN.get(function.name)
     if formulas is None:
         raise LeftOut("no formula of this loss")
+    if isinstance(function.loss, RowFormula) and operands[0].ndim != 2:
+        raise LeftOut("its formula over rows takes shapes (N, C) alone")
     return Works(*(functools.partial(formula, *operands) for formula in formulas))
 
 

@@ -30,6 +30,8 @@ def shape_of(text: str) -> Shape:
         raise click.UsageError(
             f"--elements must be lengths of at least 1, such as 32768x32768, got {text!r}"
         )
+    if math.prod(shape) >= 1 << 63:
+        raise click.UsageError(f"--elements must be fewer than 2^63 elements, got {text!r}")
     return shape
 
 

@@ -157,6 +157,15 @@ def test_what_is_given_twice(capsys: Any) -> None:
     assert [row["peer"] for row in result["results"]] == ["cupy_losses", "torch"]
 
 
+@pytest.mark.parametrize("shape", ["7", "5x7x3", "7x7x7"])
+def test_plain_formulas_of_rows_are_of_matrices(shape: str, capsys: Any) -> None:
+    """Of other shapes they are another thing, and no failure."""
+    result = report(capsys, "cross_entropy", "triplet_margin_loss", "--elements", shape)
+    assert not [row for row in result["results"] if row["failure"]]
+    reasons = {row["reason"] for row in result["left_out"] if row["peer"] == "plain"}
+    assert reasons == {"its formula over rows takes shapes (N, C) alone"}
+
+
 @pytest.mark.parametrize("name", losses.names())
 def test_every_loss(name: str, capsys: Any) -> None:
     """Whoever has it has the same."""
@@ -409,6 +418,8 @@ def test_default_sizes_fit(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None
         ("--dtype int3", "'int3' is not one of 'float16'"),
         ("--plot a.pdf", "--plot must be a .png or a .svg file, got a.pdf"),
         ("--plot nowhere/a.png", "--plot: there is no folder nowhere"),
+        ("--plot=", "--plot must be a .png or a .svg file, got ."),
+        (f"--elements {10**400}", "--elements must be fewer than 2^63 elements"),
     ],
 )
 def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
@@ -496,6 +507,25 @@ def test_pictures(file: str, capsys: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "nll_loss and its gradient, float32" in out
     assert path.read_bytes().startswith(b"\x89PNG" if file == "a.png" else b"<?xml")
+
+
+def test_no_picture_of_a_folder(capsys: Any, tmp_path: Path) -> None:
+    """Nothing is measured for it."""
+    folder = tmp_path / "a.png"
+    folder.mkdir()
+    code, out, err = bench(capsys, "--elements", "30", "--plot", str(folder))
+    assert (code, out) == (2, "")
+    assert "a.png is a folder" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_picture_that_cannot_be_written(json: list[str], capsys: Any) -> None:
+    """What was measured is printed all the same."""
+    arguments = ["mse_loss", "--elements", "30", "--plot", "/proc/a.png", *json]
+    code, out, err = bench(capsys, *arguments)
+    assert code == 1
+    assert "mse_loss" in out
+    assert err == "Error: /proc/a.png: No such file or directory\n"
 
 
 def results(
