@@ -206,7 +206,8 @@ def test_arrays_of_dlpack_are_not_overwritten(
     on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nothing says that they are immutable, as on a device."""
-    x, target = Shared(X), np.array([0, 2])
+    x: Any = Shared(X)
+    target: Any = np.array([0, 2])
     with contextlib.ExitStack() as stack:
         if on_device:
             emulator.require()
