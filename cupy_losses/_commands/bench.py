@@ -138,7 +138,8 @@ def _compare(
     console = Console(stderr=True)
     # Lines on a terminal that say what is under way; nothing elsewhere.
     progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-    threads = peers.on_one_thread() if xp is np else contextlib.nullcontext()
+    of_torch = xp is np and "torch" in names
+    threads = peers.on_one_thread() if of_torch else contextlib.nullcontext()
     with progress, threads:
         task = progress.add_task("", total=len(problems) * steps(names))
 

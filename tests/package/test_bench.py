@@ -287,6 +287,27 @@ def test_who_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     }
 
 
+@pytest.mark.parametrize("error", ["OSError", "ImportError"])
+def test_a_torch_that_cannot_be_imported(
+    error: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """It is installed, and says what it lacks; all others are measured."""
+    (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.13: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch")
+    result = report(capsys, "mse_loss", "--elements", "30", "--peer", "plain", "--peer", "torch")
+    assert {row["peer"] for row in result["results"]} == {"cupy_losses", "plain"}
+    (left_out,) = result["left_out"]
+    assert left_out["reason"] == f"{error}: libcudart.so.13: cannot open"
+
+
+def test_torch_is_not_imported_for_others(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It takes a second."""
+    monkeypatch.delitem(sys.modules, "torch")
+    report(capsys, "mse_loss", "--elements", "30", "--peer", "plain")
+    assert "torch" not in sys.modules
+
+
 def test_libraries_of_kernels(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """On tensors; one that overwrites its input spoils no other's."""
 
