@@ -186,6 +186,15 @@ def test_half_precision(dtype: str, capsys: Any) -> None:
     assert not [row for row in result["results"] if row["failure"]]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_probabilities_in_half_precision(dtype: str, capsys: Any) -> None:
+    """None is rounded to 0 or 1, where derivatives overflow."""
+    arguments = ["--elements", "30000", "--dtype", dtype, "--peer", "torch"]
+    result = report(capsys, "binary_cross_entropy", "gaussian_nll_loss", *arguments)
+    assert len(result["results"]) == 8
+    assert not [row for row in result["results"] if row["failure"]]
+
+
 def plant(monkeypatch: pytest.MonkeyPatch, name: str, forward: Any, both: Any) -> None:
     """A peer in the place of another."""
     works = peers.Works(forward, both)
