@@ -213,7 +213,8 @@ def cross_entropy(
     the memory of `input`: `value_and_grad` returns `input` itself as the gradient. A torch tensor
     that requires grad holds its gradient as soon as the loss is there, any other use of its values
     by autograd raises, and there is one backward pass only. Where no gradient is computed, nothing
-    is overwritten. Arrays that share memory with `input` are refused.
+    is overwritten. Arrays that share memory with `input` are refused, and so is an `input` of a
+    library that takes results by DLPack, as it may be immutable.
 
     Args:
         input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.

@@ -72,7 +72,7 @@ def command(
 
     Without LOSS these are mse_loss and cross_entropy.
     """
-    if plot:
+    if plot is not None:
         picture.check_output("--plot", Path(plot))
     operands.check_dtype(dtype)
     xp, place, reason = backends.choose(backend)
@@ -85,14 +85,14 @@ def command(
     measured = [peers.OURS, *dict.fromkeys(chosen or peers.PEERS)]
     compared = _compare(problems, xp, measured, not forward_only)
     facts = environment(xp)
-    if plot:
-        drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])
-        Path(plot).write_bytes(drawn)
     if to_json:
         click.echo(as_json(_report(compared, facts, place, reason)))
     else:
         click.echo(f"backend: {place} ({reason})")
         _print(compared)
+    if plot is not None:  # at last: where it cannot be written, the numbers are there
+        drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])
+        Path(plot).write_bytes(drawn)
 
 
 def _problems(
@@ -138,7 +138,8 @@ def _compare(
     console = Console(stderr=True)
     # Lines on a terminal that say what is under way; nothing elsewhere.
     progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-    threads = peers.on_one_thread() if xp is np else contextlib.nullcontext()
+    of_torch = xp is np and "torch" in names
+    threads = peers.on_one_thread() if of_torch else contextlib.nullcontext()
     with progress, threads:
         task = progress.add_task("", total=len(problems) * steps(names))
 

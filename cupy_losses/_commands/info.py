@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,8 @@ def inspect() -> tuple[dict[str, str], list[str]]:
     }
     advice: list[str] = []
     _inspect_cupy(facts, advice)
-    _inspect_torch(facts, advice)
+    _inspect_torch(facts)
+    _compare_versions(facts, advice)
     facts["ml_dtypes"] = _version("ml_dtypes")
     if facts["ml_dtypes"] == _MISSING:
         advice.append("bfloat16 arrays of CuPy and NumPy need ml_dtypes: pip install ml_dtypes")
@@ -105,11 +107,6 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
     facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*nvrtc_version()))
     if facts["NVRTC"].startswith("unavailable"):
         advice.append(f"The CUDA compiler is missing: pip install {_wheel('nvrtc', built // 1000)}")
-    elif int(facts["NVRTC"].split(".")[0]) != built // 1000:
-        advice.append(
-            f"CuPy is built for CUDA {built // 1000} and found NVRTC {facts['NVRTC']}: remove the "
-            "CUDA wheels of the other version."
-        )
     folders = include_folders()
     facts["CUDA headers"] = folders[0] if folders else _MISSING
     if not folders:
@@ -136,7 +133,7 @@ def _gpus() -> str:
     return ", ".join(names) or "none"
 
 
-def _inspect_torch(facts: dict[str, str], advice: list[str]) -> None:
+def _inspect_torch(facts: dict[str, str]) -> None:
     facts["torch"] = _version("torch")
     if facts["torch"] == _MISSING:
         return
@@ -146,15 +143,34 @@ def _inspect_torch(facts: dict[str, str], advice: list[str]) -> None:
         facts["torch"] = f"unavailable: {error}"
         return
     facts["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
-    if facts["CuPy"].startswith((_MISSING, "unavailable")) or torch.version.cuda is None:
+
+
+def _compare_versions(facts: dict[str, str], advice: list[str]) -> None:
+    """Where CuPy, the NVRTC that it finds and torch are of two versions of CUDA."""
+    ours, nvrtc, theirs = (_cuda_of(facts.get(name, "")) for name in ("CuPy", "NVRTC", "torch"))
+    if not ours:
         return
-    ours = facts["CuPy"].rsplit(" ", 1)[1].split(".")[0]
-    theirs = torch.version.cuda.split(".")[0]
-    if ours != theirs:
+    mismatch = f"CuPy is built for CUDA {ours} and found NVRTC {facts['NVRTC']}"
+    if nvrtc not in ("", ours, theirs):
+        advice.append(f"{mismatch}: remove the CUDA wheels of the other version.")
+    if theirs in ("", ours):
+        return
+    if nvrtc == theirs:
+        advice.append(
+            f"{mismatch}, which torch needs: pip uninstall cupy-cuda{ours}x, then install "
+            f"cupy-losses[cuda{theirs}]."
+        )
+    else:
         advice.append(
             f"torch is built for CUDA {theirs} and CuPy for CUDA {ours}. They work together, but "
             f"installing cupy-losses[cuda{theirs}] instead avoids two sets of CUDA libraries."
         )
+
+
+def _cuda_of(fact: str) -> str:
+    """The major version of CUDA at the end of a fact; "" where there is none."""
+    found = None if fact.startswith("unavailable") else re.search(r"(\d+)\.\d+$", fact)
+    return found[1] if found else ""
 
 
 def _inspect_cache(facts: dict[str, str], advice: list[str]) -> None:

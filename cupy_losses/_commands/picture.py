@@ -43,6 +43,8 @@ def check_output(option: str, file: Path) -> None:
         raise click.UsageError(f"{option} must be a .png or a .svg file, got {file}")
     if not file.absolute().parent.is_dir():
         raise click.UsageError(f"{option}: there is no folder {file.parent}")
+    if file.is_dir():
+        raise click.UsageError(f"{option}: {file} is a folder")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:

@@ -140,7 +140,7 @@ class Drawn:
             raise WrongError(f"the gradient has shape {tuple(gradient.shape)}")
         last = self._gradient[: self._last]
         ends = (gradient[: len(self._gradient)], self._gradient), (gradient[-len(last) :], last)
-        error = max(self._distance(*end) for end in ends)
+        error = float(np.max([self._distance(*end) for end in ends]))  # of NaN, NaN
         if not error <= TOLERANCE[self.problem.dtype]:
             raise WrongError(f"the gradient has a relative error of {error:.2g}")
         return error
@@ -149,7 +149,7 @@ class Drawn:
         error = float(abs(_wide(found) - expected).mean())
         if self.problem.dtype == "float16":
             # It has no numbers for the gradient of a mean of very many elements.
-            error = max(0.0, error - SMALLEST_HALF)
+            error = float(np.maximum(error - SMALLEST_HALF, 0.0))
         return relative(error, float(abs(expected).mean()))
 
 

@@ -30,6 +30,8 @@ def shape_of(text: str) -> Shape:
         raise click.UsageError(
             f"--elements must be lengths of at least 1, such as 32768x32768, got {text!r}"
         )
+    if math.prod(shape) >= 1 << 63:
+        raise click.UsageError(f"--elements must be fewer than 2^63 elements, got {text!r}")
     return shape
 
 
@@ -93,4 +95,8 @@ def _draw(operand: Operand, generator: Any, xp: Any) -> Array:
     if domain.minimum is None:
         low, high = domain.values
         return xp.where(generator.random(shape) < 0.5, low, high)
-    return domain.minimum + generator.random(shape)
+    numbers = generator.random(shape)
+    # Half precision would round others to the ends, where derivatives are infinite.
+    numbers *= 0.98
+    numbers += domain.minimum + 0.01
+    return numbers

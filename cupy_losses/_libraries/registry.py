@@ -300,7 +300,18 @@ class _Returning(ArrayLibrary):
         return self._returned(self._library.evaluate(call, operands))
 
     def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
-        """The results of a request."""
+        """The results of a request.
+
+        Raises:
+            ValueError: If an operand is to be overwritten, which may belong to an immutable array:
+                on a device nothing says so.
+
+        """
+        if call.loss.overwrites and call.extra in request.wanted:
+            raise ValueError(
+                f"{call.names[call.extra]} must be writeable to be overwritten, and arrays of "
+                "other libraries may not be: pass one of NumPy, CuPy or torch"
+            )
         results = self._library.run(call, request, operands)
         return [None if result is None else self._returned(result) for result in results]
 

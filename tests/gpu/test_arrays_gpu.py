@@ -91,6 +91,14 @@ def test_beside_arrays_of_others(name: str) -> None:
         mse_loss(X, y)
 
 
+@pytest.mark.parametrize("name", [JAX, WARP])
+def test_they_are_not_overwritten(name: str) -> None:
+    """An array of JAX is immutable, and on a GPU nothing says so."""
+    x, classes = (array_on_gpu(name, host) for host in (X, CLASSES))
+    with pytest.raises(ValueError, match="input must be writeable to be overwritten"):
+        value_and_grad(cross_entropy)(x, classes, overwrite_input=True)
+
+
 @pytest.mark.parametrize("name", [JAX])
 def test_bfloat16(name: str) -> None:
     import cupy

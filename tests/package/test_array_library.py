@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -197,6 +198,28 @@ def test_results_go_back_to_a_library_of_dlpack(kind: Any, shape: tuple[int, ...
     assert type(cross_entropy(kind(X), torch.tensor([0, 2]))) is kind
     with check_values(), pytest.raises(ValueError, match=r"target must be at least 0.*is -1"):
         kl_div(kind(X), kind(-np.ones((2, 3))), reduction="sum")
+
+
+@pytest.mark.usefixtures("_of_dlpack")
+@pytest.mark.parametrize("on_device", [False, True])
+def test_arrays_of_dlpack_are_not_overwritten(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing says that they are immutable, as on a device."""
+    x: Any = Shared(X)
+    target: Any = np.array([0, 2])
+    with contextlib.ExitStack() as stack:
+        if on_device:
+            emulator.require()
+            device = stack.enter_context(emulator.installed())
+            target = device.asarray(target)
+            monkeypatch.setattr(Shared, "__dlpack_device__", lambda self: (2, 0))
+            monkeypatch.setattr(
+                sys.modules["cupy"], "from_dlpack", lambda array: device.asarray(array.values)
+            )
+        with pytest.raises(ValueError, match="input must be writeable to be overwritten, and arr"):
+            value_and_grad(cross_entropy)(x, target, overwrite_input=True)
+    np.testing.assert_array_equal(x.values, X)
 
 
 @pytest.mark.usefixtures("_of_dlpack")

@@ -5,6 +5,7 @@ A stand-in for the timers calls each work and says 2 ms.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -156,6 +157,15 @@ def test_what_is_given_twice(capsys: Any) -> None:
     assert [row["peer"] for row in result["results"]] == ["cupy_losses", "torch"]
 
 
+@pytest.mark.parametrize("shape", ["7", "5x7x3", "7x7x7"])
+def test_plain_formulas_of_rows_are_of_matrices(shape: str, capsys: Any) -> None:
+    """Of other shapes they are another thing, and no failure."""
+    result = report(capsys, "cross_entropy", "triplet_margin_loss", "--elements", shape)
+    assert not [row for row in result["results"] if row["failure"]]
+    reasons = {row["reason"] for row in result["left_out"] if row["peer"] == "plain"}
+    assert reasons == {"its formula over rows takes shapes (N, C) alone"}
+
+
 @pytest.mark.parametrize("name", losses.names())
 def test_every_loss(name: str, capsys: Any) -> None:
     """Whoever has it has the same."""
@@ -172,6 +182,15 @@ def test_every_loss(name: str, capsys: Any) -> None:
 def test_half_precision(dtype: str, capsys: Any) -> None:
     """Also of tensors, which have the memory of the arrays."""
     result = report(capsys, "--elements", "12x5", "--dtype", dtype, "--peer", "torch")
+    assert len(result["results"]) == 8
+    assert not [row for row in result["results"] if row["failure"]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_probabilities_in_half_precision(dtype: str, capsys: Any) -> None:
+    """None is rounded to 0 or 1, where derivatives overflow."""
+    arguments = ["--elements", "30000", "--dtype", dtype, "--peer", "torch"]
+    result = report(capsys, "binary_cross_entropy", "gaussian_nll_loss", *arguments)
     assert len(result["results"]) == 8
     assert not [row for row in result["results"] if row["failure"]]
 
@@ -277,6 +296,27 @@ def test_who_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     }
 
 
+@pytest.mark.parametrize("error", ["OSError", "ImportError"])
+def test_a_torch_that_cannot_be_imported(
+    error: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """It is installed, and says what it lacks; all others are measured."""
+    (tmp_path / "torch.py").write_text(f"raise {error}('libcudart.so.13: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch")
+    result = report(capsys, "mse_loss", "--elements", "30", "--peer", "plain", "--peer", "torch")
+    assert {row["peer"] for row in result["results"]} == {"cupy_losses", "plain"}
+    (left_out,) = result["left_out"]
+    assert left_out["reason"] == f"{error}: libcudart.so.13: cannot open"
+
+
+def test_torch_is_not_imported_for_others(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It takes a second."""
+    monkeypatch.delitem(sys.modules, "torch")
+    report(capsys, "mse_loss", "--elements", "30", "--peer", "plain")
+    assert "torch" not in sys.modules
+
+
 def test_libraries_of_kernels(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """On tensors; one that overwrites its input spoils no other's."""
 
@@ -343,9 +383,9 @@ def test_operands_repeat(
             drawn.error_of_both((wrong * value, gradient))
         with pytest.raises(WrongError, match="relative error"):
             drawn.error_of_gradient(wrong * gradient)
-    for end in (0, -1):
+    for end, offset in itertools.product((0, -1), (1.0, math.nan)):
         spoilt = gradient.copy()
-        spoilt[end] += 1.0
+        spoilt[end] += offset
         with pytest.raises(WrongError, match="relative error"):
             drawn.error_of_gradient(spoilt)
     with pytest.raises(WrongError, match="has shape"):
@@ -357,8 +397,9 @@ def test_gradients_that_float16_has_no_numbers_for() -> None:
     drawn = Drawn(Problem(losses.find("mse_loss"), (8,), "float16"), np)
     drawn._gradient = np.full(8, 1e-8)
     assert drawn.error_of_gradient(np.zeros(8, np.float16)) == 0.0
-    with pytest.raises(WrongError):
-        drawn.error_of_gradient(np.full(8, 2.0**-22, np.float16))
+    for wrong in (2.0**-22, math.nan):
+        with pytest.raises(WrongError):
+            drawn.error_of_gradient(np.full(8, wrong, np.float16))
 
 
 def test_bytes_that_must_be_moved() -> None:
@@ -407,6 +448,8 @@ def test_default_sizes_fit(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None
         ("--dtype int3", "'int3' is not one of 'float16'"),
         ("--plot a.pdf", "--plot must be a .png or a .svg file, got a.pdf"),
         ("--plot nowhere/a.png", "--plot: there is no folder nowhere"),
+        ("--plot=", "--plot must be a .png or a .svg file, got ."),
+        (f"--elements {10**400}", "--elements must be fewer than 2^63 elements"),
     ],
 )
 def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
@@ -494,6 +537,25 @@ def test_pictures(file: str, capsys: Any, tmp_path: Path) -> None:
     assert code == 0
     assert "nll_loss and its gradient, float32" in out
     assert path.read_bytes().startswith(b"\x89PNG" if file == "a.png" else b"<?xml")
+
+
+def test_no_picture_of_a_folder(capsys: Any, tmp_path: Path) -> None:
+    """Nothing is measured for it."""
+    folder = tmp_path / "a.png"
+    folder.mkdir()
+    code, out, err = bench(capsys, "--elements", "30", "--plot", str(folder))
+    assert (code, out) == (2, "")
+    assert "a.png is a folder" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_picture_that_cannot_be_written(json: list[str], capsys: Any) -> None:
+    """What was measured is printed all the same."""
+    arguments = ["mse_loss", "--elements", "30", "--plot", "/proc/a.png", *json]
+    code, out, err = bench(capsys, *arguments)
+    assert code == 1
+    assert "mse_loss" in out
+    assert err == "Error: /proc/a.png: No such file or directory\n"
 
 
 def results(

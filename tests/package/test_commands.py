@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses.__main__ import main
 from cupy_losses._commands import evaluation, losses, measurement
+from cupy_losses._device import driver
 
 from .. import emulator
 from ..tables.losses import SIMPLE
+from ..tools import requirements
 
 PACKAGE = Path(cupy_losses.__file__).parent
 RNG = np.random.default_rng(0)
@@ -412,7 +415,7 @@ def test_files_that_are_no_operands(
         ("--elements 0", "must be lengths of at least 1, such as 32768x32768, got '0'"),
         ("--elements 4x-1", "must be lengths of at least 1"),
         ("--elements 9999999x9999999", "--elements asks for 7.45e+05 GiB, this machine has"),
-        ("--elements 99999999999999999999999", "--elements asks for 7.45e+14 GiB"),
+        ("--elements 999999999999999999", "--elements asks for 7.45e+09 GiB"),
         ("--elements 3 --target missing.npy", "--elements makes its own operands"),
         ("--dtype int3", "'int3' is not one of 'float16', 'bfloat16', 'float32', 'float64'"),
         ("--loss no_loss", "'no_loss' is not one of"),
@@ -543,6 +546,46 @@ def test_info(capsys: Any) -> None:
     assert {"NumPy", "CuPy", "torch", "kernel cache"} <= set(facts)
     assert main(["info"]) == 0
     assert "kernel cache" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("of_torch", "nvrtc", "expected"),
+    [
+        (None, 0, []),
+        (0, 0, []),
+        (
+            1,
+            0,
+            ["torch is built for CUDA {other} and CuPy for CUDA {own}. They work together, but"],
+        ),
+        (1, 1, ["CuPy is built for CUDA {own} and found NVRTC {other}.0, which torch needs: pip "]),
+        (0, 1, ["CuPy is built for CUDA {own} and found NVRTC {other}.0: remove the CUDA wheels"]),
+        (
+            None,
+            1,
+            ["CuPy is built for CUDA {own} and found NVRTC {other}.0: remove the CUDA wheels"],
+        ),
+    ],
+)
+def test_info_of_two_versions_of_cuda(
+    of_torch: int | None,
+    nvrtc: int,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    """Wheels that torch needs are not to be removed; numbers are those of CuPy's version."""
+    cupy = requirements.imported("cupy", "cuda12")
+    own = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    cuda = None if of_torch is None else f"{own + of_torch}.0"
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(driver, "nvrtc_version", lambda: (own + nvrtc, 0))
+    assert main(["info", "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    found = [line for line in advice if "is built for" in line and "river" not in line]
+    starts = [line.format(own=own, other=own + 1) for line in expected]
+    assert len(found) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
 
 
 def test_info_names_what_is_missing(tmp_path: Path) -> None:

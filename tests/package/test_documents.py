@@ -66,8 +66,8 @@ class Block(NamedTuple):
 
     @property
     def of_driver(self) -> bool:
-        """Whether it uses what only a GPU has: streams, graphs, random numbers of CuPy."""
-        return re.search(r"\b(torch\.cuda|cp\.cuda|cp\.random)\.", self.code) is not None
+        """Whether it uses what only a GPU has: streams, graphs."""
+        return re.search(r"\b(torch\.cuda|cp\.cuda)\.", self.code) is not None
 
     @property
     def output(self) -> str | None:
