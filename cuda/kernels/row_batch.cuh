@@ -296,11 +296,13 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       }
     }
   }
-  // A vector is there as a whole if its first element is.
+  // A vector is there as a whole if its first element is, or its last one: a row may begin in it.
   template <class E>
   __device__ __forceinline__ void fetch_vector(Vector<E, LENGTH>& vector, int p,
                                                const E* from) const {
-    if (LENGTH >= 4 || holds(column(p))) vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+    if (LENGTH >= 4 || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
+      vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+    }
     if constexpr (LENGTH < 4 && PRESENT != ALL) {
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {

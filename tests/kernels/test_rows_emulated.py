@@ -212,6 +212,25 @@ def test_dtypes(case: RowCase, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("case", "columns", "dtype"),
+    [
+        levels.case(CROSS_ENTROPY, 131, "float64", default=True),
+        *exhaustive([CROSS_ENTROPY, TRIPLET], [11], ["float32", "bfloat16"]),
+        levels.case(TRIPLET, 131, "float64", default=False),
+    ],
+)
+def test_rows_that_begin_inside_vectors_of_two(
+    case: RowCase, columns: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second element of the vector in which a row begins is its first one."""
+    without_tiles(monkeypatch)
+    operands = case.draw(np.random.default_rng(20), (5, columns), DTYPES[dtype])
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, dtype=dtype)
+        assert any("Team<" in name and ", 2, " in name for name in names(device))
+
+
+@pytest.mark.parametrize(
     "shape",
     levels.first([(5,), (2, 70, 3, 5), (300, 2), (2, 1500), (1, 1), (4, 3, 2), (1, 4100)], 2),
 )
