@@ -243,11 +243,12 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
           // One number of four or eight bytes is aligned in any case.
           constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
           const auto* const from = address<S>(row, p);
-          if (COPIED &&
-              (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH)))) {
-            copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
-                address_of_thread(places + p * Team::NEIGHBOURS), from);
-            continue;
+          if constexpr (COPIED) {
+            if (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
+              copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
+                  address_of_thread(places + p * Team::NEIGHBOURS), from);
+              continue;
+            }
           }
 #endif
           Stored<S> vector;
