@@ -297,7 +297,8 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       }
     }
   }
-  // A vector is there as a whole if its first element is, or its last one: a row may begin in it.
+  // Vectors of four and more are there in any case; a word, or a vector of two, if its first
+  // element is, or its last one: a row may begin in it.
   template <class E>
   __device__ __forceinline__ void fetch_vector(Vector<E, LENGTH>& vector, int p,
                                                const E* from) const {
