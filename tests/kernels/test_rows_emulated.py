@@ -408,6 +408,21 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
                 close(result, value, 2e-5)
 
 
+def test_double_backward_of_rows_that_end_inside_a_batch() -> None:
+    """What is absent has no tangent: -inf times 0 would be NaN."""
+    rng = np.random.default_rng(21)
+    x, tangent = rng.standard_normal((2, 2, 1500)).astype(np.float32)
+    call, ordered = prepare_of(cross_entropy)(x, np.array([1, 1499]))
+    request = Request(tangents=(0,))
+    (expected,) = on_host(call, request, [tangent, *ordered])
+    with installed(check=False, seed=1) as device:
+        arrays = [device.asarray(np.asarray(a)) for a in (tangent, *ordered)]
+        backend, own = resolve(call, arrays[1:])
+        (result,) = backend.run(call, request, [arrays[0], *own])
+    assert expected is not None
+    close(result, expected, 2e-5)
+
+
 @pytest.mark.parametrize("layout", levels.first(["dense", "transposed"]))
 def test_launches_of_masks_and_weights(layout: str) -> None:
     """One, and one that sums what gradients of a mean are divided by; nothing is as large."""
