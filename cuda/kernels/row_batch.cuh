@@ -194,7 +194,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
     auto* const from = address<S>(row, p);
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
-      vector.at[j] = absent<typename Row::template Element<S>>();
+      vector.at[j] = absent<S>();
       if (holds(at + j)) vector.at[j] = from[j * row.layout.template step<S>()];
     }
   }
@@ -243,11 +243,12 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
           // One number of four or eight bytes is aligned in any case.
           constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
           const auto* const from = address<S>(row, p);
-          if (COPIED &&
-              (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH)))) {
-            copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
-                address_of_thread(places + p * Team::NEIGHBOURS), from);
-            continue;
+          if constexpr (COPIED) {
+            if (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
+              copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
+                  address_of_thread(places + p * Team::NEIGHBOURS), from);
+              continue;
+            }
           }
 #endif
           Stored<S> vector;
@@ -289,32 +290,36 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       const auto* const from = take_places<S, Team>(shared, slot) + shift;
       if (shift % LENGTH == 0) {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) fetch_vector(get<S>(vectors[p]), p, from + p * STRIDE);
+        for (int p = 0; p < VECTORS; ++p) fetch_vector<S>(get<S>(vectors[p]), p, from + p * STRIDE);
       } else {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) fetch_elements(get<S>(vectors[p]), p, from + p * STRIDE);
+        for (int p = 0; p < VECTORS; ++p)
+          fetch_elements<S>(get<S>(vectors[p]), p, from + p * STRIDE);
       }
     }
   }
-  // A vector is there as a whole if its first element is.
-  template <class E>
+  // Vectors of four and more are there in any case; a word, or a vector of two, if its first
+  // element is, or its last one: a row may begin in it.
+  template <int S, class E>
   __device__ __forceinline__ void fetch_vector(Vector<E, LENGTH>& vector, int p,
                                                const E* from) const {
-    if (LENGTH >= 4 || holds(column(p))) vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+    if (LENGTH >= 4 || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
+      vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+    }
     if constexpr (LENGTH < 4 && PRESENT != ALL) {
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        if (!holds(column(p) + j)) vector.at[j] = absent<E>();
+        if (!holds(column(p) + j)) vector.at[j] = absent<S>();
       }
     }
   }
-  template <class E>
+  template <int S, class E>
   __device__ __forceinline__ void fetch_elements(Vector<E, LENGTH>& vector, int p,
                                                  const E* from) const {
     E elements[LENGTH];
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
-      elements[j] = absent<E>();
+      elements[j] = absent<S>();
       if (holds(column(p) + j)) elements[j] = from[j];
     }
     vector = vector_of(elements);
@@ -327,10 +332,11 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       if constexpr (S == FIRST) elements[place] = hidden_element();
     }
   }
-  // A loss that HIDES elements reads one operand.
-  template <class E>
-  static __device__ __forceinline__ E absent() {
-    return convert<E>(PRESENT == OTHERS_HIDDEN ? T(-INFINITY) : T(0));
+  // A loss that HIDES elements reads one operand; its tangent is 0 where that is -inf.
+  template <int S>
+  static __device__ __forceinline__ auto absent() {
+    constexpr bool HIDDEN = PRESENT == OTHERS_HIDDEN && S == FIRST;
+    return convert<typename Row::template Element<S>>(HIDDEN ? T(-INFINITY) : T(0));
   }
   static __device__ __forceinline__ auto hidden_element() {
     return convert<typename Row::template Element<FIRST>>(T(-INFINITY));

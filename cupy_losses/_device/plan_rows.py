@@ -65,7 +65,7 @@ MANY_ROWS = 1024
 FEW_ROWS = 64
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
-VECTORS_OF_LINE = 8
+VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
 # runs at once, so that all end together: fewer where they work on several rows at a time, half as

@@ -212,6 +212,25 @@ def test_dtypes(case: RowCase, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("case", "columns", "dtype"),
+    [
+        levels.case(CROSS_ENTROPY, 131, "float64", default=True),
+        *exhaustive([CROSS_ENTROPY, TRIPLET], [11], ["float32", "bfloat16"]),
+        levels.case(TRIPLET, 131, "float64", default=False),
+    ],
+)
+def test_rows_that_begin_inside_vectors_of_two(
+    case: RowCase, columns: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second element of the vector in which a row begins is its first one."""
+    without_tiles(monkeypatch)
+    operands = case.draw(np.random.default_rng(20), (5, columns), DTYPES[dtype])
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, dtype=dtype)
+        assert any("Team<" in name and ", 2, " in name for name in names(device))
+
+
+@pytest.mark.parametrize(
     "shape",
     levels.first([(5,), (2, 70, 3, 5), (300, 2), (2, 1500), (1, 1), (4, 3, 2), (1, 4100)], 2),
 )
@@ -387,6 +406,21 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
                 assert result is not None
                 assert value is not None
                 close(result, value, 2e-5)
+
+
+def test_double_backward_of_rows_that_end_inside_a_batch() -> None:
+    """What is absent has no tangent: -inf times 0 would be NaN."""
+    rng = np.random.default_rng(21)
+    x, tangent = rng.standard_normal((2, 2, 1500)).astype(np.float32)
+    call, ordered = prepare_of(cross_entropy)(x, np.array([1, 1499]))
+    request = Request(tangents=(0,))
+    (expected,) = on_host(call, request, [tangent, *ordered])
+    with installed(check=False, seed=1) as device:
+        arrays = [device.asarray(np.asarray(a)) for a in (tangent, *ordered)]
+        backend, own = resolve(call, arrays[1:])
+        (result,) = backend.run(call, request, [arrays[0], *own])
+    assert expected is not None
+    close(result, expected, 2e-5)
 
 
 @pytest.mark.parametrize("layout", levels.first(["dense", "transposed"]))
