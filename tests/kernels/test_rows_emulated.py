@@ -637,6 +637,25 @@ def test_rows_of_two_dtypes_that_begin_anywhere(misalignment: int) -> None:
     np.testing.assert_allclose(result, cross_entropy(x, target, reduction="none"), rtol=1e-5)
 
 
+@pytest.mark.parametrize("columns", levels.first([5600, 5249]))
+@pytest.mark.parametrize("smoothing", levels.first([0.0, 0.1]))
+def test_a_rest_of_three_slots(
+    columns: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind batches of four; the row ends inside that of the last warp."""
+    monkeypatch.setattr(plan_rows, "BATCH_BYTES", 64)
+    x = np.random.default_rng(15).standard_normal((3, columns)).astype(np.float32)
+    target = np.array([0, columns - 1, 4999])
+    loss = functools.partial(cross_entropy, label_smoothing=smoothing, reduction="none")
+    slope = value_and_grad(functools.partial(cross_entropy, label_smoothing=smoothing))
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(x), device.asarray(target)
+        each, gradient = loss(*arrays).get(), slope(*arrays)[1].get()
+        assert all("Team<128, 128, 4, 4, 11," in name for name in names(device))
+    np.testing.assert_allclose(each, loss(x, target), rtol=1e-6)
+    np.testing.assert_allclose(gradient, slope(x, target)[1], rtol=1e-5, atol=1e-9)
+
+
 def check_last_rows(device: Device, rows: int, columns: int) -> None:
     """The last two of many rows, over sparse memory: their losses and gradients."""
     last = np.array([rows - 1, rows - 2])

@@ -226,6 +226,10 @@ EQUIVALENT: dict[str, str] = {
         "the same number for every size of team"
     ),
     "static constexpr int TOGETHER = ELEMENTS < 4 ? 4 : ELEMENTS;": "sums in another order",
+    "if (slot == Team::SLOTS - REST && begin >= 0 && share.end - begin > SLOT * REST) {": (
+        "a full batch as a partial one: slower"
+    ),
+    "constexpr bool FEW = decltype(elements)::NUMBERS < 8;": "hidden in the other place: slower",
     "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (

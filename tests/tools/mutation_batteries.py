@@ -602,6 +602,9 @@ def _ranks(device: Device, rng: Any) -> None:
         check((x, target), **smoothed)
     with _planned(CACHE_BYTES=1 << 10, WORKING_THREADS=256, MANY_ROWS=1):
         check((x, target), **smoothed)
+    # A rest of three slots behind batches of four, in which the row ends.
+    with _planned(BATCH_BYTES=64):
+        check((_scores(rng, 2, 5600), rng.integers(0, 5600, 2)))
     # Two teams of rows that are summed one by one, and one row more.
     many = _scores(rng, 129, 300), rng.integers(0, 300, 129)
     with _planned(CACHE_BYTES=1 << 8, WORKING_THREADS=256, MANY_ROWS=1):
