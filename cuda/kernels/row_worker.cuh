@@ -71,8 +71,8 @@ struct RowWorker {
   static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
   template <int SLOTS, Presence PRESENT = ALL>
   using Words = Batch<Row, Loss, TANGENTS, SLOTS * UNITS, UNIT, PRESENT>;
-  // Slots of a batch that is not full. Where neighbours end apart from others that are full, the
-  // others would wait while these went slot by slot.
+  // How many slots of a batch that is not full are taken at a time. Where several warps work on a
+  // row, all wait for the one in which it ends: that takes a batch at once.
   static constexpr int SLOTS_AT_THE_END = Loss::HIDES && Team::LANES > 32 ? Team::BATCH : 1;
   using WordsAtTheEnd = Words<SLOTS_AT_THE_END, (Loss::HIDES ? OTHERS_HIDDEN : SOME)>;
   static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot

@@ -55,9 +55,10 @@ HELD_TWICE = 8
 # A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
 # cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
 # of kernels/split_rows.cu, with the same bits. A row of more than CACHE_LIMIT a rank has splits on
-# every device. Without gradients one block computes all ranks of each of MANY_ROWS and more. A
-# cluster does so of up to FEW_ROWS, as it takes one launch. Splits are faster for all others on an
-# H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit beside each other.
+# every device. Without gradients one block computes all ranks of a row where there are MANY_ROWS
+# and more, and a cluster where there are up to FEW_ROWS, as it takes one launch. Splits are faster
+# for all others on an H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit
+# beside each other.
 CACHE_BYTES = 64 << 10
 CACHE_LIMIT = 128 << 10
 MAX_RANKS = 8
@@ -430,10 +431,11 @@ class RowLaunches(Launches):
         return team
 
     def _lane_bytes(self, row_bytes: int, operands: int) -> int:
+        is_short = row_bytes <= SHORT_ROW
         if operands > 1:
             each = self._loss.precise or row_bytes >= LONG_ROW
-            return PARALLEL_BYTES * (operands if each else 1)
-        if row_bytes <= SHORT_ROW:
+            return (SHORT_LANE_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
+        if is_short:
             return SHORT_LANE_BYTES
         return LANE_BYTES if row_bytes <= LONG_ROW else LONG_LANE_BYTES
 
