@@ -30,7 +30,7 @@ OF_ROOT = {
     "CHANGELOG.md": "changelog.md",
     **{
         f"benchmarks/results/{file.name}": f"results/{file.name}"
-        for file in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+        for file in sorted((ROOT / "benchmarks" / "results").iterdir())
     },
 }
 REFERENCE = "Reference"  # the part of the navigation that the modules are added to
