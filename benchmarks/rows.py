@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import cupy_losses
 from cupy_losses import value_and_grad
-from cupy_losses._commands.peers import liger_cross_entropy, quack_cross_entropy
+from cupy_losses._commands.peers import cross_entropy_of
 from tests.tables.rows import ROWS, RowCase
 
 from .measure import error_in_ulps, gradients
@@ -142,13 +142,13 @@ class Problem:
     @property
     def liger(self) -> Callable[..., Tensor] | None:
         """That of Liger-Kernel, where it is installed and has the loss."""
-        function = liger_cross_entropy() if self.of_liger else None
+        function = cross_entropy_of("liger-kernel") if self.of_liger else None
         return function and functools.partial(function, **self.options)
 
     @property
     def quack(self) -> Callable[..., Tensor] | None:
         """That of QuACK, where it is installed and has the loss."""
-        return quack_cross_entropy() if self.of_quack else None
+        return cross_entropy_of("quack-kernels") if self.of_quack else None
 
     @property
     def whole_shape(self) -> list[int]:

@@ -3,8 +3,8 @@
 //
 // Elements are moved in aligned vectors of 16 bytes, and their gradients written so. What a row
 // accumulates is read in words, neighbours after each other, which memory serves as fast wherever
-// a row begins: `shift` columns behind the beginning of an aligned vector. So who adds what follows
-// from columns alone, and never from an address.
+// a row begins: `shift` columns behind the beginning of a line of the cache. So who adds what
+// follows from columns alone, and never from an address.
 #pragma once
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
@@ -167,8 +167,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   template <int S>
   __device__ __forceinline__ void load_array(const Row& row, int shift) {
     if constexpr (Row::template is_read<S>()) {
-      constexpr bool VECTOR = bool(Row::Rows::VECTORISED >> S & 1u);
-      if (VECTOR && shift % LENGTH == 0) {
+      if (shift % LENGTH == 0) {
 #pragma unroll
         for (int p = 0; p < VECTORS; ++p) load_vector_of<S>(row, p, get<S>(vectors[p]));
       } else {

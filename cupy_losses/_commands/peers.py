@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -63,32 +64,31 @@ def _compiled(function: LossFunction, operands: Sequence[Array]) -> Works:
 
 
 def _liger(function: LossFunction, operands: Sequence[Array]) -> Works:
-    kernel = _kernel(liger_cross_entropy, "liger-kernel", function, operands)
+    kernel = _kernel("liger-kernel", function, operands)
     return _of_torch(kernel, operands, overwrites=True)
 
 
 def _quack(function: LossFunction, operands: Sequence[Array]) -> Works:
-    kernel = _kernel(quack_cross_entropy, "quack-kernels", function, operands)
+    kernel = _kernel("quack-kernels", function, operands)
     return _of_torch(kernel, operands)
 
 
-def _kernel(
-    find: Callable[[], Callable[..., Any] | None],
-    package: str,
-    function: LossFunction,
-    operands: Sequence[Array],
-) -> Callable[..., Any]:
+def _kernel(package: str, function: LossFunction, operands: Sequence[Array]) -> Callable[..., Any]:
     """The cross entropy of a package of kernels."""
     _check_on_gpu(operands)
     if function.name != "cross_entropy":
         raise LeftOut("measured of cross_entropy alone")
-    kernel = find()
+    kernel = cross_entropy_of(package)
     if kernel is None:
         raise LeftOut(f"not installed: pip install {package}")
     return kernel
 
 
 OURS = "cupy_losses"
+CROSS_ENTROPY = {
+    "liger-kernel": "liger_kernel.transformers.functional:liger_cross_entropy",
+    "quack-kernels": "quack.cross_entropy:cross_entropy",
+}
 PEERS: dict[str, Callable[[LossFunction, Sequence[Array]], Works]] = {
     "plain": _plain,
     "torch": _eager,
@@ -154,24 +154,12 @@ def _tensor(array: Array) -> Any:
 
 
 @functools.cache
-def liger_cross_entropy() -> Callable[..., Any] | None:
-    """That of Liger-Kernel, where it is installed."""
+def cross_entropy_of(package: str) -> Callable[..., Any] | None:
+    """That of a package of kernels, where it is installed."""
     try:
-        from liger_kernel.transformers.functional import liger_cross_entropy
+        kernel: Callable[..., Any] = pkgutil.resolve_name(CROSS_ENTROPY[package])
     except ImportError:
         return None
-    kernel: Callable[..., Any] = liger_cross_entropy
-    return kernel
-
-
-@functools.cache
-def quack_cross_entropy() -> Callable[..., Any] | None:
-    """That of QuACK, where it is installed."""
-    try:
-        from quack.cross_entropy import cross_entropy
-    except ImportError:
-        return None
-    kernel: Callable[..., Any] = cross_entropy
     return kernel
 
 

@@ -38,7 +38,7 @@ from cupy_losses._commands.problem import Drawn, Problem, WrongError
 from cupy_losses._device import driver
 
 from .. import emulator
-from ..tools import requirements
+from ..tools import commands, requirements
 
 MILLISECONDS = 2.0
 
@@ -59,17 +59,14 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bench(capsys: Any, *arguments: str) -> tuple[int, str, str]:
     """The exit code of `bench` on NumPy, and what it printed."""
-    code = main(["bench", "--backend", "numpy", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+    return commands.run(capsys, "bench", *arguments)
 
 
 def report(capsys: Any, *arguments: str) -> dict[str, Any]:
     """What `bench --json` prints."""
     code, out, err = bench(capsys, "--json", *arguments)
     assert (code, err) == (0, "")
-    result: dict[str, Any] = json.loads(out)
-    return result
+    return commands.read(out)
 
 
 def test_json(capsys: Any) -> None:
@@ -280,8 +277,7 @@ def test_who_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     monkeypatch.setattr(peers, "_check_on_gpu", lambda operands: None)
     for name in ("torch", "liger_kernel", "quack"):
         monkeypatch.setitem(sys.modules, name, None)
-    for find in ("liger_cross_entropy", "quack_cross_entropy"):
-        monkeypatch.setattr(peers, find, getattr(peers, find).__wrapped__)
+    monkeypatch.setattr(peers, "cross_entropy_of", peers.cross_entropy_of.__wrapped__)
     result = report(capsys, "--elements", "12x5")
     assert {row["peer"] for row in result["results"]} == {"cupy_losses", "plain"}
     reasons = {(row["peer"], *row["losses"]): row["reason"] for row in result["left_out"]}
@@ -340,8 +336,8 @@ def test_libraries_of_kernels(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     # Into the dictionary: to look for the module would import it, which takes a second.
     reset = SimpleNamespace(reset=lambda: compiled.clear())
     monkeypatch.setitem(vars(torch), "_dynamo", reset)
-    monkeypatch.setattr(peers, "liger_cross_entropy", lambda: overwriting)
-    monkeypatch.setattr(peers, "quack_cross_entropy", lambda: torch.nn.functional.cross_entropy)
+    kernels = {"liger-kernel": overwriting, "quack-kernels": torch.nn.functional.cross_entropy}
+    monkeypatch.setattr(peers, "cross_entropy_of", kernels.get)
     result = report(capsys, "cross_entropy", "--elements", "12x5", "--no-gradient")
     assert len(result["results"]) == 1 + len(peers.PEERS)
     assert not [row for row in result["results"] if row["failure"]]

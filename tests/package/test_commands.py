@@ -23,7 +23,7 @@ from cupy_losses._device import driver
 
 from .. import emulator
 from ..tables.losses import SIMPLE
-from ..tools import requirements
+from ..tools import commands, requirements
 
 PACKAGE = Path(cupy_losses.__file__).parent
 RNG = np.random.default_rng(0)
@@ -31,21 +31,14 @@ RNG = np.random.default_rng(0)
 
 def evaluate(capsys: Any, *arguments: str) -> tuple[int, str, str]:
     """The exit code of `evaluate` on NumPy, and what it printed."""
-    code = main(["evaluate", "--backend", "numpy", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+    return commands.run(capsys, "evaluate", *arguments)
 
 
 def report(capsys: Any, *arguments: str) -> dict[str, Any]:
-    """What `evaluate --json` prints, read by the rules of JSON alone."""
+    """What `evaluate --json` prints."""
     code, out, _ = evaluate(capsys, "--json", *arguments)
     assert code == 0
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    result: dict[str, Any] = json.loads(out, parse_constant=refuse)
-    return result
+    return commands.read(out)
 
 
 def saved(folder: Path, **arrays: Any) -> list[str]:
