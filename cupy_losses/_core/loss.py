@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import operator
 import re
@@ -17,6 +18,8 @@ from .shapes import ArraySpec, Shape
 from .types import Reduction
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+
+Formula = Callable[..., Any]
 
 
 def of_weight(name: str) -> str:
@@ -72,24 +75,31 @@ class Loss(ABC):
 
     Attributes:
         name: Names the loss in the package; variants of a formula have names of their own.
+        struct: The class template of its formula in C++, one of cuda/losses or one that `source`
+            defines.
+        formula: Its formula in NumPy; None where there is none.
         operands: The argument names of the arrays.
         parameters: The names of the hyper-parameters, in the order of `Call.parameters`.
         integers: Those of them that are integers, the others being real.
         reductions: The reductions that it has.
         domains: The ranges of operands, which are checked on demand.
         overwrites: Whether the gradient of the first operand takes its memory.
+        source: The C++ source of the struct, where cuda/ has none.
         of_user: Whether a user defined it: it is not listed, and pickled with its definition.
         key: The name, which tells losses of a user apart by their definition too.
 
     """
 
     name: str
+    struct: str
+    formula: Formula | None
     operands: tuple[str, ...] = ("input", "target")
     parameters: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     reductions: tuple[str, ...] = REDUCTIONS
     domains: Mapping[str, Domain] = field(default_factory=dict)
     overwrites: bool = False
+    source: str = ""
     of_user: bool = False
     key: str = field(init=False)
 
@@ -118,8 +128,11 @@ class Loss(ABC):
 
     @property
     def definition(self) -> str:
-        """What tells losses of a user that have the same name apart."""
-        return ""
+        """What tells losses of a user that have the same name apart: the source and the formula."""
+        if not self.source:
+            return ""
+        text = self.source + getattr(self.formula, "fingerprint", "")
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand, given the arrays of the call."""
@@ -318,6 +331,3 @@ class Domain:
 def digits(value: float) -> str:
     """A number in a message: an integer in full."""
     return str(value) if isinstance(value, int) else f"{value:g}"
-
-
-Formula = Callable[..., Any]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .dtypes import check_dtypes
-from .loss import Call, Formula, Loss, Request, of_weight
+from .loss import Call, Loss, Request, of_weight
 from .outputs import PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -25,10 +24,10 @@ from .shapes import (
 class PointwiseFormula(Loss):
     """A pointwise loss without its kernels: its formula for the device and for the host.
 
+    The struct is of the arithmetic type and then `options`; its fields are `parameters`. The
+    formula in NumPy is called with the operands and, by keyword, the parameters.
+
     Attributes:
-        struct: The class template of the formula, of the arithmetic type and then `options`, whose
-            fields are `parameters`: one of cuda/losses/pointwise.cuh, or one that `source` defines.
-        formula: The same in NumPy, called with the operands and, by keyword, the parameters.
         options: The arguments of the template behind the arithmetic type.
         weighted_mean: Whether a weighted mean divides by the sum of the weights, not by the number
             of elements.
@@ -36,26 +35,14 @@ class PointwiseFormula(Loss):
             over rows.
         same_shape: Torch's demand that input and target do not broadcast.
         warns_of_broadcasting: Torch's warning where they do.
-        source: The C++ source of the struct, where cuda/ has none.
 
     """
 
-    struct: str
-    formula: Formula | None
     options: tuple[bool, ...] = ()
     weighted_mean: bool = True
     row_means: bool = False
     same_shape: bool = False
     warns_of_broadcasting: bool = False
-    source: str = ""
-
-    @property
-    def definition(self) -> str:
-        """The source and the formula of a loss of a user."""
-        if not self.source:
-            return ""
-        text = self.source + getattr(self.formula, "fingerprint", "")
-        return hashlib.sha256(text.encode()).hexdigest()
 
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape that the operands of a call broadcast to; raises unless they fit."""

@@ -42,14 +42,14 @@ class RowFormula(Loss):
     Any call may have a mask and a weight of rows. What the mask leaves out is ignored. The weight
     multiplies the loss of a row and its term of the denominator of a mean.
 
+    The struct is of the arithmetic type, `options`, where the loss takes weights, whether there are
+    any, and, where it is `precise`, whether the elements have half precision and how many of a row
+    a thread holds. Its fields are `parameters`, the integers first. `_host/rows.py` says what the
+    formula in NumPy is.
+
     Attributes:
-        struct: The class template of the formula in C++, of the arithmetic type, `options`, where
-            the loss takes weights, whether there are any, and, where it is `precise`, whether the
-            elements have half precision and how many of a row a thread holds. Its fields are
-            `parameters`, the integers first.
-        formula: The same in NumPy, see `_host/rows.py`.
         roles: What each operand holds.
-        options: See `struct`.
+        options: See above.
         classes: See above.
         weights: Whether the loss takes weights of classes.
         weighs_elements: See above.
@@ -60,11 +60,10 @@ class RowFormula(Loss):
             elements of a row, their weights, and the weight of each row's class or else the target.
         broadcasts: Whether operands of elements broadcast.
         gathers: Whether the element of the target is all that is read of a row.
-        precise: See `struct`.
+        precise: See above.
 
     """
 
-    struct: str
     formula: Formula
     roles: Mapping[str, str]
     options: tuple[bool | int, ...] = ()
