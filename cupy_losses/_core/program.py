@@ -104,6 +104,32 @@ class Program:
         """The value, of arrays or of numbers that carry derivatives."""
         return self._results(*operands, **parameters)[-1]
 
+    def part(
+        self, place: int, names: Mapping[int, str], operands: Sequence[str] | None = None
+    ) -> Program:
+        """The program of one of the values, with only the steps that it needs.
+
+        Args:
+            place: The place of the value.
+            names: Names of operands that stand for values, by their places.
+            operands: The names of all operands of the part, or None for those of the whole.
+
+        """
+        needed, values = {place}, self.values[: place + 1]
+        for k, value in reversed(list(enumerate(values))):
+            if k in needed and k not in names and isinstance(value, Step):
+                needed.update(value.arguments)
+        places: dict[int, int] = {}
+        kept: list[str | float | Step] = []
+        for k in sorted(needed):
+            places[k] = len(kept)
+            value = names.get(k, values[k])
+            if isinstance(value, Step):
+                value = Step(value.function, tuple(places[j] for j in value.arguments))
+            kept.append(value)
+        operands = self.operands if operands is None else tuple(operands)
+        return Program(operands, self.parameters, tuple(kept))
+
     def switches(self, *operands: Any, **parameters: float) -> list[Any]:
         """The numbers whose signs decide between the sides of the formula: there are its kinks."""
         results = self._results(*operands, **parameters)

@@ -180,20 +180,7 @@ class _Recorder:
             except _TraceError:
                 raise _TraceError(f"it must return one number, got {_described(result)}") from None
         last = self.number(result).place
-        needed = {last}
-        for k in range(last, -1, -1):
-            value = self._values[k]
-            if k in needed and isinstance(value, Step):
-                needed.update(value.arguments)
-        places: dict[int, int] = {}
-        values: list[str | float | Step] = []
-        for k in sorted(needed):
-            places[k] = len(values)
-            value = self._values[k]
-            if isinstance(value, Step):
-                value = Step(value.function, tuple(places[j] for j in value.arguments))
-            values.append(value)
-        return Program(self._operands, self._parameters, tuple(values))
+        return Program(self._operands, self._parameters, tuple(self._values)).part(last, {})
 
 
 def _constant(x: Any) -> float:
