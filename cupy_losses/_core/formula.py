@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .program import cpp_name
+from .row_program import RowProgram
+
 _MARK = "formula of "
 
 
@@ -24,17 +27,15 @@ def source(name: str, formula: str, operands: Sequence[str], parameters: Sequenc
     The formula keeps its lines and columns, under a file name of its own. It may not depend on all
     operands: the result takes the type that they meet in.
     """
-    fields = "".join(f"  Parameter<T> {parameter};\n" for parameter in parameters)
     types = [f"N{k}" for k in range(len(operands))]
-    arguments = ", ".join(f"{t} {operand}" for t, operand in zip(types, operands, strict=True))
-    expression = re.search(r"\breturn\b", formula) is None
+    arguments = _arguments(operands)
     return f"""
 template <class T>
 struct {struct_of(name)} {{
-{fields}
+{_fields(parameters)}
   template <{", ".join(f"class {t}" for t in types)}>
   __device__ __forceinline__ auto formula({arguments}) const {{
-    {"return" if expression else ""}
+    {_return(formula)}
 #line 1 "{_MARK}{name}"
 {formula}
 #line 1 "end of the {_MARK}{name}"
@@ -46,6 +47,64 @@ struct {struct_of(name)} {{
   }}
 }};
 """
+
+
+def row_struct_of(name: str) -> str:
+    """The class template of a loss over rows."""
+    return f"Rows_{name}"
+
+
+def row_formula(name: str, program: RowProgram) -> str:
+    """The class template of a formula of rows, as cuda/losses/sums.cuh wants it."""
+    operands, parameters = map(cpp_name, program.operands), map(cpp_name, program.parameters)
+    names = [*operands]
+    sizes = f"OPERANDS = {len(names)}, SUMS = {len(program.terms)}"
+    methods = []
+    for k, term in enumerate(program.terms):
+        methods.append(_method("term", [f"Constant<{k}>"], names, term.cpp()))
+    length, *sums = program.loss.operands
+    methods.append(_method("loss", [f"Real<T> {length}"], sums, program.loss.cpp()))
+    return (
+        f"template <class T>\nstruct {struct_of(name)} {{\n"
+        f"  static constexpr int {sizes};\n{_fields([*parameters])}\n{''.join(methods)}}};"
+    )
+
+
+def row_source(name: str, formula: str) -> str:
+    """The class template of a loss over rows, of that of its formula."""
+    struct = struct_of(name)
+    return f"""
+#line 1 "{_MARK}{name}"
+{formula}
+#line 1 "end of the {_MARK}{name}"
+template <class T>
+using {row_struct_of(name)} = OfSums<T, {struct}<T>>;
+"""
+
+
+def _method(name: str, first: Sequence[str], operands: Sequence[str], body: str) -> str:
+    """A method of a formula, of numbers of any type."""
+    lines = f"{_return(body)} {body};".lstrip() if _return(body) else body
+    text = "".join(f"    {line}\n" for line in lines.split("\n"))
+    return (
+        f"  template <{', '.join(f'class N{k}' for k in range(len(operands)))}>\n"
+        f"  __device__ __forceinline__ auto {name}({', '.join([*first, _arguments(operands)])}) "
+        f"const {{\n{text}  }}\n"
+    )
+
+
+def _fields(parameters: Sequence[str]) -> str:
+    return "".join(f"  Parameter<T> {parameter};\n" for parameter in parameters)
+
+
+def _arguments(operands: Sequence[str]) -> str:
+    """The operands as arguments, each of a type of its own."""
+    return ", ".join(f"N{k} {operand}" for k, operand in enumerate(operands))
+
+
+def _return(formula: str) -> str:
+    """What stands in front of a formula that is an expression."""
+    return "return" if re.search(r"\breturn\b", formula) is None else ""
 
 
 def explained(source: str, log: str) -> str:

@@ -67,7 +67,11 @@ not not_eq nullptr operator or or_eq private protected public register reinterpr
 signed sizeof static static_assert static_cast struct switch template this thread_local throw true
 try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
-_TAKEN = {*_KEYWORDS.split(), *_CALLS.values(), "T", "Real", "Parameter", "Highest", "formula"}
+_TAKEN = {
+    *(*_KEYWORDS.split(), *_CALLS.values()),
+    *("T", "Real", "Parameter", "Highest", "Constant", "OPERANDS", "SUMS"),
+    *("formula", "term", "loss"),
+}
 _LONGEST = 60  # characters of an expression that has no name
 
 

@@ -1,14 +1,14 @@
 """Tracing: a formula in Python is called once, with values that record what is done to them.
 
-What comes of it is a `Program`, which serves the host and the device. What cannot be traced is an
-error that shows the line of the function and says what to write instead.
+What comes of it is a `Program`, or a `RowProgram`, which serves the host and the device. What
+cannot be traced is an error that shows the line of the function and says what to write instead.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
+from .row_program import LENGTH, MOST_SUMS, RowProgram
 
 _WORDS = "Python's operators and NumPy's functions of one element"
 _BRANCH = (
@@ -33,6 +34,12 @@ _REDUCED = (
     "{} is over several elements, and a formula is of one: leave it to reduction= of the loss, or "
     "make the result an operand"
 )
+_ACCUMULATED = "{} is no sum, and sums are what a row accumulates: write np.sum or np.mean"
+_SECOND_PASS = (
+    "an element meets a sum here, which would take a second pass over the row: sum the elements "
+    "alone, or make what is of the row, such as its mean, an operand of shape (…, 1)"
+)
+_NO_SUM = "the loss of a row is one number: return one made of np.sum or np.mean of the elements"
 _REDUCTIONS = {
     *("all", "amax", "amin", "any", "argmax", "argmin", "argsort", "average", "count_nonzero"),
     *("cumprod", "cumsum", "dot", "einsum", "max", "mean", "median", "min", "nanmax", "nanmean"),
@@ -83,8 +90,25 @@ def trace(
         TypeError: If it does what no formula can.
 
     """
-    recorder = _Recorder(operands, parameters)
-    values = {argument: recorder.named(argument) for argument in (*operands, *parameters)}
+    return _traced(_Recorder(operands, parameters), name, function, by_keyword)
+
+
+def trace_rows(
+    name: str,
+    function: Callable[..., Any],
+    operands: Sequence[str],
+    parameters: Sequence[str],
+    by_keyword: Sequence[str] = (),
+) -> RowProgram:
+    """The same of a function of whole rows, which makes one number of sums over their elements."""
+    recorder = _RowRecorder(operands, parameters)
+    return RowProgram.split(_traced(recorder, name, function, by_keyword))
+
+
+def _traced(
+    recorder: _Recorder, name: str, function: Callable[..., Any], by_keyword: Sequence[str]
+) -> Program:
+    values = recorder.arguments()
     keywords = {argument: values.pop(argument) for argument in by_keyword}
     try:
         return recorder.program(function(*values.values(), **keywords))
@@ -122,17 +146,30 @@ def _located(name: str, message: str, traceback: TracebackType | None) -> str:
 
 
 class _Recorder:
-    """The values of a formula that is being traced; equal ones are one."""
+    """The values of a formula that is being traced; equal ones are one.
+
+    Attributes:
+        reductions: The functions over several elements that a formula may use, by name.
+
+    """
+
+    reductions: Mapping[str, Callable[[Any], Value]]
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         self._operands = tuple(operands)
         self._parameters = tuple(parameters)
+        self.reductions = {}
         self._values: list[str | float | Step] = []
         self._places: dict[Any, int] = {}
 
-    def named(self, name: str) -> Value:
-        """An operand or a parameter."""
-        return self._value(name, varies=name in self._operands)
+    def arguments(self) -> dict[str, Value]:
+        """The operands and the parameters."""
+        names = (*self._operands, *self._parameters)
+        return {name: self._value(name, of_element=name in self._operands) for name in names}
+
+    def refusal(self, shown: str) -> str:
+        """Why a function over several elements is none of a formula."""
+        return _REDUCED.format(shown)
 
     def _value(self, value: str | float | Step, **what: bool) -> Value:
         key = repr(value) if isinstance(value, float) else value  # 0.0 and -0.0 differ
@@ -169,8 +206,12 @@ class _Recorder:
                 )
             values = [self.number(x) for x in arguments]
         step = Step(function, tuple(value.place for value in values))
-        varies = any(value.varies for value in values)
-        return self._value(step, varies=varies, is_condition=function in CONDITIONS)
+        return self._value(
+            step,
+            of_element=any(value.of_element for value in values),
+            of_row=any(value.of_row for value in values),
+            is_condition=function in CONDITIONS,
+        )
 
     def program(self, result: Any) -> Program:
         """The program of a result, without the steps that it does not need."""
@@ -181,6 +222,49 @@ class _Recorder:
                 raise _TraceError(f"it must return one number, got {_described(result)}") from None
         last = self.number(result).place
         return Program(self._operands, self._parameters, tuple(self._values)).part(last, {})
+
+
+class _RowRecorder(_Recorder):
+    """The values of a formula of rows: of each element, or of what is added up over a row."""
+
+    def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
+        super().__init__(operands, parameters)
+        self.reductions = {"sum": self._sum, "mean": self._mean, "size": self._size}
+
+    def refusal(self, shown: str) -> str:
+        """Only sums are accumulated."""
+        return _ACCUMULATED.format(shown)
+
+    def step(self, function: Callable[..., Any], *arguments: Any) -> Value:
+        """A function of values of elements alone, or of sums alone."""
+        value = super().step(function, *arguments)
+        if value.of_element and value.of_row:
+            raise _TraceError(_SECOND_PASS)
+        return value
+
+    def program(self, result: Any) -> Program:
+        """The program of a result, which is one number of a row."""
+        program = super().program(result)
+        sums = [x for x in program.values if isinstance(x, Step) and x.function is np.sum]
+        if not sums or result.of_element:
+            raise _TraceError(_NO_SUM)
+        if len(sums) > MOST_SUMS:
+            raise _TraceError(f"a formula has at most {MOST_SUMS} different sums, not {len(sums)}")
+        return program
+
+    def _sum(self, x: Any) -> Value:
+        term = self.number(x)
+        if term.of_row:
+            raise _TraceError(_SECOND_PASS)
+        if not term.of_element:
+            raise _TraceError("a sum must be of operands, not of a number that all elements have")
+        return self._value(Step(np.sum, (term.place,)), of_row=True)
+
+    def _mean(self, x: Any) -> Value:
+        return self.step(np.true_divide, self._sum(x), self._size(x))
+
+    def _size(self, x: Any) -> Value:
+        return self._value(LENGTH, of_row=True)
 
 
 def _constant(x: Any) -> float:
@@ -236,22 +320,31 @@ class Value:
     Attributes:
         recorder: What records it.
         place: Its place there.
-        varies: Whether it depends on an operand.
+        of_element: Whether it depends on an operand element by element.
+        of_row: Whether it depends on all elements of a row.
+        varies: Whether it depends on an operand at all.
         is_condition: Whether it is the result of a comparison.
 
     """
 
     def __init__(
-        self, recorder: _Recorder, place: int, varies: bool = False, is_condition: bool = False
+        self,
+        recorder: _Recorder,
+        place: int,
+        of_element: bool = False,
+        of_row: bool = False,
+        is_condition: bool = False,
     ) -> None:
         self.recorder = recorder
         self.place = place
-        self.varies = varies
+        self.of_element = of_element
+        self.of_row = of_row
+        self.varies = of_element or of_row
         self.is_condition = is_condition
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__":
-            raise _TraceError(_REDUCED.format(f"np.{ufunc.__name__}.{method}"))
+            raise _TraceError(self.recorder.refusal(f"np.{ufunc.__name__}.{method}"))
         _without(options, ufunc.__name__)
         return _apply(self.recorder, ufunc, *inputs)
 
@@ -264,8 +357,15 @@ class Value:
             return self.recorder.step(np.where, *args)
         if function is np.clip:
             return _clipped(*args, **options)
+        if name in self.recorder.reductions:
+            if len(args) > 1 or options:
+                raise _TraceError(
+                    f"np.{name} takes the elements of a row and nothing else in a formula: the "
+                    "axis is an argument of the loss"
+                )
+            return self.recorder.reductions[name](*args)
         if name in _REDUCTIONS:
-            raise _TraceError(_REDUCED.format(shown))
+            raise _TraceError(self.recorder.refusal(shown))
         raise _TraceError(_unknown(shown, name))
 
     @classmethod
@@ -280,8 +380,10 @@ class Value:
 
     def __getattr__(self, name: str) -> NoReturn:
         message = f"{_ELEMENT}: it has no .{name}"
-        if name in _REDUCTIONS:
-            message = _REDUCED.format(f".{name}()")
+        if name in self.recorder.reductions:
+            message = f"a value of a formula has no methods: write np.{name}(x)"
+        elif name in _REDUCTIONS:
+            message = self.recorder.refusal(f".{name}()")
         elif name == "clip" or isinstance(getattr(np, name, None), np.ufunc):
             message = f"a value of a formula has no methods: write np.{name}"
         raise AttributeError(message, name=name, obj=self)
