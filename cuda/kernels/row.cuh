@@ -2,6 +2,7 @@
 #pragma once
 #include "losses/combinators.cuh"
 #include "losses/rows.cuh"
+#include "losses/sums.cuh"
 #include "memory/layout.cuh"
 
 #ifndef INFINITY

@@ -566,7 +566,12 @@ class RowLaunches(Launches):
             *pointers,
         )
         kernel = compiler.kernel(
-            f"kernels/{schedule}.cu", name, team.threads, problem.device, shared=shared
+            f"kernels/{schedule}.cu",
+            name,
+            team.threads,
+            problem.device,
+            self._loss.source,
+            shared,
         )
         counter, partials = self._workspace(segments, values, -(-segments // TEAM))
         arguments = [
@@ -670,7 +675,12 @@ class RowLaunches(Launches):
             *pointers,
         )
         kernel = compiler.kernel(
-            f"kernels/{tiles.kernel}.cu", name, tiles.threads, problem.device, shared=tiles.shared
+            f"kernels/{tiles.kernel}.cu",
+            name,
+            tiles.threads,
+            problem.device,
+            self._loss.source,
+            tiles.shared,
         )
         segments = min(-(-self._rows // tiles.rows), TILE_SEGMENTS)
         counter, partials = self._workspace(segments, results.values)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._core.loss import FORWARD, Call, Request
-from .._core.pointwise import PointwiseFormula
+from .._core.loss import FORWARD, Call, Loss, Request
 from .._core.program import Program
+from .._core.row_program import RowProgram
 from .._device import driver
 from .._libraries.registry import resolve
 from . import points as places
@@ -20,33 +20,42 @@ from .compilation import compile_for_all
 from .findings import Exact, Findings
 from .report import Report
 
+_DRAWN = 2  # elements of a row
+_MOST = 4  # elements of a row of a user's
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @np.errstate(all="ignore")
-def verify(
-    loss: PointwiseFormula, parameters: Mapping[str, float], operands: Sequence[ArrayLike]
-) -> Report:
-    """Check a loss at points of one's own, or, without operands, at points that are drawn."""
+def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[ArrayLike]) -> Report:
+    """Check a loss at points of one's own, or, without operands, at points that are drawn.
+
+    A formula of rows is checked as one of each element of rows of a few.
+    """
     formula: Formula | None = getattr(loss.formula, "function", None)
+    names, length = loss.operands, 1
+    points = [np.asarray(x, np.float64).ravel() for x in operands]
+    if isinstance(formula, RowProgram):
+        length = _length_of(operands)
+        formula = formula.unrolled(length)
+        names = formula.operands
+        points = [x[k::length] for x in points for k in range(length)]
     call = Call(loss, "none", tuple(parameters.values()), False, False)
-    findings = Findings(loss.operands)
+    findings = Findings(names)
     checked = []
     try:
         checked.append(compile_for_all(call))
     except (RuntimeError, ValueError) as error:
         findings.problems.append(f"it was not compiled: {error}")
-    points = [np.asarray(x, np.float64).ravel() for x in operands]
     kinks: tuple[list[Array], list[Array]] = ([], [])
     if not operands:
-        points = places.drawn(len(loss.operands), list(parameters.values()))
+        points = places.drawn(len(names), list(parameters.values()))
         if isinstance(formula, Program):
             kinks = places.at_kinks(formula.switches, points, parameters)
             points = [np.concatenate(parts) for parts in zip(points, *kinks, strict=True)]
     has_gpu = not findings.problems and _has_gpu()
     for dtype in _DTYPES:
         at = [x.astype(dtype) for x in points]
-        on_device = derivatives_on_device(call, at) if has_gpu else None
+        on_device = derivatives_on_device(call, at, length) if has_gpu else None
         if formula is None:
             if on_device is not None:
                 findings.undefined(on_device, at, f" on the GPU in {dtype}")
@@ -89,20 +98,40 @@ def _has_gpu() -> bool:
     return True
 
 
-def derivatives_on_device(call: Call, points: Sequence[Array]) -> dict[Quantity, Array]:
-    """All quantities of a loss, computed by its kernels."""
+def _length_of(operands: Sequence[ArrayLike]) -> int:
+    """The elements of a row that are points of a check."""
+    shapes = {np.shape(x) for x in operands}
+    if not shapes:
+        return _DRAWN
+    *others, shape = shapes
+    length: int = shape[-1] if shape else 0
+    if others or length not in range(1, _MOST + 1):
+        raise ValueError(
+            f"points of rows must be arrays of one shape, whose last axis has up to {_MOST} "
+            f"elements, got {', '.join(map(str, sorted(shapes)))}"
+        )
+    return length
+
+
+def derivatives_on_device(
+    call: Call, points: Sequence[Array], length: int
+) -> dict[Quantity, Array]:
+    """All quantities of a loss, computed by its kernels, of rows of so many elements."""
     cupy = driver.require_gpu()
-    library, operands = resolve(call, [cupy.asarray(x) for x in points])
+    starts = range(0, len(points), length)
+    rows = [cupy.asarray(np.stack(points[k : k + length], axis=-1)) for k in starts]
+    library, operands = resolve(call, rows)
 
     def run(request: Request, *tangents: Any) -> list[Array]:
         results: list[Any] = library.run(call, request, (*tangents, *operands))
         return [result.get() for result in results]
 
-    found: dict[Quantity, Array] = {(): run(FORWARD)[0]}
+    found: dict[Quantity, Array] = {(): run(FORWARD)[0].ravel()}
     for quantity in quantities(len(points)):
         if len(quantity) == 2:
-            j, k = quantity
-            request = Request(wanted=(k,), tangents=(j,))
-            tangent = cupy.full(operands[j].shape, 1, operands[j].dtype)
-            found[(j,)], found[quantity] = run(request, tangent)
+            (j, column), (k, of_column) = (divmod(n, length) for n in quantity)
+            along = np.zeros((len(points[0]), length), points[0].dtype)
+            along[:, column] = 1
+            value, slope = run(Request(wanted=(k,), tangents=(j,)), cupy.asarray(along))
+            found[quantity[:1]], found[quantity] = value.ravel(), slope[:, of_column]
     return found

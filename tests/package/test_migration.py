@@ -48,6 +48,10 @@ def huber(p: Any, t: Any) -> Any:
     return np.where(d <= 0.7, 0.5 * d**2, 0.7 * (d - 0.35))
 
 
+def dice(p: Any, y: Any) -> Any:
+    return 1 - (2 * (p * y).sum(-1) + 1e-5) / (p.sum(-1) + y.sum(-1) + 1e-5)
+
+
 def log_softmax(x: Any) -> Any:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
@@ -150,6 +154,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "triplet(anchor, positive, negative, margin=0.2)": triplet,
     "FocalLoss()(logits, labels)": lambda x, y: focal(x, y).mean(),
     "FocalLoss(alpha=0.3)(logits, labels)": lambda x, y: focal(x, y, 0.3).mean(),
+    "DiceLoss()(q[:, None], labels[:, None])": lambda p, y: dice(p, y).mean(),
 }
 
 
@@ -166,6 +171,15 @@ def test_all_rows_of_migration_are_computed() -> None:
     assert rows_of_migration().keys() == FORMULAS.keys()
 
 
+def own_losses() -> dict[str, Any]:
+    """What the page of formulas defines that the table names."""
+    text = (PAGE.parent / "formulas.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n([^`]*def dice_loss[^`]*)```", text)
+    found: dict[str, Any] = {}
+    exec(block, found)
+    return {"dice_loss": found["dice_loss"]}
+
+
 @pytest.mark.parametrize("theirs", FORMULAS)
 def test_migration(theirs: str) -> None:
     """The same number, from the arrays that their call names, in its order."""
@@ -173,7 +187,7 @@ def test_migration(theirs: str) -> None:
     # A keyword of the same name as its value is one argument.
     arguments = list({id(array): array for array in arrays}.values())
     names = {name: getattr(cupy_losses, name) for name in cupy_losses.__all__}
-    ours = eval(rows_of_migration()[theirs], {"np": np, **names, **ARRAYS})
+    ours = eval(rows_of_migration()[theirs], {"np": np, **names, **own_losses(), **ARRAYS})
     np.testing.assert_allclose(ours, FORMULAS[theirs](*arguments), rtol=1e-6, atol=1e-9)
 
 

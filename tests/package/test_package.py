@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import cupy_losses
+from cupy_losses import custom
 from cupy_losses._device import sources
 
 from ..tables.losses import LOSSES
@@ -73,7 +74,7 @@ def test_every_public_function_is_documented() -> None:
     for name in cupy_losses.__all__:
         text = getattr(cupy_losses, name).__doc__
         assert ">>>" in text
-        if name.endswith("_loss") and name != "pointwise_loss":
+        if name.endswith("_loss") and name not in custom.__all__:
             assert all(part in text for part in ("Formula:", "Args:", "Returns:", "Source:"))
 
 
@@ -108,7 +109,8 @@ def test_every_loss_is_tested() -> None:
     """The tables of the tests have all of them."""
     losses = set(load(PACKAGE.parent / "docs" / "losses.py").names())
     tested = {case.name for case in LOSSES if case.function is None}
-    tested |= {case.name for case in ROWS} | {"triplet_margin_with_distance_loss"}
+    tested |= {case.name for case in ROWS if case.function is None}
+    tested |= {"triplet_margin_with_distance_loss"}
     assert losses == tested
 
 

@@ -31,6 +31,7 @@ from cupy_losses import (
     multi_margin_loss,
     nn,
     pointwise_loss,
+    row_loss,
     triplet_margin_with_distance_loss,
     value_and_grad,
     vjp,
@@ -50,6 +51,12 @@ ZERO = np.zeros(2)
 def cauchy(input: float, target: float, c: float = 1.0) -> float:
     """A formula of one element."""
     return np.log1p(((input - target) / c) ** 2)
+
+
+@row_loss
+def overlap(input: Any, target: Any, smooth: float = 1.0) -> Any:
+    """A formula of a row."""
+    return (np.sum(input * target) + smooth) / (np.sum(input) + np.sum(target) + smooth)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -171,6 +178,10 @@ def test_losses_of_ones_own() -> None:
     assert_type(value_and_grad(cauchy)(x, x, reduction="sum"), tuple[Tensor, Tensor])
     assert_type(grad(cauchy, (0, 1))(X, ZERO, c=2.0), tuple[Numpy, ...])
     assert_type(grad_and_hess(cauchy)(X, ZERO, weight=X), tuple[Numpy, Numpy])
+    assert_type(overlap(x, ZERO, smooth=2.0, sample_weight=np.ones(()), axis=0), Tensor)
+    assert_type(value_and_grad(overlap)(X, ZERO), tuple[Numpy, Numpy])
+    with pytest.raises(TypeError, match="unexpected argument 'weight'"):
+        overlap(X, ZERO, weight=X)
 
     def product(input: Any, target: Any) -> Any:
         return input * target

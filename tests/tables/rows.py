@@ -244,6 +244,22 @@ def triplet_margin(
     return clamp(margin + near - far), np.ones(near.shape)
 
 
+@cupy_losses.row_loss
+def tversky_loss(input: Array, target: Array, alpha: float = 0.5) -> Array:
+    """A loss over rows of a user's: Tversky's index, and a mean of squares."""
+    counted = alpha * np.sum(input) + (1.0 - alpha) * np.sum(target)
+    return 1.0 - np.sum(input * target) / counted + np.mean((input - target) ** 2)
+
+
+def tversky(input: Array, target: Array, alpha: float) -> tuple[Array, Array]:
+    """The same on the last axis."""
+    part = np.longdouble(alpha)
+    counted = part * input.sum(axis=-1) + (1 - part) * target.sum(axis=-1)
+    squares = ((input - target) ** 2).sum(axis=-1) / input.shape[-1]
+    value = 1 - (input * target).sum(axis=-1) / counted + squares
+    return value, np.ones(value.shape)
+
+
 @dataclass(frozen=True)
 class RowCase:
     """A loss of rows with parameters, torch's counterpart and an independent reference.
@@ -261,6 +277,7 @@ class RowCase:
     of_torch: bool = True
     twice_of_torch: bool = True
     label: str = ""
+    function: Callable[..., Array] | None = None
 
     def __str__(self) -> str:
         options = [name for name in self.draws if name in BY_NAME]
@@ -270,7 +287,7 @@ class RowCase:
     @property
     def loss(self) -> Callable[..., Array]:
         """The function under test."""
-        return getattr(cupy_losses, self.name)
+        return self.function or getattr(cupy_losses, self.name)
 
     @property
     def torch(self) -> Callable[..., Array] | None:
@@ -411,6 +428,17 @@ def _cosine(margin: float) -> RowCase:
     )
 
 
+_TVERSKY = RowCase(
+    "tversky_loss",
+    tversky,
+    {"input": probabilities, "target": probabilities},
+    ("input", "target"),
+    {"alpha": 0.25},
+    of_torch=False,
+    function=tversky_loss,
+)
+
+
 def _sampled(case: RowCase, draws: Mapping[str, Draw], **parameters: Any) -> RowCase:
     """A case with a mask or a weight of rows, or with rows along another axis."""
     return replace(
@@ -451,6 +479,7 @@ ROWS = [
     *(_triplet(p=p, swap=swap) for p in (2.0, 1.0, math.inf) for swap in (False, True)),
     *(_triplet(p=p) for p in (0.0, 0.5, 1.5)),
     _triplet(p=3.0, swap=True, eps=0.01, margin=0.5),
+    _TVERSKY,
 ]
 # With a mask of rows, a weight for each, and rows along other axes.
 ALL: dict[str, Draw] = {"where": mask, "sample_weight": weights_of_rows}
@@ -474,6 +503,7 @@ SAMPLED = [
     _sampled(_cosine(0.0), {"sample_weight": weights_of_rows}),
     _sampled(_triplet(swap=True), ALL),
     _sampled(_triplet(p=1.0), {"where": mask_of_first}, axis=0),
+    _sampled(_TVERSKY, ALL, axis=0),
 ]
 ROWS += SAMPLED
 

@@ -28,6 +28,7 @@ from cupy_losses import (
     mse_loss,
     nn,
     pointwise_loss,
+    row_loss,
     value_and_grad,
 )
 from cupy_losses._core.types import Reduction
@@ -35,7 +36,7 @@ from cupy_losses._libraries.torch import TorchCpu
 
 from ..tables.examples import of_elements, of_rows
 from ..tables.losses import LOSSES
-from ..tables.rows import ROWS
+from ..tables.rows import ROWS, RowCase, tversky_loss
 from ..tools.levels import first
 
 # torch's own, when forward mode is first used.
@@ -60,11 +61,11 @@ def recorded(function: Callable[..., Any], *tensors: Tensor) -> list[tuple[Any, 
     return [node.args[:-1] for node in nodes if node.target is evaluate]
 
 
-CASES = [of_elements(LOSSES[0]), of_elements(LOSSES[3]), of_rows(ROWS[0]), of_rows(ROWS[-1])]
+CASES = [LOSSES[0], LOSSES[3], ROWS[0], ROWS[-1]]
 
 
-@pytest.mark.parametrize("example", first(CASES))
-def test_opcheck(example: Any) -> None:
+@pytest.mark.parametrize("case", first(CASES))
+def test_opcheck(case: Any) -> None:
     """torch's own checks, on the requests of the loss, of its gradients and of their gradients."""
     calls: list[tuple[Any, ...]] = []
 
@@ -77,8 +78,9 @@ def test_opcheck(example: Any) -> None:
                 calls.append((*args[:-1], own))
             return function(*args, **(kwargs or {}))
 
+    example = of_rows(case) if isinstance(case, RowCase) else of_elements(case)
     with Watched():
-        value = example.results(getattr(cupy_losses, example.name), reduction="none")[0]
+        value = example.results(case.loss, reduction="none")[0]
         assert value.shape
     assert len(calls) == 2
     for call in calls:
@@ -177,9 +179,9 @@ def cauchy(scale: float = 1.0) -> Callable[..., Any]:
     )
 
 
-def test_losses_of_users() -> None:
+@pytest.mark.parametrize("loss", [cauchy(), tversky_loss], ids=str)
+def test_losses_of_users(loss: Callable[..., Any]) -> None:
     x, y = tables()
-    loss = cauchy()
     assert compiled(lambda x: loss(x, y), x) == loss(x, y)
     assert compiled(loss, x, y) == loss(x, y)  # no function, but an object that is called
 
@@ -209,6 +211,7 @@ def in_check_values(x: Tensor) -> Any:
     ("function", "message"),
     [
         (lambda x: compiled(lambda x: cauchy()(x, x), x), "pointwise_loss, whose function"),
+        (lambda x: compiled(lambda x: row_loss("own", np.sum)(x), x), "row_loss, whose function"),
         (lambda x: compiled(lambda x: value_and_grad(mse_loss)(x, x), x), "value_and_grad, which"),
         (lambda x: compiled(value_and_grad(mse_loss), x, x), "value_and_grad, which"),
         (

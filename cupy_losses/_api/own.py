@@ -1,0 +1,257 @@
+"""What losses of one's own have in common: how they are called, copied, pickled and checked."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .._core.arguments import Argument, Real
+from .._core.formula import is_identifier
+from .._core.loss import Call, Loss
+from .._verification.compilation import compile_once
+from .._verification.report import Report
+from .._verification.verify import verify
+from .entrance import Array, Prepared, loss_function, stands_for
+
+
+class OwnLoss(ABC):
+    """A loss function of one's own.
+
+    It is copied as functions are: the copy is the same object. It is pickled as they are, by its
+    place, where it is found there; elsewhere by its formula, so that other processes need no
+    definition of it.
+
+    It is called with its first operand by position, or with all by name. The type of the formula
+    says nothing here: its operands are no arrays, and the type system cannot add options to the
+    parameters of a function.
+
+    Attributes:
+        source: The formula in C++.
+
+    """
+
+    __name__: str
+    __qualname__: str
+    source: str
+
+    # The options of a call: the annotation and the default of each.
+    _OPTIONS: ClassVar[Mapping[str, tuple[str, Any]]]
+    # The kinds of those that are no arrays, beside the common ones.
+    _KINDS: ClassVar[Mapping[str, Argument]] = {}
+
+    def __init__(
+        self,
+        loss: Loss,
+        text: str,
+        defaults: dict[str, float],
+        place: tuple[str, str],
+        doc: str | None,
+    ) -> None:
+        self._definition = (loss, text, defaults, place, doc)
+        self._loss = loss
+        self._defaults = defaults
+        self.source = text
+        self.__name__ = loss.name
+        self.__module__, self.__qualname__ = place
+        self.__doc__ = doc or f"Compute a loss of one's own.\n\nFormula: {text}\n"
+        self.__signature__ = self._signature()
+        prepare: Any = self._preparation()
+        prepare.__name__ = loss.name
+        prepare.__module__, prepare.__qualname__ = place
+        prepare.__signature__ = self.__signature__
+        kinds = {**self._KINDS, **dict.fromkeys(defaults, Real())}
+        self._function: Callable[..., Array] = loss_function(**kinds)(prepare)
+        public: Any = self
+        stands_for(public, self._function)
+
+    @abstractmethod
+    def _preparation(self) -> Callable[..., Prepared[Any]]:
+        """A function that makes a call of arguments."""
+
+    def check(self, *points: ArrayLike, **parameters: float) -> Report:
+        """Check the formula: that it compiles, that its derivatives are right, how accurate it is.
+
+        It is compiled by NVRTC for all architectures, which needs no GPU. Its values and its first
+        and second derivatives, in float32 and in float64, are compared with those in NumPy's widest
+        arithmetic, and the derivatives with finite differences, at random and special points and at
+        the kinks; where there is a GPU, those of the kernels too. It takes some seconds: it is for
+        tests, not for training.
+
+        Args:
+            *points: Arrays of one size, the points to check instead of those that are drawn, for a
+                loss that is meant for some operands only. For a loss over rows they are of one
+                shape, and their last axis has the elements of a row, up to four; those that are
+                drawn have two.
+            **parameters: Other values of the parameters than their defaults.
+
+        Returns:
+            A report, which is true if there are no problems. Its text has a line for each problem
+            (a derivative that is NaN, a value that overflows, a text in C++ that differs from
+            NumPy) with a point where it is seen, for each loss of accuracy, and for what to write
+            instead, where that is known.
+
+        Raises:
+            TypeError: If there are not as many arrays as operands, or a parameter is unknown.
+            ValueError: If the arrays have different sizes, or a parameter is out of range.
+
+        """
+        names = self._loss.operands
+        if points and len(points) != len(names):
+            raise TypeError(f"check() takes {len(names)} arrays or none, got {len(points)}")
+        for name in parameters:
+            if name not in self._defaults:
+                raise TypeError(f"check() got an unexpected argument {name!r}")
+        sizes = {name: np.size(x) for name, x in zip(names, points, strict=False)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"all arrays must have one size, got {sizes}")
+        given = self._defaults | {k: Real().checked(k, x) for k, x in parameters.items()}
+        return verify(self._loss, given, points)
+
+    def compile(self) -> None:
+        """Compile the formula for one architecture, without a GPU.
+
+        Raises:
+            ValueError: If it does not compile, with the line and the column.
+            RuntimeError: If NVRTC is missing, with what to install.
+
+        """
+        values = tuple(self._defaults.values())
+        compile_once(Call(self._loss, "none", values, False, False))
+
+    def __repr__(self) -> str:
+        return f"<loss function {self.__name__}>"
+
+    def __copy__(self) -> OwnLoss:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> OwnLoss:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if _found_at(self.__module__, self.__qualname__) is self:
+            return str(self.__qualname__)
+        function: Any = getattr(self._loss.formula, "function", None)
+        of_text = inspect.isfunction(function)
+        if of_text and _found_at(function.__module__, function.__qualname__) is not function:
+            raise pickle.PicklingError(
+                f"{self.__name__} cannot be pickled, as its numpy= is a lambda or a function "
+                "inside another one: define it with def at the top of a module"
+            )
+        return type(self), self._definition
+
+    def _arguments(
+        self, args: tuple[Array, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Array, ...], tuple[float, ...]]:
+        """The operands, some of which may come by keyword, and the parameters."""
+        operands, defaults = self._loss.operands, self._defaults
+        if len(args) != len(operands):
+            args = self._bound(args, given)
+        for argument in given:
+            if argument not in defaults:
+                raise TypeError(f"{self.__name__}() got an unexpected argument {argument!r}")
+        return args, tuple([given.get(name, default) for name, default in defaults.items()])
+
+    def _bound(self, args: tuple[Array, ...], given: dict[str, Any]) -> tuple[Array, ...]:
+        """The operands, where some come by keyword; they are removed from `given`."""
+        operands = self._loss.operands
+        if len(args) > len(operands):
+            raise TypeError(f"{self.__name__}() takes {len(operands)} arrays, got {len(args)}")
+        missing = [operand for operand in operands[len(args) :] if operand not in given]
+        if missing:
+            raise TypeError(f"{self.__name__}() misses the argument {missing[0]!r}")
+        return (*args, *(given.pop(operand) for operand in operands[len(args) :]))
+
+    def _signature(self) -> inspect.Signature:
+        kinds = inspect.Parameter
+        numbers = {name: ("float", value) for name, value in self._defaults.items()}
+        return inspect.Signature(
+            [
+                kinds(name, kinds.POSITIONAL_OR_KEYWORD, annotation="Array" if k else "ArrayT")
+                for k, name in enumerate(self._loss.operands)
+            ]
+            + [
+                kinds(name, kinds.KEYWORD_ONLY, annotation=kind, default=default)
+                for name, (kind, default) in {**self._OPTIONS, **numbers}.items()
+            ],
+            return_annotation="ArrayT",
+        )
+
+
+def checked_names(
+    name: str, operands: Sequence[str], parameters: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, float]:
+    """The defaults of the parameters; raises unless all names can be used beside the options."""
+    if not operands:
+        raise ValueError("operands must name at least one array")
+    for identifier in (name, *operands, *parameters):
+        if not is_identifier(identifier):
+            raise ValueError(f"a name must be an identifier of ASCII letters, got {identifier!r}")
+    names = (*operands, *parameters, *options)
+    for identifier in names:
+        if names.count(identifier) > 1:
+            raise ValueError(f"the name {identifier!r} is taken")
+    return {parameter: Real().checked(parameter, x) for parameter, x in parameters.items()}
+
+
+def arguments_of(
+    function: Callable[..., Any],
+) -> tuple[tuple[str, ...], dict[str, Any], list[str]]:
+    """The operands of a formula, the defaults of its parameters, and which are by keyword alone."""
+    arguments = inspect.signature(function).parameters.values()
+    for argument in arguments:
+        kind, has_default = argument.kind, argument.default is not argument.empty
+        by_position = kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
+        if not (by_position or (kind is argument.KEYWORD_ONLY and has_default)):
+            raise TypeError(
+                "a formula takes arrays, by position, and numbers, which have a default, got the "
+                f"argument {argument}"
+            )
+    operands = tuple([a.name for a in arguments if a.default is a.empty])
+    numbers = {a.name: a.default for a in arguments if a.default is not a.empty}
+    return operands, numbers, [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
+
+
+def place_of(name: str, function: Callable[..., Any], module: str) -> tuple[str, str]:
+    """Where a loss is found: where its function is that is decorated, which has its name."""
+    decorated = getattr(function, "__name__", "") == name
+    qualname = function.__qualname__ if decorated else name
+    return getattr(function, "__module__", None) or module, qualname
+
+
+def doc_of(name: str, function: Callable[..., Any]) -> str | None:
+    """The docstring of a loss: that of its function where that is decorated."""
+    return function.__doc__ if getattr(function, "__name__", "") == name else None
+
+
+def named_formula(
+    name: str | Callable[..., Any], formula: Any
+) -> tuple[str, str | Callable[..., Any]]:
+    """A name and a formula, from both or from a function that is decorated.
+
+    Raises:
+        TypeError: If the name is no text, or the formula neither a text nor a function.
+
+    """
+    if callable(name) and formula is None:
+        name, formula = getattr(name, "__name__", ""), name
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {type(name).__name__}")
+    if not (callable(formula) or isinstance(formula, str)):
+        got = type(formula).__name__
+        raise TypeError(f"formula must be a function or a string, got {got}")
+    return name, formula
+
+
+def _found_at(module: str, qualname: str) -> Any:
+    """What is at a place, where pickle looks for functions; None if nothing is."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found

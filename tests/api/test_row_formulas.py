@@ -1,0 +1,316 @@
+"""Formulas of rows: on the host, on devices, and what cannot be one."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cupy_losses import cosine_embedding_loss, grad, pointwise_loss, row_loss, value_and_grad
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
+from cupy_losses._core.shapes import ArraySpec
+from cupy_losses._device import ahead, driver
+from cupy_losses._libraries.registry import resolve
+from cupy_losses._verification import verify
+
+from .. import emulator
+from ..emulator import installed
+from ..tables.arrays import Library
+from ..tools import levels, requirements
+
+Array = Any
+
+
+def cosine(input: Any, target: Any, eps: float = 1e-6) -> Any:
+    squares = [np.sum(x * x) + eps for x in (input, target)]
+    return 1 - np.sum(input * target) / np.sqrt(squares[0] * squares[1])
+
+
+def cosine_of_torch(x: Any, y: Any, eps: float = 1e-6) -> Any:
+    return 1 - (x * y).sum(-1) / torch.sqrt(((x * x).sum(-1) + eps) * ((y * y).sum(-1) + eps))
+
+
+def taken_names(max: Any, term: Any, T: float = 2.0, *, loss: float = 0.5) -> Any:
+    """Names that mean something else in C++, and sums of which one decides."""
+    near = np.sum(np.abs(max - term)) / T
+    return np.where(near > np.mean(max) * loss, near, near * near) + loss
+
+
+def taken_names_of_torch(x: Any, y: Any, T: float = 2.0, loss: float = 0.5) -> Any:
+    near = abs(x - y).sum(-1) / T
+    return torch.where(near > x.mean(-1) * loss, near, near * near) + loss
+
+
+def eight_sums(x: Any, y: Any) -> Any:
+    """As many as there may be; the last one is that of a count."""
+    first = [np.sum(x**k) / k for k in (1, 2, 3)] + [np.sum(x * y**k) for k in (1, 2, 3)]
+    return functools.reduce(lambda a, b: a * b + b, first) / np.sum(y * y) + np.sum(x > y)
+
+
+def eight_sums_of_torch(x: Any, y: Any) -> Any:
+    first = [(x**k).sum(-1) / k for k in (1, 2, 3)] + [(x * y**k).sum(-1) for k in (1, 2, 3)]
+    both = functools.reduce(lambda a, b: a * b + b, first) / (y * y).sum(-1)
+    return both + (x > y).double().sum(-1)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A formula, and the same in torch along the last axis."""
+
+    name: str
+    formula: Callable[..., Any]
+    of_torch: Callable[..., Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @functools.cached_property
+    def loss(self) -> Any:
+        return row_loss(self.name, self.formula)
+
+    @property
+    def operands(self) -> list[Array]:
+        rng = np.random.default_rng(5)
+        kinds = inspect.signature(self.formula).parameters.values()
+        return [rng.normal(0, 1, (3, 7)) for kind in kinds if kind.default is kind.empty]
+
+
+TABLE = [
+    Written("eight_sums", eight_sums, eight_sums_of_torch),
+    Written("cosine", cosine, cosine_of_torch),
+    Written("taken_names", taken_names, taken_names_of_torch),
+    Written(
+        "unbiased",
+        lambda x, c=1.0: (np.sum(x * x) - np.sum(x) ** 2 / np.size(x)) / (np.size(x) - c),
+        lambda x, c=1.0: x.var(-1),
+    ),
+    Written("unused", lambda x, y: np.mean(np.exp(x)), lambda x, y: x.exp().mean(-1) + 0 * y[:, 0]),
+]
+
+
+@pytest.mark.parametrize("written", TABLE, ids=str)
+def test_against_torch(written: Written) -> None:
+    """Values, gradients and second derivatives on the host."""
+    x = [torch.tensor(operand, requires_grad=True) for operand in written.operands]
+    expected = written.of_torch(*x)
+    each = written.loss(*written.operands, reduction="none")
+    np.testing.assert_allclose(each, expected.detach(), rtol=1e-12)
+    slopes = torch.autograd.grad(expected.sum(), x)
+    gradients = grad(written.loss, range(len(x)))(*written.operands, reduction="sum")
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        np.testing.assert_allclose(gradient, slope, rtol=1e-11, atol=1e-12)
+    assert torch.autograd.gradcheck(written.loss, x)
+    assert torch.autograd.gradgradcheck(functools.partial(written.loss, reduction="sum"), x)
+
+
+@pytest.mark.parametrize("written", levels.first(TABLE, 2))
+@pytest.mark.parametrize("dtype", levels.first(["f8", "f4"]))
+def test_on_the_emulator(written: Written, dtype: str) -> None:
+    """The kernels give what the host gives, second derivatives included."""
+    emulator.require()
+    hosts = [operand.astype(dtype) for operand in written.operands]
+    seconds = [host.astype("f8") for host in hosts]
+    tolerance = {"rtol": 1e-4, "atol": 1e-3} if dtype == "f4" else {"rtol": 1e-11, "atol": 1e-11}
+    request = Request(wanted=tuple(range(len(hosts))), tangents=(0,))
+    with installed() as device:
+        arrays = [device.asarray(host) for host in hosts]
+        for function in (written.loss, value_and_grad(written.loss, range(len(hosts)))):
+            compare(function(*arrays), function(*seconds), tolerance)
+        call, given = prepare_of(written.loss)(*arrays)
+        library, operands = resolve(call, given)
+        along = hosts[0] + 1
+        found = library.run(call, request, (device.asarray(along), *operands))
+        of_host = call.loss.on_host(call, request, [along.astype("f8"), *seconds], False)
+        compare(found, of_host, tolerance)
+
+
+def compare(found: Any, expected: Any, tolerance: Any) -> None:
+    """The same numbers, in whatever nesting."""
+    if isinstance(found, tuple | list):
+        for a, b in zip(found, expected, strict=True):
+            compare(a, b, tolerance)
+        return
+    np.testing.assert_allclose(found.get(), expected, **tolerance)
+
+
+def test_with_all_arguments(library: Library) -> None:
+    """Masks, weights, axes, scale and broadcasting, against the built-in loss of the formula."""
+
+    def formula(input1: Any, input2: Any) -> Any:
+        squares = [np.sum(x * x) + 1e-12 for x in (input1, input2)]
+        return 1 - np.sum(input1 * input2) / np.sqrt(squares[0] * squares[1])
+
+    rng = np.random.default_rng(0)
+    loss = row_loss("own_cosine", formula)
+    x, y = (library.array(rng.normal(0, 1, shape)) for shape in ((4, 6, 3), (1, 6, 3)))
+    where, weight = library.array(rng.random((4, 3)) < 0.7), library.array(rng.random((4, 3)))
+    ones = library.array(np.ones((4, 3)))
+    for options in (
+        {},
+        {"reduction": "sum", "scale": 0.5},
+        {"where": where, "sample_weight": weight, "scale": 3.0},
+    ):
+        found = value_and_grad(loss, (0, 1))(x, y, axis=1, **options)
+        expected = value_and_grad(cosine_embedding_loss, (0, 1))(x, y, ones, axis=1, **options)
+        np.testing.assert_allclose(library.host(found[0]), library.host(expected[0]), rtol=1e-13)
+        for ours, theirs in zip(found[1], expected[1], strict=True):
+            np.testing.assert_allclose(library.host(ours), library.host(theirs), atol=1e-14)
+    assert loss(x, y, axis=1, reduction="none").shape == (4, 3)
+
+
+def test_an_infinite_derivative_reaches_what_depends_on_it_alone(library: Library) -> None:
+    """That of the root of the sum of x is no NaN for y, whose sum has a slope of 1."""
+    loss = row_loss("root", lambda x, y: np.sqrt(np.sum(x)) + np.sum(y))
+    zeros = library.array(np.zeros((2, 3)))
+    value, (by_x, by_y) = value_and_grad(loss, (0, 1))(zeros, zeros)
+    assert library.host(value) == 0
+    assert np.isinf(library.host(by_x)).all()
+    np.testing.assert_array_equal(library.host(by_y), np.full((2, 3), 0.5))
+
+
+def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
+    loss = row_loss("mean_of_squares", lambda x: np.mean(x * x))
+    assert np.isnan(library.host(loss(library.array(np.zeros((0, 3))))))
+    nothing = library.array(np.zeros((2, 0)))
+    assert np.isnan(library.host(loss(nothing, reduction="none"))).all()
+    assert library.host(row_loss("sum", lambda x: np.sum(x) + 1)(nothing)) == 1
+
+
+SHAPES = {
+    "tiles": ArraySpec("float64", (64, 8), (8, 1)),
+    "rows": ArraySpec("float64", (64, 1001), (1001, 1)),
+    "strided": ArraySpec("float64", (64, 1001), (1, 64)),
+    "splits": ArraySpec("float64", (1, 2**20), (2**20, 1)),
+}
+
+
+@pytest.mark.parametrize("kernel", levels.first(SHAPES))
+def test_the_kernels_have_room_for_the_most_sums(kernel: str) -> None:
+    """Second derivatives of eight sums in float64: what is kept of a row has a fixed size."""
+    requirements.nvrtc()
+    call = prepare_of(TABLE[0].loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
+    operands = (SHAPES[kernel],) * 3
+    request = Request(wanted=(0, 1), tangents=(0,))
+    ahead.compile_kernels(call, request, operands, driver.architectures()[-1])
+
+
+def test_source_and_signature() -> None:
+    loss = row_loss("dice", lambda x, c=1.0: np.sum(x * x) / (np.mean(x) + c))
+    for line in (
+        "static constexpr int OPERANDS = 1, SUMS = 2;",
+        "Parameter<T> c;",
+        "return x * x;",
+        "return _sum1 / (_sum2 / _length + c);",
+    ):
+        assert f"  {line}\n" in loss.source
+    assert [*inspect.signature(loss).parameters] == [
+        *("x", "reduction", "scale", "where", "sample_weight", "axis", "c")
+    ]
+    ones = np.ones((2, 3))
+    with pytest.raises(TypeError, match=r"dice\(\) got an unexpected argument 'weight'"):
+        loss(ones, weight=ones)
+    with pytest.raises(TypeError, match="axis must be an integer"):
+        loss(ones, axis=1.5)  # type: ignore[call-overload]
+
+
+@row_loss
+def module_level(input: Any, target: Any) -> Any:
+    """A loss that pickle finds by its name."""
+    return np.sum(np.abs(input - target))
+
+
+def test_copies_and_pickles() -> None:
+    assert pickle.loads(pickle.dumps(module_level)) is module_level
+    assert module_level.__doc__ == "A loss that pickle finds by its name."
+    loss = row_loss("own", lambda x, y, c=2.0: c * np.mean(x * y))
+    assert copy.deepcopy([loss])[0] is loss
+    other = pickle.loads(pickle.dumps(loss))
+    assert other is not loss
+    x, y = np.random.default_rng(0).random((2, 3, 4))
+    assert other(x, y) == loss(x, y)
+    assert prepare_of(other)(x, y)[0] == prepare_of(loss)(x, y)[0]
+    same = row_loss("own", lambda x, y, c=2.0: c * np.mean(x * y))
+    another = row_loss("own", lambda x, y, c=2.0: c * np.mean(x + y))
+    assert prepare_of(same)(x, y)[0] == prepare_of(loss)(x, y)[0]
+    assert prepare_of(another)(x, y)[0] != prepare_of(loss)(x, y)[0]
+
+
+UNTRACEABLE: list[tuple[Any, str]] = [
+    (lambda x: x, "the loss of a row is one number: return one made of np.sum or np.mean"),
+    (lambda x: 1.0, "the loss of a row is one number"),
+    (lambda x: np.size(x), "the loss of a row is one number"),
+    (lambda x: np.sum(x) * x, r"an element meets a sum .* an operand of shape \(…, 1\)"),
+    (lambda x: np.sum(x - np.mean(x)), "an element meets a sum here"),
+    (lambda x: np.sum(np.mean(x)), "an element meets a sum here"),
+    (lambda x: np.max(x), "np.max is no sum, and sums are what a row accumulates: write np.sum or"),
+    (lambda x: x.max(), r"\.max\(\) is no sum"),
+    (lambda x: np.add.reduce(x), "np.add.reduce is no sum"),
+    (lambda x: x.sum(), r"a value of a formula has no methods: write np.sum\(x\)"),
+    (lambda x: np.sum(x, axis=-1), "and nothing else in a formula: the axis is an argument of the"),
+    (lambda x: np.mean(x, -1), "np.mean takes the elements of a row and nothing else"),
+    (lambda x, c=1.0: np.sum(c), "a sum must be of operands"),
+    (lambda x: np.sum(x) ** np.mean(x), "the exponent of a power must be a constant"),
+    (lambda x: sum(np.sum(x**k) for k in range(1, 10)), "at most 8 different sums, not 9"),
+    (lambda x: (np.sum(x), np.sum(x)), "it must return one number, got tuple"),
+]
+
+
+@pytest.mark.parametrize(("formula", "message"), UNTRACEABLE)
+def test_what_cannot_be_traced(formula: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"(?s)^the formula of mine cannot be traced.*{message}"):
+        row_loss("mine", formula)
+
+
+def test_what_is_no_formula() -> None:
+    with pytest.raises(TypeError, match="a function in Python: a text is of one element alone"):
+        row_loss("mine", "x * x")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="formula must be a function or a string, got int"):
+        row_loss("mine", 3)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="the name 'axis' is taken"):
+        row_loss("mine", lambda axis: np.sum(axis))
+    with pytest.raises(TypeError, match="np.sum is over several elements"):
+        pointwise_loss("mine", lambda x: np.sum(x))
+
+
+def test_check() -> None:
+    """Derivatives by each element of rows of two, or of one's own."""
+    requirements.nvrtc()
+    sound = row_loss("sound", lambda x, y: np.mean(np.logaddexp(0, x) - x * y), check=True)
+    report = sound.check()
+    assert report, report
+    poor = row_loss("poor", lambda x: np.log(1 + np.sum(np.exp(x))))
+    report = poor.check()
+    assert "its derivative by x[0] is nan" in str(report)
+    assert "write np.log1p(x) for np.log(1 + x)" in report.advice
+    assert poor.check(np.random.default_rng(0).random((9, 3)))
+    with pytest.raises(ValueError, match=r"last axis has up to 4 elements, got \(2, 5\)"):
+        poor.check(np.ones((2, 5)))
+    with pytest.raises(ValueError, match="arrays of one shape"):
+        sound.check(np.ones((2, 3)), np.ones((3, 2)))
+
+
+@pytest.mark.exhaustive  # compiles four kernels for each dtype
+def test_kernels_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator.require()
+    monkeypatch.setattr(verify, "compile_for_all", lambda call: "compiled")
+    loss = row_loss("sound", lambda x, y, c=2.0: np.mean(np.log1p((x - y) ** 2)) + c)
+    with installed():
+        report = loss.check()
+    assert report, report
+    assert "on the GPU" in report.checked[1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    report = row_loss("sound", lambda x, y: np.mean(np.log1p((x - y) ** 2))).check()
+    assert report, report
+    assert "on the GPU" in report.checked[1]
