@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -155,11 +156,11 @@ def _tensor(array: Array) -> Any:
 
 @functools.cache
 def cross_entropy_of(package: str) -> Callable[..., Any] | None:
-    """That of a package of kernels, where it is installed."""
-    try:
-        kernel: Callable[..., Any] = pkgutil.resolve_name(CROSS_ENTROPY[package])
-    except ImportError:
+    """That of a package of kernels; None where it is not installed."""
+    place = CROSS_ENTROPY[package]
+    if importlib.util.find_spec(place.partition(".")[0]) is None:
         return None
+    kernel: Callable[..., Any] = pkgutil.resolve_name(place)
     return kernel
 
 

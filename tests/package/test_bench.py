@@ -292,6 +292,20 @@ def test_who_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> N
     }
 
 
+def test_a_peer_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """It is installed, and says what it lacks."""
+    monkeypatch.setattr(peers, "_check_on_gpu", lambda operands: None)
+    monkeypatch.setattr(peers, "cross_entropy_of", peers.cross_entropy_of.__wrapped__)
+    monkeypatch.setitem(sys.modules, "triton_of_liger", None)
+    (tmp_path / "liger_kernel.py").write_text("import triton_of_liger")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = report(capsys, "--elements", "12x5", "cross_entropy")
+    reasons = {row["peer"]: row["reason"] for row in result["left_out"]}
+    assert reasons["Liger-Kernel"].startswith("ModuleNotFoundError: import of triton_of_liger")
+
+
 @pytest.mark.parametrize("error", ["OSError", "ImportError"])
 def test_a_torch_that_cannot_be_imported(
     error: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
