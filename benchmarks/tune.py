@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from cupy_losses._device import engine, plan_rows, row_striding, row_tiling
+from cupy_losses._device import engine, row_striding, row_team, row_tiling
 
 from . import rows, sweep
 from .measure import environment, in_turn
@@ -61,15 +61,15 @@ class Constant:
 
 
 CONSTANTS = [
-    Constant(plan_rows, "LANE_BYTES", (128, 192, 240, 384), MIDDLE),
-    Constant(plan_rows, "LONG_LANE_BYTES", (128, 192, 256, 512), LONG),
-    Constant(plan_rows, "SMALL_BLOCK", (64, 128, 256), LONG),
-    Constant(plan_rows, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
-    Constant(plan_rows, "CACHE_BYTES", (48 << 10, 64 << 10, 96 << 10), RANKS),
-    Constant(plan_rows, "WORKING_THREADS", (5 << 17, 5 << 18, 5 << 19), (*LONG, *RANKS)),
-    Constant(plan_rows, "THREADS_OF_SEVERAL", (1 << 19, 1 << 20, 1 << 21), MIDDLE),
-    Constant(plan_rows, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
-    Constant(plan_rows, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
+    Constant(row_team, "LANE_BYTES", (128, 192, 240, 384), MIDDLE),
+    Constant(row_team, "LONG_LANE_BYTES", (128, 192, 256, 512), LONG),
+    Constant(row_team, "SMALL_BLOCK", (64, 128, 256), LONG),
+    Constant(row_team, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
+    Constant(row_team, "CACHE_BYTES", (48 << 10, 64 << 10, 96 << 10), RANKS),
+    Constant(row_team, "WORKING_THREADS", (5 << 17, 5 << 18, 5 << 19), (*LONG, *RANKS)),
+    Constant(row_team, "THREADS_OF_SEVERAL", (1 << 19, 1 << 20, 1 << 21), MIDDLE),
+    Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
+    Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_BYTES", (500, 1000, 2000), (150, 250, *MIDDLE)),
     Constant(row_tiling, "SHARE", (40, 75, 150), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),

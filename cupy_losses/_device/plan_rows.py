@@ -26,79 +26,19 @@ from .plan import (
 )
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
+from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
 from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
 
-# Of a share of a row one thread gets up to LANE_BYTES: of rows up to SHORT_ROW bytes less, as
-# neighbours then share lines of memory, and of rows of more than LONG_ROW a little more, with which
-# 2003 numbers have one warp, and not four. What a warp does once for a row takes as long as 30
-# numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
-# long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
-# at a time, half of that where several shares follow one another. A block has at most BLOCK
-# threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
-SHORT_ROW = 256
-LONG_ROW = 4096
-LANE_BYTES = 240
-SHORT_LANE_BYTES = 64
-LONG_LANE_BYTES = 256
-PARALLEL_BYTES = 128
-BATCH_BYTES = 128
-BLOCK = 256
-SMALL_BLOCK = 128
-
-# What of a row waits in the registers of a thread, where that is all that it works on, or where up
-# to COLUMNS_APART elements lie apart; of two rows where that is little.
-HELD_BYTES = 32
-HELD_APART = 40
-COLUMNS_APART = 10
-HELD_TWICE = 8
-
-# A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
-# cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
-# of kernels/split_rows.cu, with the same bits. A row of more than CACHE_LIMIT a rank has splits on
-# every device. Without gradients one block computes all ranks of a row where there are MANY_ROWS
-# and more, and a cluster where there are up to FEW_ROWS, as it takes one launch. Splits are faster
-# for all others on an H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit
-# beside each other.
-CACHE_BYTES = 64 << 10
-CACHE_LIMIT = 128 << 10
-MAX_RANKS = 8
-MANY_ROWS = 1024
-FEW_ROWS = 64
-STATIC_BYTES = 8 << 10  # what the kernels need besides
-WARP = 32
-VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
-
-# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
-# runs at once, so that all end together: fewer where they work on several rows at a time, half as
-# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients
-# without a sum. A cluster begins the later the more blocks it has: it takes as many rows as that,
-# up to ROWS_OF_CLUSTER, or more, and a block that computes the shares of two ranks, as it gives the
-# same sums; one that computes more ranks takes one row, as each is summed for itself. Sums are
-# added by TEAMs.
-WORKING_THREADS = 5 << 18
-THREADS_OF_SEVERAL = 1 << 20
-THREADS_OF_HELD = 1 << 19
-MORE_UNSUMMED = 4
-ROWS_OF_CLUSTER = 4
-MAX_SHARING = 1 << 10  # that sum what a mean is divided by
+# Sums are added by TEAMs; at most MAX_SHARING blocks sum what a mean is divided by.
+MAX_SHARING = 1 << 10
 TEAM = 64  # in cuda/reduction/reduction.cuh
 
-# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, or a multiple
-# of them, all over the device.
-MAX_SPLITS = 1024
-SPLIT_BLOCK = 512
-SPLIT_VECTORS = 8
-LEFT_BYTES = 256  # in cuda/kernels/split_rows.cu
+# What a split leaves for the second launch, in cuda/kernels/split_rows.cu.
+LEFT_BYTES = 256
 
 # Gradients of so few elements are anticipated to be divided by the number of all rows: to count
 # them ahead would take longer than to write the gradients anew where some are ignored.
 FEW_ELEMENTS = 1 << 18
-
-# Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
-# for losses of rows that are held.
-THREADS_OF_MULTIPROCESSOR = 1024
-THREADS_WITH_GRADIENTS = 768
-THREADS_WITH_HELD = 1536
 
 
 def make_plan(
@@ -119,47 +59,6 @@ class RowArray:
     misaligned: int
     address: Address
     streamed: bool  # element by element
-
-
-@dataclass(frozen=True)
-class _Team:
-    """Who works on a row, see cuda/kernels/row_worker.cuh."""
-
-    threads: int
-    lanes: int
-    width: int
-    batch: int = 1
-    ranks: int = 1
-    splits: int = 0  # of a row, in two launches
-    slots: int = 0  # packs of a thread in a rank, or in a split
-    cluster: bool = False
-    shifts: bool = False  # rows may begin anywhere inside a pack
-    exact: bool = False  # all batches are full
-    held: int = 0  # in registers, not in shared memory: from how many rows ahead
-
-    @property
-    def rows(self) -> int:
-        """The rows of a block."""
-        return self.threads // self.lanes
-
-    @property
-    def places(self) -> int:
-        """The packs that shared memory has room for."""
-        neighbours = min(self.lanes, WARP)
-        line = min(neighbours, VECTORS_OF_LINE) if self.shifts else 0
-        return self.threads // neighbours * (self.slots * neighbours + line)
-
-    def c_type(self, resident: int) -> str:
-        """The C++ type."""
-        return template(
-            "Team",
-            *map(str, (self.threads, self.lanes, self.width, self.batch)),
-            *map(str, (self.slots, self.ranks, resident)),
-            self.cluster,
-            self.shifts,
-            self.exact,
-            str(self.held),
-        )
 
 
 @dataclass(frozen=True)
@@ -225,11 +124,17 @@ class RowLaunches(Launches):
             )
             for k in order
         ]
+        self._memory = self._row_memory()
 
-    @property
-    def _element_bytes(self) -> int:
-        """What is read of each element."""
-        return sum(item_size(a.dtype) for a in self._inputs if a.streamed)
+    def _row_memory(self) -> RowMemory:
+        """How the rows of the first operand lie, and what is read of each element."""
+        main = self._inputs[self._problem.leading]
+        size = item_size(main.dtype)
+        starts = (*(main.strides[a] for a in self._row_axes), main.misaligned // size)
+        streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
+        step = main.strides[self._space.axis]
+        apart, precise = self._lies_apart(), self._loss.precise
+        return RowMemory(self._rows, self._columns, size, streamed, step, starts, apart, precise)
 
     def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
@@ -267,7 +172,8 @@ class RowLaunches(Launches):
         if not self._anticipates_count or self._problem.size > FEW_ELEMENTS:
             denominator = self._denominator(bool(wanted))
         results = _Results(values, value, denominator, wanted, outputs)
-        team = self._team(bool(wanted))
+        device = self._problem.device
+        team = row_team(self._memory, bool(wanted), device)
         if tile := None if summed else self._tile(outputs):
             self._launch_segments(self._tiled(tile, outputs), results)
         elif strided := self._strided():
@@ -278,7 +184,8 @@ class RowLaunches(Launches):
             self._launch(team, results, "MERGE", memory)
         elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
-            self._launch(self._team(False), _Results(values, value, denominator))
+            reading = row_team(self._memory, False, device)
+            self._launch(reading, _Results(values, value, denominator))
             self._launch(team, replace(results, values="NO_VALUES", value=NO_ADDRESS))
         else:
             self._launch(team, results)
@@ -339,7 +246,7 @@ class RowLaunches(Launches):
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
         if not self._lies_apart():
             return None
-        if not read or self._is_held_apart():
+        if not read or self._memory.is_held_apart:
             return None
         is_wide = self._problem.real == "float64" and self._problem.request.tangents != ()
         return strided_rows(self._columns, [item_size(a.dtype) for a in read], is_wide)
@@ -351,11 +258,6 @@ class RowLaunches(Launches):
         if self._columns <= 1 or not self._row_axes:
             return False
         return abs(strides[self._row_axes[-1]]) < apart
-
-    def _is_held_apart(self) -> bool:
-        """Whether they are few enough for kernels/rows.cu, where one thread holds them."""
-        few = self._columns <= COLUMNS_APART
-        return few and self._columns * self._element_bytes <= HELD_APART and self._lies_apart()
 
     def _is_pair(self, array: RowArray) -> bool:
         """Whether elements of two neighbouring rows are one aligned word."""
@@ -378,107 +280,8 @@ class RowLaunches(Launches):
         pairs = zip(self._space.shape, array.strides, strides, strict=True)
         return all(n == 1 or step == wanted for n, step, wanted in pairs)
 
-    def _team(self, gradients: bool) -> _Team:
-        """Who works on a row.
-
-        What the order of summation depends on follows from the length of a row, the dtypes and the
-        strides along it. That is all but the threads of a block of several rows, the splits that
-        stand in for ranks, and whether rows begin inside packs.
-        """
-        main = self._inputs[self._problem.leading]
-        streams = [a for a in self._inputs if a.streamed]
-        element_bytes = self._element_bytes
-        width = 1
-        if main.strides[self._space.axis] == 1 or self._columns <= 1:
-            width = self._width(main)
-        elif self._is_held_apart():
-            return self._filled(_Team(BLOCK, 1, 1), streams)
-        if not streams and not gradients:  # a number of each row
-            return _Team(BLOCK, 1, width, slots=1)
-        packs = -(-self._columns // width)
-        row_bytes = packs * width * element_bytes
-        if row_bytes > MAX_RANKS * CACHE_LIMIT:
-            of_split = SPLIT_BLOCK * SPLIT_VECTORS  # full batches
-            of_split *= -(-packs // (MAX_SPLITS * of_split))
-            splits = -(-packs // of_split)
-            return self._filled(_Team(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits), streams)
-        ranks = 1
-        while ranks < MAX_RANKS and row_bytes > ranks * CACHE_BYTES:
-            ranks *= 2
-        # Where no element is read, gradients are written.
-        moved = row_bytes or packs * width * item_size(main.dtype)
-        lane_bytes = self._lane_bytes(moved, len(streams))
-        lanes = _power_of_two_from(-(-moved // (ranks * lane_bytes)))
-        if lanes <= WARP and ranks == 1:
-            threads = BLOCK
-            while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:
-                threads //= 2
-        else:
-            lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
-        team = self._filled(_Team(threads, lanes, width, ranks=ranks), streams)
-        available = driver.shared_memory(self._problem.device) - STATIC_BYTES
-        while not team.held and team.places * width * element_bytes > available:
-            if team.rows == 1:
-                return replace(team, splits=ranks)
-            team = replace(team, threads=team.threads // 2)
-        if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
-            return replace(team, splits=ranks)
-        if ranks > 1 and (gradients or self._rows < MANY_ROWS):
-            clusters = driver.has_clusters(self._problem.device)
-            if clusters and (gradients or (self._rows <= FEW_ROWS and not team.shifts)):
-                return replace(team, cluster=True)
-            return replace(team, splits=ranks)
-        return team
-
-    def _lane_bytes(self, row_bytes: int, operands: int) -> int:
-        is_short = row_bytes <= SHORT_ROW
-        if operands > 1:
-            each = self._loss.precise or row_bytes >= LONG_ROW
-            return (SHORT_LANE_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
-        if is_short:
-            return SHORT_LANE_BYTES
-        return LANE_BYTES if row_bytes <= LONG_ROW else LONG_LANE_BYTES
-
-    def _filled(self, team: _Team, streams: Sequence[RowArray]) -> _Team:
-        parts = team.splits or team.ranks
-        slots = max(1, -(-self._columns // (parts * team.lanes * team.width)))
-        elements = parts * team.lanes * slots * team.width
-        # Batches of a size that leaves few packs: those go one by one, as do some elements.
-        filled = slots
-        if parts == 1 and team.lanes <= WARP:
-            filled = max(1, self._columns // (team.lanes * team.width))
-        pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
-        batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
-        most = max(1, min(filled, batch_bytes // max(pack_bytes, 1)))
-        batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
-        exact = elements == self._columns and slots % batch == 0
-        held, row_bytes = 0, slots * pack_bytes
-        if row_bytes and exact and parts == 1 and slots == batch:
-            most = HELD_APART if self._is_held_apart() else HELD_BYTES
-            held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
-        team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
-        # What is held is read number by number where it is not aligned.
-        if not held and not self._is_aligned(team.width):
-            return replace(team, exact=False, shifts=True)
-        return team
-
-    def _width(self, main: RowArray) -> int:
-        """The elements of a pack; packs of a few do not reach beyond the row."""
-        width = VECTOR_BYTES // item_size(main.dtype)
-        while self._columns < 4 * width and self._columns % width:
-            width //= 2
-        return width
-
-    def _is_aligned(self, width: int) -> bool:
-        """Whether all rows begin where packs do."""
-        main = self._inputs[self._problem.leading]
-        starts = [main.strides[a] for a in self._row_axes]
-        return not any(
-            start % width for start in (*starts, main.misaligned // item_size(main.dtype))
-        )
-
-    def _is_vector(self, team: _Team, array: RowArray, main: RowArray) -> bool:
-        """Whether the packs of an array are aligned where those of `main` are."""
+    def _is_vector(self, team: RowTeam, array: RowArray, main: RowArray) -> bool:
+        """Whether the vectors of an array are aligned where those of `main` are."""
         if not array.streamed or team.width == 1 or array.strides[self._space.axis] != 1:
             return False
         size = item_size(array.dtype)
@@ -498,13 +301,13 @@ class RowLaunches(Launches):
             return self._sum_of_counts(where, weight, self._rows)
         denominator = self._add_scratch(8) if call.extra else self._add_counter()
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
-        team = _Team(BLOCK, 1, 1, slots=1)
+        team = RowTeam(BLOCK, 1, 1, slots=1)
         self._launch(team, _Results(values, denominator, NO_ADDRESS), denominator_only=True)
         return denominator
 
     def _launch(
         self,
-        team: _Team,
+        team: RowTeam,
         results: _Results,
         phase: str = "",
         memory: Address = NO_ADDRESS,
@@ -517,8 +320,8 @@ class RowLaunches(Launches):
         streams = [a for a in inputs if a.streamed]
         vjp = request.vjp and not denominator_only
         tangents = [] if denominator_only else self._tangents
-        pack_bytes = team.width * sum(item_size(a.dtype) for a in streams)
-        shared = team.places * pack_bytes
+        vector_bytes = team.width * sum(item_size(a.dtype) for a in streams)
+        shared = team.places * vector_bytes
         if phase or team.held:
             shared = 0
         slots = team.slots
@@ -529,7 +332,7 @@ class RowLaunches(Launches):
             blocks = team.splits
         summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         groups = -(-self._rows // team.rows)
-        workers = min(groups, self._workers(team, summed or not wanted))
+        workers = team.workers(self._memory, summed or not wanted)
         if denominator_only:
             workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
         segments = self._rows if team.ranks > 2 else workers
@@ -540,11 +343,7 @@ class RowLaunches(Launches):
         real = c_type(problem.real)
         held = self._columns if team.held and team.lanes == 1 else 0
         expression = self._expression(held, denominator_only)
-        threads = THREADS_OF_MULTIPROCESSOR
-        if wanted and team.batch * pack_bytes == BATCH_BYTES:
-            threads = THREADS_WITH_GRADIENTS
-        elif team.held and not wanted:
-            threads = THREADS_WITH_HELD
+        threads = team.threads_of_multiprocessor(vector_bytes, bool(wanted))
         resident = self._resident(team.threads, threads)
         result = "double" if denominator_only else self._result_type()
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
@@ -717,26 +516,10 @@ class RowLaunches(Launches):
             chosen = tuple(SLOT if address == GRAD_OUTPUT else address for address in chosen)
         self._again = launch, chosen
 
-    def _workers(self, team: _Team, few: bool) -> int:
-        """The blocks, or clusters, that end together."""
-        threads = THREADS_OF_SEVERAL if team.rows > 1 else WORKING_THREADS
-        if item_size(self._inputs[self._problem.leading].dtype) == 2:
-            threads //= 2
-        workers = (THREADS_OF_HELD if team.held else threads) // team.threads
-        if team.cluster or team.ranks == 2:
-            workers = 16 * workers // team.ranks**2
-            if self._rows >= MANY_ROWS:
-                workers = min(workers, self._rows // min(team.ranks, ROWS_OF_CLUSTER))
-        elif team.ranks > 2:
-            workers = self._rows
-        elif not few:
-            workers *= MORE_UNSUMMED
-        return max(workers, 1)
-
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""
         cache = driver.cache_bytes(self._problem.device)
-        read = self._rows * self._columns * self._element_bytes
+        read = self._rows * self._columns * self._memory.element_bytes
         return max(0, workers - -(-workers * cache // max(read, 1)))
 
     def _layout(self, arrays: Sequence[RowArray], vectors: Sequence[int]) -> tuple[str, bytes]:
@@ -789,8 +572,3 @@ class RowLaunches(Launches):
         if call.masked or call.sampled:
             expression = template("Sampled", expression, call.masked, call.sampled)
         return expression
-
-
-def _power_of_two_from(n: int) -> int:
-    """The least power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()

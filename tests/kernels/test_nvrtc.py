@@ -15,7 +15,7 @@ from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
 from cupy_losses._device.plan import Problem, template
-from cupy_losses._device.plan_rows import STATIC_BYTES
+from cupy_losses._device.row_team import STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
 
 from ..tools import levels, requirements, static_checks

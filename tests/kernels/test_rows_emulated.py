@@ -26,7 +26,7 @@ from cupy_losses import (
 )
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, driver, plan_rows, sources
+from cupy_losses._device import compiler, driver, plan_rows, row_team, sources
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
@@ -253,7 +253,7 @@ def test_rows_divided_among_blocks(
 ) -> None:
     """The ranks of a cluster, by the alternative that needs none."""
     without_tiles(monkeypatch)
-    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 10)
+    monkeypatch.setattr(row_team, "CACHE_BYTES", 1 << 10)
     operands = case.draw(np.random.default_rng(7), (5, 2000), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands, layout)
@@ -269,7 +269,7 @@ def test_rows_divided_among_blocks(
 def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than blocks have threads: several turns, of an odd and of an even number."""
     without_tiles(monkeypatch)
-    monkeypatch.setattr(plan_rows, "THREADS_OF_HELD", 512)
+    monkeypatch.setattr(row_team, "THREADS_OF_HELD", 512)
     operands = case.draw(np.random.default_rng(9), (1100, 2), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
@@ -314,8 +314,8 @@ def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_tiles(monkeypatch)
-    monkeypatch.setattr(plan_rows, "WORKING_THREADS", 512)
-    monkeypatch.setattr(plan_rows, "THREADS_OF_SEVERAL", 512)
+    monkeypatch.setattr(row_team, "WORKING_THREADS", 512)
+    monkeypatch.setattr(row_team, "THREADS_OF_SEVERAL", 512)
     operands = CROSS_ENTROPY.draw(np.random.default_rng(10), (rows, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, CROSS_ENTROPY, operands)
@@ -329,8 +329,8 @@ def test_several_groups_of_a_block(
 )
 def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) -> None:
     without_tiles(monkeypatch)
-    monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 1 << 10)
-    monkeypatch.setattr(plan_rows, "SPLIT_VECTORS", 1)
+    monkeypatch.setattr(row_team, "CACHE_LIMIT", 1 << 10)
+    monkeypatch.setattr(row_team, "SPLIT_VECTORS", 1)
     operands = case.draw(np.random.default_rng(8), (2, 9001), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, case, operands)
@@ -475,7 +475,7 @@ def test_the_gradient_takes_the_memory_of_the_input(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "has_clusters", lambda device: False)
-    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 4 << 10)
+    monkeypatch.setattr(row_team, "CACHE_BYTES", 4 << 10)
     x = np.random.default_rng(11).standard_normal((rows, columns)).astype(np.float32)
     target = np.arange(rows) % columns
     expected = value_and_grad(cross_entropy)(x, target)
@@ -500,11 +500,11 @@ def test_every_loss_is_exact(
     if divided in ("ranks", "launches"):
         without_tiles(monkeypatch)
     if divided == "ranks":
-        monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 8)
+        monkeypatch.setattr(row_team, "CACHE_BYTES", 1 << 8)
     if divided == "launches":
-        monkeypatch.setattr(plan_rows, "CACHE_LIMIT", 2)
-        monkeypatch.setattr(plan_rows, "SPLIT_BLOCK", 64)
-        monkeypatch.setattr(plan_rows, "SPLIT_VECTORS", 1)
+        monkeypatch.setattr(row_team, "CACHE_LIMIT", 2)
+        monkeypatch.setattr(row_team, "SPLIT_BLOCK", 64)
+        monkeypatch.setattr(row_team, "SPLIT_VECTORS", 1)
     rows = 12 if divided in ("ranks", "launches") else 1500 // columns
     x, target, exact = losses_of_all_sizes(np.random.default_rng(16), rows, columns, scale)
     one_hot = np.eye(columns, dtype=np.float32)[target]
@@ -643,7 +643,7 @@ def test_a_rest_of_three_slots(
     columns: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind batches of four; the row ends inside that of the last warp."""
-    monkeypatch.setattr(plan_rows, "BATCH_BYTES", 64)
+    monkeypatch.setattr(row_team, "BATCH_BYTES", 64)
     x = np.random.default_rng(15).standard_normal((3, columns)).astype(np.float32)
     target = np.array([0, columns - 1, 4999])
     loss = functools.partial(cross_entropy, label_smoothing=smoothing, reduction="none")

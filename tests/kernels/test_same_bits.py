@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
-from cupy_losses._device import plan_rows
+from cupy_losses._device import row_team
 
 from .. import emulator
 from ..emulator import Device, installed
@@ -126,7 +126,7 @@ def test_with_and_without_clusters(
     shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks are computed by a cluster, or by all blocks of a device in two launches."""
-    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 1 << 10)
+    monkeypatch.setattr(row_team, "CACHE_BYTES", 1 << 10)
     x, target = logits(shape, dtype)
     some, none = (on(x, target, compute_capability=capability) for capability in ("90", "80"))
     assert changed(some, none) == []
@@ -137,8 +137,8 @@ def test_whatever_the_size_of_shared_memory(
     shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One in which a rank fits, or not; without gradients one block computes all."""
-    monkeypatch.setattr(plan_rows, "CACHE_BYTES", 8 << 10)
-    monkeypatch.setattr(plan_rows, "MANY_ROWS", 1)
+    monkeypatch.setattr(row_team, "CACHE_BYTES", 8 << 10)
+    monkeypatch.setattr(row_team, "MANY_ROWS", 1)
     x, target = logits(shape, dtype)
     large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 16))
     assert [changed(large, other) for other in smaller] == [[], []]

@@ -32,7 +32,7 @@ from cupy_losses import (
 )
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import plan_multilabel, plan_pointwise, plan_rows
+from cupy_losses._device import plan_multilabel, plan_pointwise, plan_rows, row_team
 from cupy_losses._libraries.registry import resolve
 
 from ..emulator import Device
@@ -289,7 +289,7 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
-    with _planned(TILE_SEGMENTS=2):
+    with _planned(module=plan_rows, TILE_SEGMENTS=2):
         check(draw((1, 13, 128 * 5 + 1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "blocks_per_multiprocessor", 1)
@@ -378,9 +378,7 @@ def rows(device: Device, first: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _planned(
-    tiled: bool = True, module: ModuleType = plan_rows, **constants: int
-) -> Iterator[None]:
+def _planned(tiled: bool = True, module: ModuleType = row_team, **constants: int) -> Iterator[None]:
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         if not tiled:
@@ -662,7 +660,7 @@ def _row_tiles(device: Device, rng: Any) -> None:
         compare(device, cross_entropy, hosts, arrays, (0,), 16, **options)
 
     check(draw(769, 9))  # one row more than two tiles
-    with _planned(TILE_SEGMENTS=2):
+    with _planned(module=plan_rows, TILE_SEGMENTS=2):
         check(draw(1100, 9))
     check(draw(150, 47), ignore_index=3)
     check(astray(draw(150, 21)))

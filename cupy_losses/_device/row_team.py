@@ -1,0 +1,288 @@
+"""Who works on rows; cuda/kernels/rows.cu and split_rows.cu do the work.
+
+What the order of summation depends on follows from the length of a row, the dtypes and the strides
+along it. That is all but the threads of a block of several rows, the splits that stand in for
+ranks, and whether rows begin inside vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from . import driver
+from .plan import template
+from .row_tiling import VECTOR_BYTES
+
+# Of a share of a row one thread gets up to LANE_BYTES: of rows up to SHORT_ROW bytes less, as
+# neighbours then share lines of memory, and of rows of more than LONG_ROW a little more, with which
+# 2003 numbers have one warp, and not four. What a warp does once for a row takes as long as 30
+# numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
+# long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
+# at a time, half of that where several shares follow one another. A block has at most BLOCK
+# threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
+SHORT_ROW = 256
+LONG_ROW = 4096
+LANE_BYTES = 240
+SHORT_LANE_BYTES = 64
+LONG_LANE_BYTES = 256
+PARALLEL_BYTES = 128
+BATCH_BYTES = 128
+BLOCK = 256
+SMALL_BLOCK = 128
+
+# What of a row waits in the registers of a thread, where that is all that it works on, or where up
+# to COLUMNS_APART elements lie apart; of two rows where that is little.
+HELD_BYTES = 32
+HELD_APART = 40
+COLUMNS_APART = 10
+HELD_TWICE = 8
+
+# A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
+# cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
+# of kernels/split_rows.cu, with the same bits. A row of more than CACHE_LIMIT a rank has splits on
+# every device. Without gradients one block computes all ranks of a row where there are MANY_ROWS
+# and more, and a cluster where there are up to FEW_ROWS, as it takes one launch. Splits are faster
+# for all others on an H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit
+# beside each other.
+CACHE_BYTES = 64 << 10
+CACHE_LIMIT = 128 << 10
+MAX_RANKS = 8
+MANY_ROWS = 1024
+FEW_ROWS = 64
+STATIC_BYTES = 8 << 10  # what the kernels need besides
+WARP = 32
+VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
+
+# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
+# runs at once, so that all end together: fewer where they work on several rows at a time, half as
+# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients
+# without a sum. A cluster begins the later the more blocks it has: it takes as many rows as that,
+# up to ROWS_OF_CLUSTER, or more, and a block that computes the shares of two ranks, as it gives the
+# same sums; one that computes more ranks takes one row, as each is summed for itself.
+WORKING_THREADS = 5 << 18
+THREADS_OF_SEVERAL = 1 << 20
+THREADS_OF_HELD = 1 << 19
+MORE_UNSUMMED = 4
+ROWS_OF_CLUSTER = 4
+
+# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, or a multiple
+# of them, all over the device.
+MAX_SPLITS = 1024
+SPLIT_BLOCK = 512
+SPLIT_VECTORS = 8
+
+# Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
+# for losses of rows that are held.
+THREADS_OF_MULTIPROCESSOR = 1024
+THREADS_WITH_GRADIENTS = 768
+THREADS_WITH_HELD = 1536
+
+
+@dataclass(frozen=True)
+class RowMemory:
+    """What of rows in memory decides who works on them.
+
+    Attributes:
+        rows: How many there are.
+        columns: The elements of a row.
+        size: The bytes of an element of the first operand.
+        element_sizes: Those of an element of each array that is read element by element.
+        step: From an element of the first operand to the next one of its row, in elements.
+        starts: From a row to the next ones, and where the first one begins, in elements.
+        apart: Whether neighbouring rows are nearer to one another than the elements of a row.
+        precise: Whether parts of a row cost much to combine.
+
+    """
+
+    rows: int
+    columns: int
+    size: int
+    element_sizes: tuple[int, ...]
+    step: int
+    starts: tuple[int, ...]
+    apart: bool
+    precise: bool
+
+    @property
+    def element_bytes(self) -> int:
+        """What is read of each element."""
+        return sum(self.element_sizes)
+
+    @property
+    def is_held_apart(self) -> bool:
+        """Whether elements that lie apart are few enough for a thread to hold a row."""
+        few = self.columns <= COLUMNS_APART
+        return few and self.columns * self.element_bytes <= HELD_APART and self.apart
+
+    @property
+    def width(self) -> int:
+        """The elements of a vector; vectors of a few do not reach beyond the row."""
+        if self.step != 1 and self.columns > 1:
+            return 1
+        width = VECTOR_BYTES // self.size
+        while self.columns < 4 * width and self.columns % width:
+            width //= 2
+        return width
+
+
+@dataclass(frozen=True)
+class RowTeam:
+    """Who works on a row, see cuda/kernels/row_worker.cuh.
+
+    Attributes:
+        threads: The threads of a block.
+        lanes: Those of a row.
+        width: The elements of a vector.
+        batch: The vectors of a thread at a time.
+        ranks: The shares of a row.
+        splits: The parts of a row that are computed in two launches; 0 for one launch.
+        slots: The vectors of a thread in a rank, or in a split.
+        cluster: Whether the ranks are the blocks of a cluster.
+        shifts: Whether rows may begin anywhere inside a vector.
+        exact: Whether all batches are full.
+        held: From how many rows ahead a row waits in registers; 0 in shared memory.
+
+    """
+
+    threads: int
+    lanes: int
+    width: int
+    batch: int = 1
+    ranks: int = 1
+    splits: int = 0
+    slots: int = 0
+    cluster: bool = False
+    shifts: bool = False
+    exact: bool = False
+    held: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The rows of a block."""
+        return self.threads // self.lanes
+
+    @property
+    def places(self) -> int:
+        """The vectors that shared memory has room for."""
+        neighbours = min(self.lanes, WARP)
+        line = min(neighbours, VECTORS_OF_LINE) if self.shifts else 0
+        return self.threads // neighbours * (self.slots * neighbours + line)
+
+    def workers(self, memory: RowMemory, few: bool) -> int:
+        """The blocks, or clusters, that end together; `few` where they sum, or write nothing."""
+        threads = THREADS_OF_SEVERAL if self.rows > 1 else WORKING_THREADS
+        if memory.size == 2:
+            threads //= 2
+        workers = (THREADS_OF_HELD if self.held else threads) // self.threads
+        if self.cluster or self.ranks == 2:
+            workers = 16 * workers // self.ranks**2
+            if memory.rows >= MANY_ROWS:
+                workers = min(workers, memory.rows // min(self.ranks, ROWS_OF_CLUSTER))
+        elif self.ranks > 2:
+            workers = memory.rows
+        elif not few:
+            workers *= MORE_UNSUMMED
+        groups = -(-memory.rows // self.rows)
+        return min(groups, max(workers, 1))
+
+    def threads_of_multiprocessor(self, vector_bytes: int, gradients: bool) -> int:
+        """The threads that a multiprocessor is to hold; `vector_bytes`: of all that is read."""
+        if gradients:
+            whole = self.batch * vector_bytes == BATCH_BYTES
+            return THREADS_WITH_GRADIENTS if whole else THREADS_OF_MULTIPROCESSOR
+        return THREADS_WITH_HELD if self.held else THREADS_OF_MULTIPROCESSOR
+
+    def c_type(self, resident: int) -> str:
+        """The C++ type."""
+        return template(
+            "Team",
+            *map(str, (self.threads, self.lanes, self.width, self.batch)),
+            *map(str, (self.slots, self.ranks, resident)),
+            self.cluster,
+            self.shifts,
+            self.exact,
+            str(self.held),
+        )
+
+
+def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
+    """Who works on rows, which may have gradients, on a device."""
+    width, element_bytes = memory.width, memory.element_bytes
+    if memory.step != 1 and memory.is_held_apart and memory.columns > 1:
+        return _filled(RowTeam(BLOCK, 1, 1), memory)
+    if not element_bytes and not gradients:  # a number of each row
+        return RowTeam(BLOCK, 1, width, slots=1)
+    vectors = -(-memory.columns // width)
+    row_bytes = vectors * width * element_bytes
+    if row_bytes > MAX_RANKS * CACHE_LIMIT:
+        of_split = SPLIT_BLOCK * SPLIT_VECTORS  # full batches
+        of_split *= -(-vectors // (MAX_SPLITS * of_split))
+        splits = -(-vectors // of_split)
+        return _filled(RowTeam(SPLIT_BLOCK, SPLIT_BLOCK, width, splits=splits), memory)
+    ranks = 1
+    while ranks < MAX_RANKS and row_bytes > ranks * CACHE_BYTES:
+        ranks *= 2
+    # Where no element is read, gradients are written.
+    moved = row_bytes or vectors * width * memory.size
+    lanes = _power_of_two_from(-(-moved // (ranks * _lane_bytes(moved, memory))))
+    if lanes <= WARP and ranks == 1:
+        threads = BLOCK
+        while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:
+            threads //= 2
+    else:
+        lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
+    team = _filled(RowTeam(threads, lanes, width, ranks=ranks), memory)
+    available = driver.shared_memory(device) - STATIC_BYTES
+    while not team.held and team.places * width * element_bytes > available:
+        if team.rows == 1:
+            return replace(team, splits=ranks)
+        team = replace(team, threads=team.threads // 2)
+    if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
+        return replace(team, splits=ranks)
+    if ranks > 1 and (gradients or memory.rows < MANY_ROWS):
+        clusters = driver.has_clusters(device)
+        if clusters and (gradients or (memory.rows <= FEW_ROWS and not team.shifts)):
+            return replace(team, cluster=True)
+        return replace(team, splits=ranks)
+    return team
+
+
+def _lane_bytes(row_bytes: int, memory: RowMemory) -> int:
+    """What one thread gets of a row."""
+    is_short, operands = row_bytes <= SHORT_ROW, len(memory.element_sizes)
+    if operands > 1:
+        each = memory.precise or row_bytes >= LONG_ROW
+        return (SHORT_LANE_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
+    if is_short:
+        return SHORT_LANE_BYTES
+    return LANE_BYTES if row_bytes <= LONG_ROW else LONG_LANE_BYTES
+
+
+def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
+    """The team with what a thread has of a row, and how it takes that."""
+    parts, columns = team.splits or team.ranks, memory.columns
+    slots = max(1, -(-columns // (parts * team.lanes * team.width)))
+    elements = parts * team.lanes * slots * team.width
+    # Batches of a size that leaves few vectors: those go one by one, as do some elements.
+    filled = slots
+    if parts == 1 and team.lanes <= WARP:
+        filled = max(1, columns // (team.lanes * team.width))
+    vector_bytes = team.width * memory.element_bytes
+    batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
+    most = max(1, min(filled, batch_bytes // max(vector_bytes, 1)))
+    batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
+    exact = elements == columns and slots % batch == 0
+    held, row_bytes = 0, slots * vector_bytes
+    if row_bytes and exact and parts == 1 and slots == batch:
+        most = HELD_APART if memory.is_held_apart else HELD_BYTES
+        held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
+    team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
+    # What is held is read number by number where it is not aligned.
+    if not held and any(start % team.width for start in memory.starts):
+        return replace(team, exact=False, shifts=True)
+    return team
+
+
+def _power_of_two_from(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
