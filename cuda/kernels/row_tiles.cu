@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
     }
-    if constexpr (GRADIENTS || Loss::HIDES) Work::Copies::fence();
+    Work::Copies::fence();
     __syncthreads();
     if constexpr (GRADIENTS) {
       work.store(tile, staged);
