@@ -229,27 +229,22 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
                                                  int slot) const {
     if constexpr (Row::template is_read<S>()) {
       auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, Team>(shared, slot));
-#if ASYNCHRONOUS_COPIES
       if constexpr (is_copied<S> && PRESENT == ALL) {
         copy_vectors<S, Team, KEPT>(Range<VECTORS>(), address_of_thread(places),
                                     row.template address<S>(first));
-      } else
-#endif
-      {
+      } else {
 #pragma unroll
         for (int p = 0; p < VECTORS; ++p) {
-#if ASYNCHRONOUS_COPIES
           // One number of four or eight bytes is aligned in any case.
-          constexpr bool COPIED = is_copied<S> || (LENGTH == 1 && sizeof(Stored<S>) >= 4);
-          const auto* const from = address<S>(row, p);
-          if constexpr (COPIED) {
+          constexpr bool NUMBER = LENGTH == 1 && sizeof(Stored<S>) >= 4;
+          if constexpr (is_copied<S> || (ASYNCHRONOUS_COPIES && NUMBER)) {
+            const auto* const from = address<S>(row, p);
             if (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
               copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
                   address_of_thread(places + p * Team::NEIGHBOURS), from);
               continue;
             }
           }
-#endif
           Stored<S> vector;
           load_vector_of<S>(row, p, vector);
           places[p * Team::NEIGHBOURS] = vector;
@@ -257,7 +252,6 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
       }
     }
   }
-#if ASYNCHRONOUS_COPIES
   template <int S, class Team, bool KEPT, int... P>
   static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
                                                       const void* from) {
@@ -265,11 +259,9 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
     (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from),
      ...);
   }
-#endif
   template <int S>
   __device__ __forceinline__ void release_array(const Row& row) const {
-#if ASYNCHRONOUS_COPIES
-    if constexpr (Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
+    if constexpr (ASYNCHRONOUS_COPIES && Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
                   bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
       for (int p = 0; p < VECTORS; ++p) {
@@ -280,7 +272,6 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
         }
       }
     }
-#endif
   }
   template <int S, class Team>
   __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot, int shift) {

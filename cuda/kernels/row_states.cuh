@@ -73,7 +73,7 @@ template <class Team, class State>
 __device__ __forceinline__ State combined_in_cluster(const State& state, unsigned turn) {
   using Exchange = ClusterExchange<State, Team::RANKS>;
   Exchange::send(state, turn);
-  Arrivals::wait<true>(turn);
+  Exchange::wait(turn);
   State all;
   for (int rank = 0; rank < Team::RANKS; ++rank) {
     const State part = Exchange::received(turn, rank);

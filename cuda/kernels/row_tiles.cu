@@ -88,11 +88,8 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   }
 
  private:
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  static constexpr bool HAS_PAIRS = UNIT == 2;  // two pairs are compared at once
-#else
-  static constexpr bool HAS_PAIRS = false;
-#endif
+  // Two pairs are compared at once.
+  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && UNIT == 2;
 
   // f(size, aligned, place, column) for each unit; the last element of a row may be alone. ALIGNED:
   // a unit of the first operand is one access, in all rows.
@@ -499,7 +496,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
     }
-    if constexpr (GRADIENTS || Loss::HIDES) Work::Copies::fence();
+    Work::Copies::fence();
     __syncthreads();
     if constexpr (GRADIENTS) {
       work.store(tile, staged);

@@ -14,6 +14,7 @@
 // Tiles form segments, which are added as those of kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
+#include "memory/instructions.cuh"
 
 // LANES threads, of a block of THREADS, work on WIDTH neighbouring rows: thread `lane` on every
 // LANES-th element, in batches of COUNT. A row STAYS in registers: it has no more than one batch,
@@ -136,11 +137,8 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   };
 
  private:
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  static constexpr bool HAS_PAIRS = WIDTH == 2;  // two numbers are compared at once
-#else
-  static constexpr bool HAS_PAIRS = false;
-#endif
+  // Two numbers are compared at once.
+  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && WIDTH == 2;
   // The largest numbers of the first operand in both rows.
   __device__ __forceinline__ auto largest_pair() const {
     const auto pair_at = [&](int k) {

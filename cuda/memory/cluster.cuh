@@ -1,10 +1,8 @@
-// Clusters: blocks that run at the same time, and reach the shared memory of one another. They need
-// PTX; who does without computes in each block what the others would have sent.
+// Clusters: blocks that run at the same time, and reach the shared memory of one another. Who does
+// without computes in each block what the others would have sent.
 #pragma once
 #include "memory/arrivals.cuh"
 #include "memory/vector.cuh"
-
-#define CLUSTERS ARRIVALS
 
 #if CLUSTERS
 __device__ __forceinline__ void cluster_barrier() {
@@ -49,6 +47,10 @@ struct ClusterExchange {
             : "memory");
       }
     }
+  }
+  // Waits for what all blocks send in a turn.
+  static __device__ __forceinline__ void wait(unsigned turn) {
+    while (!mbarrier_try_wait_cluster(Arrivals::barrier(turn), turn / 2 % 2)) continue;
   }
   // What a rank has sent, once the turn has been waited for.
   static __device__ __forceinline__ Value received(unsigned turn, int rank) {

@@ -6,7 +6,7 @@
 #include "memory/async_copy.cuh"
 #include "memory/vector.cuh"
 
-#define COPY_ENGINE ARRIVALS
+constexpr bool COPY_ENGINE = ARRIVALS;
 
 __device__ __forceinline__ int misalignment(const void* address) {
   return int(reinterpret_cast<unsigned long long>(address) % 16);
@@ -42,77 +42,43 @@ template <int THREADS>
 struct TileCopies {
   static constexpr int COPYING = COPY_ENGINE ? 32 : THREADS;  // threads that load
 
-#if COPY_ENGINE
   // For all threads of the block to begin with.
   static __device__ __forceinline__ TileCopies begin() {
-    Arrivals::begin();
-    __syncthreads();
+    if constexpr (COPY_ENGINE) {
+      Arrivals::begin();
+      __syncthreads();
+    }
     return {};
   }
   // Waits until what the first thread has stored from shared memory is read there.
   static __device__ __forceinline__ void wait_for_stores() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    __syncwarp();
-  }
-  __device__ __forceinline__ void load_pieces(unsigned turn, unsigned char* to,
-                                              const unsigned char* from,
-                                              const Pieces& pieces) const {
-    if (threadIdx.x != 0 || pieces.whole == 0) return;
-    asm volatile(
-        "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(Arrivals::barrier(turn)),
-        "r"(pieces.whole)
-        : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(shared_address(to + pieces.lead)),
-        "l"(__cvta_generic_to_global(from + pieces.lead)), "r"(pieces.whole),
-        "r"(Arrivals::barrier(turn))
-        : "memory");
+    if constexpr (COPY_ENGINE) {
+      cp_async_bulk_wait_group_read<0>();
+      __syncwarp();
+    }
   }
   // All loads of a turn have begun, by the threads that load.
   __device__ __forceinline__ void commit(unsigned turn) const {
-    __syncwarp();
-    if (threadIdx.x == 0) {
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Arrivals::barrier(turn))
-                   : "memory");
+    if constexpr (COPY_ENGINE) {
+      __syncwarp();
+      if (threadIdx.x == 0) mbarrier_arrive(Arrivals::barrier(turn));
+    } else {
+      end_group_of_copies();
     }
   }
   // Waits for the loads of a turn, the last but one that has begun.
-  __device__ __forceinline__ void wait(unsigned turn) const { Arrivals::wait<false>(turn); }
+  __device__ __forceinline__ void wait(unsigned turn) const {
+    if constexpr (COPY_ENGINE) {
+      Arrivals::wait(turn);
+    } else {
+      wait_for_copies<1>();
+      __syncthreads();
+    }
+  }
   // Orders what this thread has written to shared memory ahead of what the copy engine does next.
   static __device__ __forceinline__ void fence() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if constexpr (COPY_ENGINE) fence_proxy_async();
   }
-  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
-                                                      const Pieces& pieces) {
-    if (threadIdx.x != 0 || pieces.whole == 0) return;
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                     __cvta_generic_to_global(to + pieces.lead)),
-                 "r"(shared_address(from + pieces.lead)), "r"(pieces.whole)
-                 : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-  }
-#else
-  static __device__ __forceinline__ TileCopies begin() { return {}; }
-  static __device__ __forceinline__ void wait_for_stores() {}
-  __device__ __forceinline__ void load_pieces(unsigned, unsigned char* to,
-                                              const unsigned char* from,
-                                              const Pieces& pieces) const {
-    pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
-  }
-  __device__ __forceinline__ void commit(unsigned) const { end_group_of_copies(); }
-  __device__ __forceinline__ void wait(unsigned) const {
-    wait_for_copies<1>();
-    __syncthreads();
-  }
-  static __device__ __forceinline__ void fence() {}
-  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
-                                                      const Pieces& pieces) {
-    pieces.template each<THREADS>([&](int at) {
-      *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
-    });
-  }
-#endif
 
   // Copies elements to shared memory, as far behind a multiple of 16 as they are in device memory:
   // the work of the threads that load.
@@ -147,5 +113,31 @@ struct TileCopies {
       });
     }
     pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });
+  }
+
+ private:
+  static __device__ __forceinline__ void load_pieces(unsigned turn, unsigned char* to,
+                                                     const unsigned char* from,
+                                                     const Pieces& pieces) {
+    if constexpr (COPY_ENGINE) {
+      if (threadIdx.x != 0 || pieces.whole == 0) return;
+      mbarrier_expect_tx(Arrivals::barrier(turn), pieces.whole);
+      cp_async_bulk_load(shared_address(to + pieces.lead), from + pieces.lead, pieces.whole,
+                         Arrivals::barrier(turn));
+    } else {
+      pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
+    }
+  }
+  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
+                                                      const Pieces& pieces) {
+    if constexpr (COPY_ENGINE) {
+      if (threadIdx.x != 0 || pieces.whole == 0) return;
+      cp_async_bulk_store(to + pieces.lead, shared_address(from + pieces.lead), pieces.whole);
+      cp_async_bulk_commit_group();
+    } else {
+      pieces.template each<THREADS>([&](int at) {
+        *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+      });
+    }
   }
 };

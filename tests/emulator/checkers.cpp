@@ -49,10 +49,15 @@ void learn(Fences& known, const Fences& more) {
   known.swap(both);
 }
 
-static Moment now() {
+Moment now() {
   const Block& block = *running->block;
   const uint32_t warp_syncs = block.warps[running->thread / 32].syncs;
-  return {block.id, running->thread, block.barriers, warp_syncs, running->fences};
+  return {block.id,
+          uint16_t(running->thread),
+          running->copy_engine_fences,
+          block.barriers,
+          warp_syncs,
+          running->fences};
 }
 
 static bool same_warp(const Moment& a, const Moment& b) { return a.thread / 32 == b.thread / 32; }
@@ -78,6 +83,7 @@ static bool before_any(const Access& access, const Fences& known) {
 
 static bool ordered(const Access& access) {
   if (access.where == 0) return true;
+  if (access.pending) return false;
   const Moment present = now();
   if (access.when.block == present.block) {
     if (access.when.thread == present.thread) return true;
@@ -116,7 +122,11 @@ static void release(Fences& channel) {
 
 struct Kind {
   bool reads, writes, atomic;
-  const char* name() const { return atomic ? "an atomic access" : writes ? "a write" : "a read"; }
+  bool copies = false, by_copy_engine = false;
+  const char* name() const {
+    if (copies) return writes ? "the write of a copy" : "the read of a copy";
+    return atomic ? "an atomic access" : writes ? "a write" : "a read";
+  }
 };
 static constexpr Kind READ = {true, false, false}, WRITE = {false, true, false},
                       VOLATILE_READ = {true, false, true}, VOLATILE_WRITE = {false, true, true},
@@ -127,14 +137,15 @@ static void check_order(const Access& earlier, Kind kind, uint32_t where, const 
   if ((kind.atomic && earlier.atomic) || ordered(earlier)) return;
   if (!reported.insert({earlier.where, where}).second) return;
   report(
-      "race on %s memory: an access at @%x@ by block %u thread %u is not ordered before %s at "
+      "race on %s memory: %s at @%x@ by block %u thread %u is not %s before %s at "
       "@%x@ by block %u thread %u",
-      space, earlier.where, earlier.when.block, earlier.when.thread, kind.name(), where,
+      space, earlier.pending ? "a copy" : "an access", earlier.where, earlier.when.block,
+      earlier.when.thread, earlier.pending ? "waited for" : "ordered", kind.name(), where,
       running->block->id, running->thread);
 }
 
 static void record(Cell& cell, Kind kind, uint32_t where, const char* space) {
-  const Access access = {now(), where, kind.atomic};
+  const Access access = {now(), where, kind.atomic, kind.copies, kind.by_copy_engine};
   check_order(cell.write, kind, where, space);
   if (kind.writes) {
     for (const Access& read : cell.reads) check_order(read, kind, where, space);
@@ -142,9 +153,25 @@ static void record(Cell& cell, Kind kind, uint32_t where, const char* space) {
     return;
   }
   Access& last = cell.reads[0];
+  if (last.pending) {
+    cell.reads[1] = access;
+    return;
+  }
   const bool same = last.when.block == access.when.block && last.when.thread == access.when.thread;
   if (!same) cell.reads[1] = last;
   last = access;
+}
+
+// The copy engine sees what a thread has written to shared memory if that has fenced since.
+static void check_copy_engine_sees(const Access& write, uint32_t where) {
+  if (write.where == 0 || write.by_copy_engine) return;
+  const Fiber& writer = running->block->fibers[write.when.thread];
+  if (writer.copy_engine_fences != write.when.copy_engine_fences) return;
+  if (!reported.insert({write.where, where}).second) return;
+  report(
+      "no fence for the copy engine between a write at @%x@ by block %u thread %u and the copy at "
+      "@%x@",
+      write.where, write.when.block, write.when.thread, where);
 }
 
 static void access_shared(char* address, size_t bytes, Kind kind, uint32_t where) {
@@ -158,6 +185,7 @@ static void access_shared(char* address, size_t bytes, Kind kind, uint32_t where
     if (kind.reads && !cell.initialised && reported.insert({0, where}).second) {
       report("read of uninitialised shared memory at @%x@: %s", where, name_of(*running).c_str());
     }
+    if (kind.by_copy_engine) check_copy_engine_sees(cell.write, where);
     record(cell, kind, where, "shared");
   });
 }
@@ -196,6 +224,14 @@ static const Region* region_near(const char* address) {
   abandon();
 }
 
+// The region that holds all of some memory, or null.
+static const Region* region_of(const char* address, size_t bytes) {
+  const Region* region = config.region_count > 0 ? region_near(address) : nullptr;
+  if (region == nullptr) return nullptr;
+  const Range range = {region->begin, region->begin + region->bytes};
+  return range.contains(address, bytes) ? region : nullptr;
+}
+
 static void access(void* pointer, size_t bytes, Kind kind, uint32_t where) {
   if (running == nullptr || !config.check) return;
   char* const address = static_cast<char*>(pointer);
@@ -206,9 +242,7 @@ static void access(void* pointer, size_t bytes, Kind kind, uint32_t where) {
     maybe_yield(8);
     return;
   }
-  const Region* region = config.region_count > 0 ? region_near(address) : nullptr;
-  if (region != nullptr &&
-      Range{region->begin, region->begin + region->bytes}.contains(address, bytes)) {
+  if (const Region* region = region_of(address, bytes)) {
     access_global(*region, address, bytes, kind, where);
     maybe_yield(16);
     return;
@@ -230,6 +264,55 @@ static void strong_access(void* pointer, size_t bytes, Kind kind, uint32_t where
   Fences& channel = (shared ? running->block->channels : global_channels)[uintptr_t(pointer)];
   if (kind.reads) learn(running->read, channel);
   if (kind.writes) release(channel);
+}
+
+void begin_accesses(const Copy& copy) {
+  access(copy.from, copy.bytes, {true, false, false, true, copy.by_copy_engine}, copy.where);
+  access(copy.to, copy.bytes, {false, true, false, true, copy.by_copy_engine}, copy.where);
+}
+
+// Calls visit(cell) for the cells that some accessible memory has.
+template <class Visit>
+static void visit_cells(const char* address, size_t bytes, Visit visit) {
+  if (!config.check) return;
+  if (places.shared.contains(address, bytes)) {
+    running->block->shadow.visit(uintptr_t(address), bytes, visit);
+  } else if (const Region* region = region_of(address, bytes); region && region->writable) {
+    global_shadow.visit(uintptr_t(address), bytes, visit);
+  }
+}
+
+// Ends an access that belongs to the copy, if it is one.
+static void end_access(Access& access, const Copy& copy, const Moment& when) {
+  const bool own = access.where == copy.where && access.when.block == copy.when.block &&
+                   access.when.thread == copy.when.thread;
+  if (!access.pending || !own) return;
+  access.pending = false;
+  access.when = when;
+}
+
+void end_reads(const Copy& copy, const Moment& when) {
+  visit_cells(copy.from, copy.bytes, [&](Cell& cell) {
+    for (Access& read : cell.reads) end_access(read, copy, when);
+  });
+}
+
+void end_writes(const Copy& copy, const Moment& when) {
+  visit_cells(copy.to, copy.bytes, [&](Cell& cell) { end_access(cell.write, copy, when); });
+}
+
+static constexpr size_t BARRIER_BYTES = 8;
+Access begin_barrier(char* barrier, uint32_t where) {
+  access(barrier, BARRIER_BYTES, WRITE, where);
+  return {now(), where};
+}
+void change_barrier(char* barrier, const Access& beginning, uint32_t where) {
+  if (config.check) check_order(beginning, ATOMIC, where, "shared");
+  strong_access(barrier, BARRIER_BYTES, ATOMIC, where);
+}
+void test_barrier(char* barrier, const Access& beginning, uint32_t where) {
+  if (config.check) check_order(beginning, VOLATILE_READ, where, "shared");
+  strong_access(barrier, BARRIER_BYTES, VOLATILE_READ, where);
 }
 
 void before_atomic(void* address, size_t bytes) {

@@ -20,8 +20,11 @@ from typing import Any, NamedTuple
 from .launcher import Kernel
 
 _HERE = Path(__file__).resolve().parent
-_HEADERS = ("cuda_emu.h", "hooks.h", "runtime.h", "shim/crt/host_defines.h", "shim/nv/target")
-_RUNTIME = ("scheduler.cpp", "checkers.cpp")
+_HEADERS = (
+    *("cuda_emu.h", "instructions.h", "hooks.h", "runtime.h"),
+    *("shim/crt/host_defines.h", "shim/nv/target"),
+)
+_RUNTIME = ("scheduler.cpp", "checkers.cpp", "copies.cpp")
 
 _OLDEST_GXX = 12
 _LARGEST_BATCH = 16  # kernels

@@ -280,6 +280,8 @@ EMU_MIN_MAX(unsigned long long, b < a ? b : a, a < b ? b : a)
 EMU_MIN_MAX(float, fminf(a, b), fmaxf(a, b))
 EMU_MIN_MAX(double, fmin(a, b), fmax(a, b))
 
+#include "instructions.h"
+
 [[noreturn]] inline void __trap() { emu::trap(); }
 
 namespace emu {

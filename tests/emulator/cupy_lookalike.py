@@ -65,7 +65,8 @@ class Device:
         blocks_per_multiprocessor: The answer to the occupancy query. The same holds.
         shared_memory: The bytes that a block can have. The same holds.
         cache_bytes: The size of the L2 cache. The same holds.
-        compute_capability: From "90" on there are clusters. The same holds.
+        compute_capability: What kernels are compiled for: "80" has asynchronous copies, "90" a
+            copy engine and clusters. The same holds.
         seed: Of the scheduler; 0 runs threads and blocks in order.
         concurrent: How many blocks run at once.
         check: Whether to watch every access.
@@ -193,7 +194,7 @@ class _RawModule:
     ) -> None:
         self._device = device
         self._code = code
-        self._options = tuple(options)
+        self._options = (*options, f"-DARCHITECTURE={10 * int(device.compute_capability)}")
         self._names = name_expressions
 
     def get_function(self, name: str) -> _RawKernel:

@@ -53,5 +53,30 @@ void before_atomic(void* address, size_t bytes);
 
 [[noreturn]] void trap();
 
+// Asynchronous copies. They are carried out as late as a device may do it: by the wait for them.
+// Addresses in shared memory are those of PTX, of 32 bits.
+uint32_t shared_address(const void* place);
+
+// By the thread itself to shared memory, in groups.
+void begin_load(uint32_t to, const void* from, size_t bytes);
+void end_group_of_loads();
+void wait_for_loads(uint32_t groups_left);  // until no more than so many are on their way
+
+// By the copy engine. Its loads arrive at a barrier, and its stores are in groups.
+void begin_bulk_load(uint32_t to, const void* from, size_t bytes, uint32_t barrier);
+void begin_bulk_store(void* to, uint32_t from, size_t bytes);
+void end_group_of_bulk_stores();
+void wait_for_bulk_stores(uint32_t groups_left);  // until their source has been read
+void fence_for_copy_engine();                     // lets it see what this thread has written
+
+// Barriers in shared memory, at which so many threads arrive, and the bytes that are expected.
+void begin_arrivals(uint32_t barrier, uint32_t threads);
+void expect_bytes(uint32_t barrier, size_t bytes);
+void arrive(uint32_t barrier);
+bool have_arrived(uint32_t barrier, uint32_t parity);  // all of the last phase of that parity
+
+// Other hints to the cache than those of loads and stores, for the line at an address.
+void change_priority(const void* line, size_t bytes);
+
 }  // namespace emu
 #pragma GCC visibility pop

@@ -174,6 +174,221 @@ __global__ void lane_has_returned(int* out) {
   out[threadIdx.x] = __popc(__ballot_sync(0xffffffffu, 1));
 }
 
+// Begins to copy in[k] to tile[k], for the k of a thread.
+__device__ void copy_of_thread(int* tile, const int* in) {
+  cp_async<4, 0, 0>(shared_address(tile + threadIdx.x), in + threadIdx.x);
+}
+
+template <bool OK>
+__global__ void wait_for_copy(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  if (OK) cp_async_wait_group<0>();
+  out[threadIdx.x] = tile[threadIdx.x];
+  cp_async_wait_group<0>();
+}
+
+// A thread waits for its own copies alone.
+template <bool OK>
+__global__ void barrier_after_copies(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+  if (OK) __syncthreads();
+  out[threadIdx.x] = tile[63 - threadIdx.x];
+}
+template <bool OK>
+__global__ void wait_ahead_of_barrier(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  if (OK || threadIdx.x > 0) cp_async_wait_group<0>();
+  __syncthreads();
+  out[threadIdx.x] = tile[63 - threadIdx.x];
+  cp_async_wait_group<0>();
+}
+
+// Copies of one round are on their way while the round before is worked on.
+template <bool OK>
+__global__ void wait_for_the_right_group(const int* in, int* out) {
+  __shared__ int tiles[3][64];
+  int sum = 0;
+  for (int round = 0; round <= 3; ++round) {
+    if (round < 3) copy_of_thread(tiles[round], in);
+    cp_async_commit_group();
+    if (round == 0) continue;
+    OK ? cp_async_wait_group<1>() : cp_async_wait_group<2>();
+    sum += tiles[round - 1][threadIdx.x];
+  }
+  out[threadIdx.x] = sum;
+  cp_async_wait_group<0>();
+}
+template <bool OK>
+__global__ void read_the_right_slot(const int* in, int* out) {
+  __shared__ int tiles[2][64];
+  copy_of_thread(tiles[0], in);
+  cp_async_commit_group();
+  copy_of_thread(tiles[1], in);
+  cp_async_commit_group();
+  cp_async_wait_group<1>();
+  out[threadIdx.x] = tiles[OK ? 0 : 1][threadIdx.x];
+  cp_async_wait_group<0>();
+}
+template <bool OK>
+__global__ void end_the_group(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  if (OK) cp_async_commit_group();
+  cp_async_wait_group<0>();
+  out[threadIdx.x] = tile[threadIdx.x];
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+}
+
+template <bool OK>
+__global__ void write_behind_copy(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  if (OK) cp_async_wait_group<0>();
+  tile[threadIdx.x] = 1;
+  cp_async_wait_group<0>();
+  out[threadIdx.x] = tile[threadIdx.x];
+}
+// Another thread may still read what a copy overwrites.
+template <bool OK>
+__global__ void copy_behind_read(const int* in, int* out) {
+  __shared__ int tile[64];
+  tile[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  const int other = tile[63 - threadIdx.x];
+  if (OK) __syncthreads();
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+  out[threadIdx.x] = other - tile[threadIdx.x];
+}
+template <bool OK>
+__global__ void write_source_of_copy(int* numbers, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, numbers);
+  cp_async_commit_group();
+  if (OK) cp_async_wait_group<0>();
+  numbers[threadIdx.x] = -1;
+  cp_async_wait_group<0>();
+  out[threadIdx.x] = tile[threadIdx.x];
+}
+template <bool OK>
+__global__ void copy_not_waited_for(const int* in, int* out) {
+  __shared__ int tile[64];
+  copy_of_thread(tile, in);
+  cp_async_commit_group();
+  out[threadIdx.x] = 1;
+  if (OK) cp_async_wait_group<0>();
+}
+template <bool OK>
+__global__ void aligned_copy(const int* in, int* out) {
+  alignas(16) __shared__ int tile[4];
+  if (threadIdx.x > 0) return;
+  cp_async_16(shared_address(tile), in + (OK ? 4 : 2));
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+  out[0] = tile[0];
+}
+template <bool OK>
+__global__ void copy_tail(const int* in, int* out) {
+  __shared__ int tile[64];
+  const bool present = OK ? threadIdx.x < 61 : threadIdx.x < 62;
+  if (present) copy_of_thread(tile, in);
+  cp_async_commit_group();
+  cp_async_wait_group<0>();
+  if (present) out[threadIdx.x % 61] = tile[threadIdx.x];
+}
+
+// Three times, 64 numbers come to shared memory and go from there, by the copy engine.
+enum Fault { NONE, BEGINNING, BYTES, WAIT, WRITES, THREADS, STORE, END };
+template <Fault LEFT_OUT>
+__device__ void increase(const int* in, int* out) {
+  alignas(16) __shared__ int tile[64];
+  __shared__ unsigned long long place;
+  const unsigned barrier = shared_address(&place);
+  const bool first = threadIdx.x == 0;
+  if (first) mbarrier_init(barrier, 1);
+  if (LEFT_OUT != BEGINNING) __syncthreads();
+  for (unsigned round = 0; round < 3; ++round) {
+    if (first) {
+      if (LEFT_OUT != STORE) cp_async_bulk_wait_group_read<0>();
+      mbarrier_expect_tx(barrier, LEFT_OUT == BYTES ? 0 : sizeof(tile));
+      cp_async_bulk_load(shared_address(tile), in, sizeof(tile), barrier);
+      mbarrier_arrive(barrier);
+    }
+    if (LEFT_OUT != WAIT || threadIdx.x != 40) {
+      while (!mbarrier_try_wait(barrier, round % 2)) continue;
+    }
+    tile[threadIdx.x] += round;
+    if (LEFT_OUT != WRITES) fence_proxy_async();
+    if (LEFT_OUT != THREADS) __syncthreads();
+    if (first) cp_async_bulk_store(out + 64 * round, shared_address(tile), sizeof(tile));
+    cp_async_bulk_commit_group();
+  }
+  if (LEFT_OUT != END) cp_async_bulk_wait_group_read<0>();
+}
+template <bool OK>
+__global__ void barrier_has_begun(const int* in, int* out) {
+  increase<(OK ? NONE : BEGINNING)>(in, out);
+}
+template <bool OK>
+__global__ void expect_all_bytes(const int* in, int* out) {
+  increase<(OK ? NONE : BYTES)>(in, out);
+}
+template <bool OK>
+__global__ void wait_for_bytes(const int* in, int* out) {
+  increase<(OK ? NONE : WAIT)>(in, out);
+}
+template <bool OK>
+__global__ void fence_for_copy_engine(const int* in, int* out) {
+  increase<(OK ? NONE : WRITES)>(in, out);
+}
+template <bool OK>
+__global__ void wait_for_writers(const int* in, int* out) {
+  increase<(OK ? NONE : THREADS)>(in, out);
+}
+template <bool OK>
+__global__ void wait_for_store(const int* in, int* out) {
+  increase<(OK ? NONE : STORE)>(in, out);
+}
+template <bool OK>
+__global__ void wait_for_last_store(const int* in, int* out) {
+  increase<(OK ? NONE : END)>(in, out);
+}
+// What the copy engine has stored is there for the next kernel.
+template <bool OK>
+__global__ void read_what_is_stored(int* out) {
+  alignas(16) __shared__ int tile[64];
+  tile[threadIdx.x] = 7;
+  fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x == 0) cp_async_bulk_store(out, shared_address(tile), sizeof(tile));
+  cp_async_bulk_commit_group();
+  cp_async_bulk_wait_group_read<0>();
+  if (!OK && threadIdx.x == 0) tile[0] = out[0];
+}
+template <bool OK>
+__global__ void wait_for_the_right_phase(int* out) {
+  __shared__ unsigned long long place;
+  const unsigned barrier = shared_address(&place);
+  if (threadIdx.x == 0) mbarrier_init(barrier, 1);
+  __syncthreads();
+  for (unsigned round = 0; round < 3; ++round) {
+    if (threadIdx.x == 0) mbarrier_arrive(barrier);
+    while (!mbarrier_try_wait(barrier, OK ? round % 2 : 0)) continue;
+    __syncthreads();
+  }
+  out[threadIdx.x] = 1;
+}
+
 // The result of each, 64 threads a row.
 __global__ void collectives(const int* in, int* out) {
   const unsigned all = 0xffffffffu;

@@ -14,6 +14,8 @@ import numpy as np
 
 Triple = tuple[int, int, int]
 
+_OF_THE_EMULATOR = ("cuda_emu.h", "instructions.h", "?")  # lines that are not of a kernel
+
 
 class EmulatorError(RuntimeError):
     """A kernel, or its launch, did what it must not do."""
@@ -236,7 +238,7 @@ class Kernel:
         command = ["addr2line", "-i", "-e", str(self._path), f"0x{offset}"]
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         lines = [Path(line.split(" ")[0]).name for line in found.splitlines()]
-        of_kernel = [line for line in lines if not line.startswith(("cuda_emu.h", "?"))]
+        of_kernel = [line for line in lines if not line.startswith(_OF_THE_EMULATOR)]
         return of_kernel[0] if of_kernel else f"0x{offset}"
 
 

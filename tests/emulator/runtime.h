@@ -1,5 +1,5 @@
-// What the two halves of the runtime share: scheduler.cpp runs the threads, checkers.cpp watches
-// what they read and write.
+// What the parts of the runtime share: scheduler.cpp runs the threads, checkers.cpp watches what
+// they read and write, copies.cpp has the copies that nobody waits for yet.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -30,9 +30,11 @@ struct Config {
 };
 
 // When a thread did something: how many barriers of its block, synchronisations of its warp and
-// fences of its own came before.
+// fences of its own came before, and how many of these for the copy engine.
 struct Moment {
-  uint32_t block = 0, thread = 0, barriers = 0, warp_syncs = 0, fences = 0;
+  uint32_t block = 0;
+  uint16_t thread = 0, copy_engine_fences = 0;
+  uint32_t barriers = 0, warp_syncs = 0, fences = 0;
 };
 
 // Numbers of fences whose effect reaches a thread, ascending.
@@ -49,6 +51,8 @@ struct Access {
   Moment when;
   uint32_t where = 0;  // in the code of the kernel; 0: nobody came yet
   bool atomic = false;
+  bool pending = false;  // of a copy that nobody has waited for: ordered before nothing
+  bool by_copy_engine = false;
 };
 
 struct Cell {
@@ -89,6 +93,47 @@ class Shadow {
 // What passes through an address that is accessed atomically: the fences released to it.
 using Channels = std::unordered_map<uintptr_t, Fences>;
 
+// An asynchronous copy: where in the code and when it began.
+struct Copy {
+  char *to, *from;
+  size_t bytes;
+  bool by_copy_engine;
+  uint32_t where;
+  Moment when;
+};
+
+// Copies that have begun, in groups. The last group grows until it is ended.
+class CopyGroups {
+ public:
+  void begin(const Copy& copy) { copies_.push_back({copy, ended_}); }
+  void end_group() { ++ended_; }
+  // Calls finish(copy) in order, until no more than so many of the ended groups are left.
+  template <class Finish>
+  void wait(uint32_t groups_left, Finish finish) {
+    auto next = copies_.begin();
+    for (; next != copies_.end() && next->group + groups_left < ended_; ++next) finish(next->copy);
+    copies_.erase(copies_.begin(), next);
+  }
+  // The first copy that is left, or null.
+  const Copy* first() const { return copies_.empty() ? nullptr : &copies_.front().copy; }
+
+ private:
+  struct InGroup {
+    Copy copy;
+    uint32_t group;
+  };
+  std::vector<InGroup> copies_;
+  uint32_t ended_ = 0;
+};
+
+// A barrier in shared memory at which bytes arrive: what its phase still waits for.
+struct Arrivals {
+  Access beginning;
+  uint32_t threads = 0, threads_left = 0, phase = 0;
+  int64_t bytes_left = 0;
+  std::vector<Copy> loads;
+};
+
 enum class State : uint8_t { READY, AT_COLLECTIVE, AT_BARRIER, DONE };
 
 struct Block;
@@ -108,6 +153,9 @@ struct Fiber {
   uint32_t last_fence_number = 0;  // 0: its effect has reached nobody else
   Fences known;
   Fences read;  // by its atomics; known from its next fence on
+
+  CopyGroups loads, bulk_stores;
+  uint16_t copy_engine_fences = 0;
 };
 
 struct Warp {
@@ -135,6 +183,7 @@ struct Block {
   Fences known;
   Shadow shadow;
   Channels channels;
+  std::unordered_map<uint32_t, Arrivals> arrivals;  // by address
 
   Warp& warp_of(const Fiber& fiber) { return warps[fiber.thread / 32]; }
 };
@@ -174,6 +223,22 @@ void maybe_yield(unsigned chance);
 uint32_t code_offset(const void* return_address);
 
 void forget_accesses();
+// The moment that it is for the running thread.
+Moment now();
+// The accesses of an asynchronous copy are pending, until those of one side or the other end.
+void begin_accesses(const Copy& copy);
+void end_reads(const Copy& copy, const Moment& when);
+void end_writes(const Copy& copy, const Moment& when);
+// Accesses of a barrier in shared memory: of a thread that begins it, and of those that change or
+// test it after its beginning.
+Access begin_barrier(char* barrier, uint32_t where);
+void change_barrier(char* barrier, const Access& beginning, uint32_t where);
+void test_barrier(char* barrier, const Access& beginning, uint32_t where);
+
+// Reports copies of the running thread that it has not waited for.
+void check_all_waited_for();
+// The same of the loads of the copy engine in a block that is done.
+void check_all_arrived(const Block& block);
 // Adds to what is known.
 void learn(Fences& known, const Fences& more);
 

@@ -332,6 +332,7 @@ static void check_mask_of_waiting(Block& block, const Fiber& returned) {
 
 static void run_thread() {
   kernel(arguments);
+  check_all_waited_for();
   Fiber& fiber = *running;
   Block& block = *fiber.block;
   fiber.state = State::DONE;
@@ -469,6 +470,7 @@ class Grid {
   }
 
   void replace(Block& finished) {
+    check_all_arrived(finished);
     if (inside_ == &finished) inside_ = nullptr;
     if (next_ < todo_.size()) {
       start_block(finished, todo_[next_++], finished.slot);

@@ -47,6 +47,8 @@ ONES = np.ones(64, np.int32)
 OUT = np.zeros(64, np.int32)
 PARTIAL = np.zeros(64 * 5, np.int32)
 COUNTER = np.zeros(1, np.uint32)
+OUTS = np.zeros(3 * 64, np.int32)
+INCREASED = np.concatenate([NUMBERS, NUMBERS + 1, NUMBERS + 2])
 
 IDIOMS = [
     Idiom("exchange_in_block", [NUMBERS, OUT], NUMBERS[::-1], "race on shared"),
@@ -76,6 +78,29 @@ IDIOMS = [
     Idiom("local_array", [OUT], NUMBERS % 4 + 1, "array index out of bounds"),
     Idiom("shift", [OUT], 1 << NUMBERS % 31, "shift by too many bits"),
     Idiom("trap", [OUT], ONES, "__trap"),
+    Idiom("wait_for_copy", [NUMBERS, OUT], NUMBERS, "not waited for before a read"),
+    Idiom("barrier_after_copies", [NUMBERS, OUT], NUMBERS[::-1], "race on shared"),
+    Idiom("wait_ahead_of_barrier", [NUMBERS, OUT], NUMBERS[::-1], "race on shared"),
+    Idiom("wait_for_the_right_group", [NUMBERS, OUT], 3 * NUMBERS, "not waited for before a read"),
+    Idiom("read_the_right_slot", [NUMBERS, OUT], NUMBERS, "not waited for before a read"),
+    Idiom("end_the_group", [NUMBERS, OUT], NUMBERS, "not waited for before a read"),
+    Idiom("write_behind_copy", [NUMBERS, OUT], ONES, "not waited for before a write"),
+    Idiom("copy_behind_read", [NUMBERS, OUT], 63 - 2 * NUMBERS, "before the write of a copy"),
+    Idiom("write_source_of_copy", [NUMBERS, OUT], NUMBERS, "not waited for before a write"),
+    Idiom("copy_not_waited_for", [NUMBERS, OUT], ONES, "never waited for"),
+    Idiom("aligned_copy", [NUMBERS, OUT[:1]], [4], "misaligned copy of 16 bytes"),
+    Idiom("copy_tail", [NUMBERS[:61], OUT[:61]], NUMBERS[:61], "out-of-bounds read of 4 bytes"),
+    Idiom("barrier_has_begun", [NUMBERS, OUTS], INCREASED, "race on shared|no barrier has begun"),
+    Idiom("expect_all_bytes", [NUMBERS, OUTS], INCREASED, "no end in sight"),
+    Idiom("wait_for_bytes", [NUMBERS, OUTS], INCREASED, "race on shared"),
+    Idiom("fence_for_copy_engine", [NUMBERS, OUTS], INCREASED, "no fence for the copy engine"),
+    Idiom("wait_for_writers", [NUMBERS, OUTS], INCREASED, "race on shared"),
+    Idiom(
+        "wait_for_store", [NUMBERS, OUTS], INCREASED, "not waited for before the write of a copy"
+    ),
+    Idiom("wait_for_last_store", [NUMBERS, OUTS], INCREASED, "never waited for"),
+    Idiom("read_what_is_stored", [OUT], 7 * ONES, "not waited for before a read"),
+    Idiom("wait_for_the_right_phase", [OUT], ONES, "one more thread"),
     Idiom("loop_over_memory", [ONES, OUT], 64 * ONES, "no end in sight after 100000 steps"),
     Idiom("loop_over_warp", [OUT], 64 * ONES, "no end in sight after 100000 steps"),
 ]
@@ -130,6 +155,16 @@ def test_blocks_keep_their_shared_memory(idioms: Module) -> None:
     kernel = idioms.get_function("release_to_last_block<true>")
     for seed in range(1, 300):
         np.testing.assert_array_equal(run_idiom(kernel, idiom, seed), idiom.result)
+
+
+def test_copies_are_late_without_checks(source: str) -> None:
+    """What is read before the wait is what was there before the copy."""
+    module = Module(source, ["wait_for_copy<true>", "wait_for_copy<false>"], check=False)
+    right, early = np.zeros((2, 64), np.int32)
+    module.get_function("wait_for_copy<true>")((1,), (64,), [NUMBERS, right])
+    module.get_function("wait_for_copy<false>")((1,), (64,), [NUMBERS, early])
+    np.testing.assert_array_equal(right, NUMBERS)
+    assert (early != NUMBERS).all()
 
 
 def test_alarm_names_the_line(idioms: Module, source: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, sources
+from cupy_losses._device import compiler, plan_rows, sources
 from cupy_losses._device.row_tiling import (
     LONG_BYTES,
     MOST_ROWS,
@@ -96,10 +96,26 @@ def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> N
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         bits = exercise(device, case, operands)
-    with installed(
-        multiprocessors=1, blocks_per_multiprocessor=1, seed=2, compute_capability="80"
-    ) as device:
-        assert exercise(device, case, operands) == bits
+    for capability in "90", "80", "70":  # who copies: an engine, threads without waiting, threads
+        with installed(
+            multiprocessors=1,
+            blocks_per_multiprocessor=1,
+            seed=2,
+            compute_capability=capability,
+        ) as device:
+            assert exercise(device, case, operands) == bits
+
+
+def test_the_copy_engine_writes_where_threads_have_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tiles that begin inside a vector and tiles that do not come to the same place."""
+    monkeypatch.setattr(plan_rows, "TILE_SEGMENTS", 2)
+    x, y = np.ones((2, 335, 121), DTYPES["bfloat16"])
+    with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=1) as device:
+        arrays = device.asarray(x), device.asarray(y), device.asarray(np.ones(335, np.int64))
+        assert abs(float(cosine_embedding_loss(*arrays))) < 1e-6
+        assert names(device)[-1].startswith("row_tiles<")
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,20 @@ def test_with_and_without_clusters(
     assert changed(some, none) == []
 
 
+@cases(
+    ((40, 1000), "float32"),
+    ((3, 5001), "float32"),
+    ((40, 12), "bfloat16"),
+    ((3, 4101), "bfloat16"),
+    ((40, 333), "float32"),
+    ((3, 2050), "float64"),
+)
+def test_with_and_without_asynchronous_copies(shape: Shape, dtype: str) -> None:
+    x, target = logits(shape, dtype)
+    some, none = (on(x, target, 1, compute_capability=capability) for capability in ("80", "70"))
+    assert changed(some, none) == []
+
+
 @cases(*RANKS, ((40, 12), "float32"), ((40, 1000), "float32"), ((40, 1000), "bfloat16"))
 def test_whatever_the_size_of_shared_memory(
     shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch

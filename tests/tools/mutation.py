@@ -48,10 +48,12 @@ ROW_FILES = (
     "kernels/row_epilogue.cuh",
     "kernels/row_states.cuh",
     "kernels/row_worker.cuh",
+    "memory/arrivals.cuh",
+    "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
 )
-TILE_FILES = ("kernels/row_tiles.cu", "memory/tile_copy.cuh")
+TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
 STRIDED_FILE = "kernels/strided_rows.cu"
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 FILES = (
@@ -75,25 +77,22 @@ KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files tha
 # What only some calls reach in part.
 SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
 
-# What only a GPU compiles, and waits for what is only asynchronous there: no mutants, as the
-# emulator cannot find them.
+# What only a GPU compiles: no mutants, as the emulator cannot find them.
 OF_A_GPU = (
     "#if CLUSTERS",
-    "#if COPY_ENGINE",
-    "#if ARRIVALS",
-    "#if ASYNCHRONOUS_COPIES",
     "#ifdef __CUDA_ARCH__",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
-    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800",
-    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900",
     "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000",
 )
-WAIT = "wait_for_copies<"
+# On which devices the batteries run, by the seed of the scheduler: with and without a copy engine.
+CAPABILITIES = {1: "90", 2: "80"}
 
 # What to look for in a line of code, what to put there, and a name.
 RULES: list[tuple[str, str, str]] = [
+    (r"(?:\w+(?:::|\.))*\w*wait\w*(?:<[^<>]*>)?\(\w*\);", ";", "drop a wait"),
+    (r"(wait_for_copies<[^<>]*)>", r"\1 + 1>", "wait for a group less"),
     (r"__syncthreads\(\);", ";", "drop a barrier"),
-    (r"\b(?:__thread)?fence\(\);", ";", "drop a fence"),
+    (r"\b(?:__thread)?fence(?:_proxy_async)?\(\);", ";", "drop a fence"),
     (r"0xffffffffu", "0x7fffffffu", "drop a lane from a mask"),
     (r" < (?=[a-z0-9T(])", " <= ", "< becomes <="),
     (r" <= ", " < ", "<= becomes <"),
@@ -391,7 +390,7 @@ class Mutant:
 
 
 def emulated(text: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file, without those that do something on a GPU alone."""
+    """The numbered lines of a file, without those that only a GPU compiles."""
     hidden: list[bool] = []  # of each #if that is open, whether its lines are
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("#if"):
@@ -400,7 +399,7 @@ def emulated(text: str) -> Iterator[tuple[int, str]]:
             hidden[-1] = False
         elif line.startswith("#endif"):
             hidden.pop()
-        elif not any(hidden) and WAIT not in line:
+        elif not any(hidden):
             yield number, line
 
 
@@ -465,8 +464,10 @@ def outcome(mutant: Mutant) -> str:
         patch.setattr(compiler, "source", texts.__getitem__)
         patch.setattr(sources, "source", texts.__getitem__)
         try:
-            for battery, seed in itertools.product(batteries, (1, 2)):
-                with installed(seed=seed, multiprocessors=2, concurrent=3) as device:
+            for battery, (seed, capability) in itertools.product(batteries, CAPABILITIES.items()):
+                with installed(
+                    seed=seed, multiprocessors=2, concurrent=3, compute_capability=capability
+                ) as device:
                     battery(device)
         except (CompileError, driver.CompileError):
             return "does not compile"
@@ -542,8 +543,8 @@ PREFACE = """# Mutation run
 
 Written by `python -m tests.tools.mutation --write`: bugs planted one at a time in the kernel files,
 by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
-GPU compiles, such as clusters, asynchronous copies and the instruction of a fence, has no mutants:
-the emulator runs the alternatives to it. Each part is of the file as it was when it was run.
+GPU compiles, such as clusters and the instruction of a fence, has no mutants: the emulator runs the
+alternatives to it. Each part is of the file as it was when it was run.
 """
 
 

@@ -677,6 +677,8 @@ def _row_tiles(device: Device, rng: Any) -> None:
         check(draw(150, 101))  # several segments of one block
         check(draw(150, 101), reduction="none")
         check(draw(1600, 11))
+        hosts = draw(1600, 13)
+        compare(device, cross_entropy, hosts, wanted=(0,), roundings=16)  # stored by the engine
     forget()
     for columns in 21, 22, 149, 150:  # units of two
         hosts = draw(150, columns, BFLOAT16)
