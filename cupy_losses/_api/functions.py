@@ -17,3 +17,8 @@ def register(function: Callable[..., Array]) -> str:
         name += f" {len(functions)}"
     functions[name] = function
     return name
+
+
+def is_registered(function: Callable[..., Array]) -> bool:
+    """Whether a function has a name."""
+    return any(known is function for known in functions.values())

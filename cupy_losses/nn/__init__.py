@@ -9,7 +9,7 @@ buffer; the operands, weights of elements or rows and a mask are passed to `forw
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,11 @@ def class_name(loss: str) -> str:
     return _ABBREVIATED.get(loss) or _OF_TORCH.get(name.lower(), name)
 
 
-def subclass_of_torch(base: type[Module], function: Callable[..., Array]) -> type[Module]:
+# A forward pass finds its function by name, as torch's do: torch.compile can not read functions
+# that closures hold, where it reads the code that makes the module too.
+
+
+def subclass_of_torch(base: type[Module], loss: str) -> type[Module]:
     """Make the module of a loss that torch has, from torch's module.
 
     Its arguments, but those that are deprecated, are attributes of the same names.
@@ -44,25 +48,27 @@ def subclass_of_torch(base: type[Module], function: Callable[..., Array]) -> typ
     parameters = inspect.signature(base).parameters
     options = [name for name in parameters if name not in ("size_average", "reduce")]
     signature = inspect.signature(base.forward)
-    operands = len(signature.parameters) - 1
+    _, *operands = signature.parameters.values()
+    bound, count = _binding(f"{base.__name__}.forward", operands), len(operands)
 
     def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
-        if kwargs or len(args) != operands:
+        if kwargs or len(args) != count:
             # The names may be others than those of the function, as `log_input` is.
-            args = signature.bind(self, *args, **kwargs).args[1:]
+            args = tuple(bound(args, kwargs).values())
+        function = getattr(functional, loss)
         return function(*args, **{name: getattr(self, name) for name in options})
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     summary = f"A drop-in for `torch.nn.{base.__name__}`, whose arguments it takes."
-    return _make(base.__name__, base, function, summary, {"forward": forward})
+    return _make(base.__name__, base, loss, summary, {"forward": forward})
 
 
-def module_of(function: Callable[..., Array], name: str) -> type[Module]:
+def module_of(loss: str, name: str) -> type[Module]:
     """Make the module of a loss that torch does not have.
 
     The arguments that are no arrays are attributes, and so is a weight of classes, a buffer.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(getattr(functional, loss)).parameters
     # A weight is of elements where those can be masked, not rows; else of classes.
     weighs_elements = "where" in parameters and "sample_weight" not in parameters
     options: list[inspect.Parameter] = []
@@ -74,19 +80,18 @@ def module_of(function: Callable[..., Array], name: str) -> type[Module]:
         passed_on = is_array and (parameter.name != "weight" or weighs_elements)
         (arrays if passed_on else options).append(parameter)
     names = [option.name for option in options]
-    signature = inspect.Signature(options)
+    bound = _binding(name, options)
 
     def __init__(self: Module, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        Module.__init__(self)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        for option, value in given.arguments.items():
+        super(module, self).__init__()  # torch.compile does not read Module.__init__(self)
+        for option, value in bound(args, kwargs).items():
             if option == "weight":
                 self.register_buffer(option, value)
             else:
                 setattr(self, option, value)
 
     def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
+        function = getattr(functional, loss)
         return function(*args, **kwargs, **{option: getattr(self, option) for option in names})
 
     def extra_repr(self: Module) -> str:
@@ -96,16 +101,40 @@ def module_of(function: Callable[..., Array], name: str) -> type[Module]:
     __init__.__signature__ = inspect.Signature([_SELF, *options])  # type: ignore[attr-defined]
     forward.__signature__ = inspect.Signature([_SELF, *arrays])  # type: ignore[attr-defined]
     members: Members = {"__init__": __init__, "forward": forward, "extra_repr": extra_repr}
-    summary = f"The module of `cupy_losses.{function.__name__}`, which describes the arguments."
-    return _make(name, Module, function, summary, members)
+    summary = f"The module of `cupy_losses.{loss}`, which describes the arguments."
+    module = _make(name, Module, loss, summary, members)
+    return module
 
 
-def _make(
-    name: str, base: type[Module], function: Callable[..., Array], summary: str, members: Members
-) -> type[Module]:
+def _binding(
+    of: str, parameters: Sequence[inspect.Parameter]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Make what binds arguments to parameters, with defaults, as `inspect.Signature` does.
+
+    torch.compile reads it where a module is made or called, and can not read `inspect`.
+    """
+    names = [p.name for p in parameters]
+    positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    text = str(inspect.Signature([p.replace(annotation=p.empty) for p in parameters]))
+
+    def bound(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        by_position = dict(zip(positional, args, strict=False))
+        given = {**defaults, **by_position, **kwargs}
+        fits = all(name in names and name not in by_position for name in kwargs)
+        if not fits or len(args) > len(positional) or len(given) < len(names):
+            raise TypeError(
+                f"{of} takes {text}, got {len(args)} arguments by position and {[*kwargs]} by name"
+            )
+        return {name: given[name] for name in names}
+
+    return bound
+
+
+def _make(name: str, base: type[Module], loss: str, summary: str, members: Members) -> type[Module]:
     for member in members.values():
         member.__module__, member.__qualname__ = __name__, f"{name}.{member.__name__}"
-    text = f"{functional.description(function)}\n\n{summary}"
+    text = f"{functional.description(getattr(functional, loss))}\n\n{summary}"
     return type(name, (base,), {"__module__": __name__, "__doc__": text, **members})
 
 
@@ -113,10 +142,10 @@ def _modules() -> dict[str, type[Module]]:
     """A module for each loss of this package."""
     modules = {}
     for loss in functional.__all__:
-        name, function = class_name(loss), getattr(functional, loss)
+        name = class_name(loss)
         of_torch = getattr(torch.nn, name, None)
         modules[name] = (
-            module_of(function, name) if of_torch is None else subclass_of_torch(of_torch, function)
+            module_of(loss, name) if of_torch is None else subclass_of_torch(of_torch, loss)
         )
     return modules
 

@@ -40,9 +40,11 @@ def with_signature_of_torch(
     ]
     operands = sum(p.default is p.empty for p in signature.parameters.values())
     options = positional[operands:]
+    # One that is no node itself calls functions of the caller, which torch.compile is to read.
+    is_node = functions.is_registered(loss)
 
     def function(*args: Any, **kwargs: Any) -> Array:
-        if compiled.is_read():
+        if is_node and compiled.is_read():
             return compiled.in_graph(in_graph, args, kwargs)
         if len(args) > operands:
             by_position = dict(zip(options, args[operands:], strict=False))

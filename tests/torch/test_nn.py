@@ -339,8 +339,36 @@ def test_modules_of_this_package(case: Case) -> None:
     assert {**of_init, **of_forward} == parameters
     assert list(of_forward) == [*list(parameters)[: len(example.operands)], "weight", "where"]
     for given in ({"colour": 1}, {"weight": arrays["weight"]}):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=rf"{own.__name__} takes \(.*'{next(iter(given))}'"):
             own(**given)
+
+
+OF_ALL = [*OF_MODULES, *map(of_elements, OWN)]
+
+
+def test_examples_have_every_module() -> None:
+    assert {nn.class_name(example.name) for example in OF_ALL} == {*nn.__all__} - {"functional"}
+
+
+@pytest.mark.parametrize(("example", "are_default"), covering(2, OF_ALL, (False, True)))
+def test_modules_that_are_made_where_they_are_compiled(example: Example, are_default: bool) -> None:
+    """With options, buffers among them, and without; called by position and by name."""
+    module = getattr(nn, nn.class_name(example.name))
+    options = {} if are_default else example.options | {"reduction": "sum"}
+    names = list(inspect.signature(module.forward).parameters)[1:]
+
+    def by_position(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
+        return module(**options)(*operands)
+
+    def by_name(*operands: torch.Tensor, **options: Any) -> torch.Tensor:
+        return module(**options)(**dict(zip(names, operands, strict=False)))
+
+    expected = example.results(module(**options))
+    for function in (by_position, by_name):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        got = example.results(compiled, **options)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def weighted_rows(
@@ -357,9 +385,10 @@ def weighted_rows(
     )
 
 
-def test_a_weight_of_classes_is_a_buffer() -> None:
+def test_a_weight_of_classes_is_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no mask, the weight is of classes."""
-    module_type = nn.module_of(weighted_rows, "WeightedRowsLoss")
+    monkeypatch.setattr(F, "weighted_rows", weighted_rows, raising=False)
+    module_type = nn.module_of("weighted_rows", "WeightedRowsLoss")
     input, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     weight = torch.tensor([1.0, 2.0, 3.0])
     module = module_type(0.5, weight=weight)
