@@ -18,7 +18,8 @@ ChunkIndex = tuple[slice | int, ...]
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
 CHUNK = 1 << 15  # elements in float64 at a time: four such arrays fill a cache of 1 MB
-_FEW = 512  # elements that are added in extended precision, which is slow
+_FEW = 128  # elements that are added in extended precision, which is slow
+_KEPT = 2048  # elements of a sum of chunks
 
 
 def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
@@ -105,30 +106,47 @@ def dtype(name: str) -> np.dtype[Any]:
 class Total:
     """The sum of all elements of arrays that come one after the other.
 
-    Arrays of the shape of the first one are added to each other in pairs, such sums in pairs again,
-    and so on, so that a sum of 2^k arrays has been rounded k times. What is left in the end is
-    added up by `total`.
+    The halves of each array are added to each other a few times. What is left of arrays of one size
+    is added in pairs, such sums in pairs again, and so on, so that a sum of 2^k elements has been
+    rounded k times. What is left in the end is added up by `total`.
     """
 
     def __init__(self) -> None:
         self._levels: list[Array | None] = []  # the sum of 2^k arrays, unless it has been taken
         self._others = np.longdouble(0.0)
-        self._shape: Shape | None = None
+        self._size = -1
 
     def add(self, x: Array) -> None:
-        """Add the elements of an array, which may be kept as it is."""
-        if self._shape is None:
-            self._shape = x.shape
-        if x.shape != self._shape:
+        """Add the elements of an array."""
+        x = x.ravel("K")
+        if self._size < 0:
+            self._size = x.size
+        if x.size != self._size:
             self._others += total(x)
             return
+        x = self._halved(x)
         for level, other in enumerate(self._levels):
             if other is None:
                 self._levels[level] = x
                 return
-            x = np.add(other, x, out=other if level else None)
+            np.add(other, x, out=x)
             self._levels[level] = None
         self._levels.append(x)
+
+    def _halved(self, x: Array) -> Array:
+        """A new array of few elements with the sum of many."""
+        if x.size <= _KEPT:
+            return x.copy()
+        half, rest = divmod(x.size, 2)
+        if rest:
+            self._others += x[-1]
+        own = x[:half] + x[half : 2 * half]
+        while half > _KEPT:
+            half, rest = divmod(half, 2)
+            if rest:
+                self._others += own[2 * half]
+            np.add(own[:half], own[half : 2 * half], out=own[:half])
+        return own[:half]
 
     def finish(self) -> np.longdouble:
         """The sum."""
@@ -175,7 +193,9 @@ class Gradient:
         self._output = output
         missing = len(shape) - len(output.shape)
         own = (1,) * missing + output.shape[max(-missing, 0) :]
+        self.dtype = dtype(output.dtype)
         self._direct = own == shape
+        self.is_direct = self._direct and self.dtype == np.float64
         if self._direct:
             self._array = operand if output.in_place else empty(output)
             self._view = self._array.reshape(own)  # with the axes of the elements
@@ -189,12 +209,10 @@ class Gradient:
         else:
             self._sum.add(index, slopes)
 
-    def place(self, index: ChunkIndex) -> Array | None:
-        """Where the gradient of a chunk may be written in float64; None if it is to be added."""
-        if self._direct and self._array.dtype == np.float64:
-            place: Array = self._view[(*index, ...)]  # an array, also of no axes
-            return place
-        return None
+    def place(self, index: ChunkIndex) -> Array:
+        """Where the gradient of a chunk may be written in float64, if it `is_direct`."""
+        place: Array = self._view[(*index, ...)]  # an array, also of no axes
+        return place
 
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,10 @@ from .._core.reduction import Denominator
 from .._core.shapes import Shape
 from .chunks import Array, Gradient, Layout, broadcast, chunks, layout, spec_of, total, wide
 from .dual import Dual, plain, slope_of
-from .reduction import Divisors, Value
+from .elementwise import Elementwise
+from .recording import Recorded, Recording
+from .reduction import Divisors, Finish, Value
+from .schedule import Evaluation, Schedule
 
 
 class _Plan(NamedTuple):
@@ -26,6 +29,10 @@ class _Plan(NamedTuple):
     notice: str
     outputs: list[Output | None]
     denominator: Denominator
+    schedules: dict[Any, Schedule]  # by the parameters, and how gradients are finished
+
+
+_MAX_SCHEDULES = 64  # of a plan
 
 
 @functools.lru_cache(maxsize=1024)
@@ -40,6 +47,7 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
         loss.notice(call, request, own),
         loss.outputs(call, request, specs, autocast),
         loss.denominator(call, shape, own),
+        {},
     )
 
 
@@ -83,28 +91,84 @@ def evaluate(
         for k, output in zip(request.wanted, outputs, strict=True)
         if output is not None
     }
-    function = _Function(loss, call, request)
     mask = views.pop(leading) if call.masked else None
+    key = call.parameters, divisors.finish
+    schedule = plan.schedules.get(key)
+    if schedule is None:
+        schedule = _schedule(loss, call, request, views, gradients, divisors.finish)
+        if len(plan.schedules) >= _MAX_SCHEDULES:
+            plan.schedules.clear()
+        plan.schedules[key] = schedule
+    evaluation = Evaluation(schedule)
     with np.errstate(all="ignore"):
         for index in chunks(shape):
-            x = [wide(view[index]) for view in views]
-            bits = None if mask is None else -mask[index].astype(np.int64)
+            at = (*index, ...)  # gives arrays, also of no axes
+            x = [view[at] for view in views]
             size = x[0].shape
-            result = None
-            for k, gradient in gradients.items():
-                result = function(x, k)
-                place = gradient.place(index) if bits is None else None
-                quotient = divisors.derivatives(slope_of(result), place)
+            bits = None if mask is None else -mask[at].astype(np.int64)
+            places = [
+                gradient.place(index) if placed else None
+                for gradient, placed in zip(gradients.values(), schedule.placed, strict=False)
+            ]
+            found = evaluation(size, [*x, *divisors.numbers], places)
+            for gradient, place, slope in zip(gradients.values(), places, found, strict=False):
                 if place is None:
                     # An infinite or NaN scale does not reach what the mask leaves out.
-                    gradient.add(index, _kept(broadcast(quotient, size), bits))
+                    gradient.add(index, _kept(broadcast(slope, size), bits))
             if value is not None:
-                # The derivative by an operand comes with the value, in one evaluation.
-                result = function(x) if result is None else plain(result)
-                value.add(index, _kept(broadcast(result, size), bits))
+                value.add(index, _kept(broadcast(found[-1], size), bits))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
         results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
+
+
+def _schedule(
+    loss: PointwiseFormula,
+    call: Call,
+    request: Request,
+    views: Sequence[Array],
+    gradients: dict[int, Gradient],
+    finish: Finish,
+) -> Schedule:
+    """The operations of a request: the finished gradients, then the value if it is asked for.
+
+    What is given to them are the arrays, without the mask, and the numbers of `Divisors`.
+    """
+    recording = Recording()
+    x = [recording.operand(k, view.dtype) for k, view in enumerate(views)]
+    scale, divisor, factor = (recording.given(len(views) + k) for k in range(3))
+    function: Callable[..., Any] = _Function(loss, call, request)
+    if isinstance(loss.formula, Elementwise):
+        function = _Unrecorded(function)
+    slopes = []
+    result = None
+    for k, gradient in gradients.items():
+        result = function(x, k)
+        slope = recording.recorded(slope_of(result))
+        slopes.append(finish.of(slope, gradient.dtype, scale, divisor, factor))
+    placed = [gradient.is_direct and not call.masked for gradient in gradients.values()]
+    outputs = slopes
+    if request.value:
+        # The derivative by an operand comes with the value, in one evaluation.
+        value = plain(function(x) if result is None else result)
+        outputs = [*slopes, recording.recorded(value)]
+    return Schedule(recording, len(views) + 3, outputs, placed)
+
+
+class _Unrecorded:
+    """A function that is called with arrays, as one operation of a recording."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, x: Sequence[Recorded], wanted: int | None = None) -> Any:
+        def on_arrays(*arrays: Array) -> Any:
+            # Views, which a formula may mark as read-only.
+            return self._function([array.view() for array in arrays], wanted)
+
+        recording = x[0].recording
+        result = recording.apply(on_arrays, *x)
+        return Dual(recording.apply(plain, result), recording.apply(slope_of, result))
 
 
 def _kept(x: Array, bits: Array | None) -> Array:

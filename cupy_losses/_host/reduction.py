@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,30 +18,61 @@ from .._core.shapes import Shape
 from .chunks import Array, ChunkIndex, Sum, dtype, empty
 from .dual import Number
 
+_SMALLEST = sys.float_info.min
+
+
+class Finish(NamedTuple):
+    """How gradients come from those of the sum: which numbers they are multiplied or divided by.
+
+    Where they are rounded to fewer bits anyway, one factor takes a third of the time of a division.
+    """
+
+    scales: bool
+    divides: bool
+    has_factor: bool  # unless the factor is too large or too small
+
+    def of(
+        self, slopes: Number, dtype: np.dtype[Any], scale: Any, divisor: Any, factor: Any
+    ) -> Number:
+        """The gradients in a dtype, before they are rounded to it."""
+        if not (self.scales or self.divides):
+            return slopes
+        if self.has_factor and dtype != np.float64:
+            return slopes * factor
+        if self.scales:
+            slopes = slopes * scale
+        return slopes / divisor if self.divides else slopes
+
 
 class Divisors:
-    """What the value and the derivatives of a request are divided by, and multiplied."""
+    """What the value and the derivatives of a request are divided by, and multiplied.
+
+    Attributes:
+        denominator: The denominator of the call.
+        finish: How gradients come from those of the sum.
+        numbers: The numbers that this takes: the scale, the divisor, and their quotient.
+
+    """
 
     def __init__(
         self, call: Call, request: Request, of_call: Denominator, denominator: np.longdouble
     ) -> None:
         self.denominator = denominator
-        self._scale = np.float64(call.scale)
-        self._of_derivatives = np.float64(of_call.of_derivatives(float(denominator)))
+        self._scale, divisor = call.scale, of_call.of_derivatives(float(denominator))
+        factor = self._scale / divisor if divisor else math.nan
+        has_factor = _SMALLEST <= abs(factor) < math.inf
+        self.finish = Finish(self._scale != 1.0, divisor != 1.0, has_factor)
+        self.numbers = self._scale, divisor, factor
         # Derivatives along tangents are the value of a request.
-        self._of_value = np.longdouble(self._of_derivatives) if request.tangents else denominator
+        self._of_value = np.longdouble(divisor) if request.tangents else denominator
 
-    def value(self, sums: Array) -> Array:
+    def value(self, sums: Any) -> Any:
         """What the value is, from the sum."""
         return sums * self._scale / self._of_value
 
-    def derivatives(self, slopes: Number, place: Array | None = None) -> Any:
-        """What the gradients are, from those of the sum, written to a place if there is one."""
-        if self._scale != 1.0:
-            slopes = slopes * self._scale
-        if place is None and self._of_derivatives == 1.0:
-            return slopes
-        return np.divide(slopes, self._of_derivatives, out=place)
+    def derivatives(self, slopes: Number, dtype: np.dtype[Any]) -> Number:
+        """What the gradients in a dtype are, from those of the sum."""
+        return self.finish.of(slopes, dtype, *self.numbers)
 
 
 class Value:

@@ -370,7 +370,7 @@ def evaluate(
             for k, gradient in gradients.items():
                 slope = chunk.settle(slopes[k], along)
                 quotient = broadcast(
-                    chunk.mask(divisors.derivatives(slope)), (rows, views.columns)
+                    chunk.mask(divisors.derivatives(slope, gradient.dtype)), (rows, views.columns)
                 ).reshape(*chunk.shape, views.columns)
                 gradient.add(*views.among_elements(index, quotient))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
