@@ -10,16 +10,33 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.notices import warn
-from .._core.outputs import Output
 from .._core.pointwise import PointwiseFormula
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import Array, Gradient, Layout, broadcast, chunks, layout, spec_of, total, wide
+from .chunks import (
+    Array,
+    Gradient,
+    Layout,
+    NewGradient,
+    broadcast,
+    chunks,
+    layout,
+    spec_of,
+    total,
+    wide,
+)
 from .dual import Dual, plain, slope_of
 from .elementwise import Elementwise
 from .recording import Recorded, Recording
-from .reduction import Divisors, Finish, Value
+from .reduction import Divisors, Finish, NewValue, Value, new_results
 from .schedule import Evaluation, Schedule
+
+
+class _Ready(NamedTuple):
+    """What a plan has for some hyper-parameters and a scale."""
+
+    divisors: Divisors
+    schedule: Schedule
 
 
 class _Plan(NamedTuple):
@@ -27,28 +44,32 @@ class _Plan(NamedTuple):
 
     shape: Shape
     notice: str
-    outputs: list[Output | None]
+    value: NewValue | None
+    gradients: dict[int, NewGradient]
     denominator: Denominator
-    schedules: dict[Any, Schedule]  # by the parameters, and how gradients are finished
+    number: np.longdouble | None  # the denominator, unless it is of data or given
+    schedules: dict[Any, Schedule]  # by the hyper-parameters, and how gradients are finished
+    ready: dict[Any, _Ready]  # by the hyper-parameters and the scale, where there is a number
 
 
-_MAX_SCHEDULES = 64  # of a plan
+_MOST = 64  # schedules of a plan
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
     """The plan of a call without its parameters; raises unless the operands fit together."""
     loss = call.loss
+    assert isinstance(loss, PointwiseFormula)
     specs = [spec_of(each) for each in layouts]
     own = specs[request.extra :]
     shape = loss.shape_of(call, own)
-    return _Plan(
-        shape,
-        loss.notice(call, request, own),
-        loss.outputs(call, request, specs, autocast),
-        loss.denominator(call, shape, own),
-        {},
-    )
+    outputs = loss.outputs(call, request, specs, autocast)
+    value, gradients = new_results(request, outputs, shape, _summed(loss, call, shape))
+    denominator = loss.denominator(call, shape, own)
+    is_known = not (denominator.of_data or request.denominator)
+    number = np.longdouble(denominator.size) if is_known else None
+    notice = loss.notice(call, request, own)
+    return _Plan(shape, notice, value, gradients, denominator, number, {}, {})
 
 
 def evaluate(
@@ -64,52 +85,30 @@ def evaluate(
             f"{loss.name} has no NumPy formula: write the formula in Python, pass numpy= to "
             "pointwise_loss, or call it on CUDA arrays"
         )
-    of_layout = call._replace(parameters=(), scale=1.0)
-    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
-    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
+    plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
     if plan.notice:
         warn(plan.notice)
-    read = operands[request.denominator :]
+    shape = plan.shape
+    read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
-    views = [broadcast(operand, shape) for operand in read]
-
-    if request.denominator:
-        number = np.longdouble(operands[0])
-    elif denominator.of_data:
-        number = _sum_of_data(call, views[leading:], shape, loss.divides_by_weights(call))
-    else:
-        number = np.longdouble(denominator.size)
-    divisors = Divisors(call, request, denominator, number)
-
-    value = None
-    if request.value:
-        output = outputs.pop(0)
-        assert output is not None
-        value = Value(call, request, shape, output, _summed(loss, call, shape))
-    gradients = {
-        k: Gradient(output, operands[request.extra + k], shape)
-        for k, output in zip(request.wanted, outputs, strict=True)
-        if output is not None
-    }
+    views = [x if x.shape == shape else broadcast(x, shape) for x in read]
+    divisors, schedule = _ready(loss, call, request, plan, operands, views)
+    value = None if plan.value is None else Value(plan.value)
+    gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
-    key = call.parameters, divisors.finish
-    schedule = plan.schedules.get(key)
-    if schedule is None:
-        schedule = _schedule(loss, call, request, views, gradients, divisors.finish)
-        if len(plan.schedules) >= _MAX_SCHEDULES:
-            plan.schedules.clear()
-        plan.schedules[key] = schedule
     evaluation = Evaluation(schedule)
     with np.errstate(all="ignore"):
         for index in chunks(shape):
-            at = (*index, ...)  # gives arrays, also of no axes
-            x = [view[at] for view in views]
-            size = x[0].shape
-            bits = None if mask is None else -mask[at].astype(np.int64)
+            x, bits = views, None
+            if index:
+                x = [view[index] for view in views]
+            if mask is not None:
+                bits = -mask[index].astype(np.int64)
             places = [
                 gradient.place(index) if placed else None
                 for gradient, placed in zip(gradients.values(), schedule.placed, strict=False)
             ]
+            size = x[0].shape
             found = evaluation(size, [*x, *divisors.numbers], places)
             for gradient, place, slope in zip(gradients.values(), places, found, strict=False):
                 if place is None:
@@ -118,41 +117,78 @@ def evaluate(
             if value is not None:
                 value.add(index, _kept(broadcast(found[-1], size), bits))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
-        results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
+    results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
+
+
+def _ready(
+    loss: PointwiseFormula,
+    call: Call,
+    request: Request,
+    plan: _Plan,
+    operands: Sequence[Array],
+    views: Sequence[Array],
+) -> _Ready:
+    """What the gradients are divided by, and the operations of a request."""
+    ready = plan.ready.get((call.parameters, call.scale))
+    if ready is not None:
+        return ready
+    number = plan.number
+    if request.denominator:
+        number = np.longdouble(operands[0])
+    elif number is None:
+        leading = request.extra - request.denominator
+        number = _sum_of_data(call, views[leading:], plan.shape, loss.divides_by_weights(call))
+    divisors = Divisors(call, request, plan.denominator, number)
+    key = call.parameters, divisors.finish
+    schedule = plan.schedules.get(key)
+    if schedule is None:
+        if len(plan.schedules) >= _MOST:
+            plan.schedules.clear()
+        dtypes = [view.dtype for view in views]
+        schedule = _schedule(loss, call, request, dtypes, plan.gradients, divisors.finish)
+        plan.schedules[key] = schedule
+    ready = _Ready(divisors, schedule)
+    if plan.number is not None:
+        if len(plan.ready) >= _MOST:
+            plan.ready.clear()
+        plan.ready[call.parameters, call.scale] = ready
+    return ready
 
 
 def _schedule(
     loss: PointwiseFormula,
     call: Call,
     request: Request,
-    views: Sequence[Array],
-    gradients: dict[int, Gradient],
+    dtypes: Sequence[np.dtype[Any]],
+    gradients: dict[int, NewGradient],
     finish: Finish,
 ) -> Schedule:
     """The operations of a request: the finished gradients, then the value if it is asked for.
 
     What is given to them are the arrays, without the mask, and the numbers of `Divisors`.
     """
+    dtypes = list(dtypes)
+    if call.masked:
+        dtypes.pop(request.extra - request.denominator)
     recording = Recording()
-    x = [recording.operand(k, view.dtype) for k, view in enumerate(views)]
-    scale, divisor, factor = (recording.given(len(views) + k) for k in range(3))
+    x = [recording.operand(k, dtype) for k, dtype in enumerate(dtypes)]
+    scale, divisor, factor = (recording.given(len(x) + k) for k in range(3))
     function: Callable[..., Any] = _Function(loss, call, request)
     if isinstance(loss.formula, Elementwise):
         function = _Unrecorded(function)
-    slopes = []
+    outputs = []
     result = None
     for k, gradient in gradients.items():
         result = function(x, k)
         slope = recording.recorded(slope_of(result))
-        slopes.append(finish.of(slope, gradient.dtype, scale, divisor, factor))
-    placed = [gradient.is_direct and not call.masked for gradient in gradients.values()]
-    outputs = slopes
+        outputs.append(finish.of(slope, gradient.array.dtype, scale, divisor, factor))
     if request.value:
         # The derivative by an operand comes with the value, in one evaluation.
         value = plain(function(x) if result is None else result)
-        outputs = [*slopes, recording.recorded(value)]
-    return Schedule(recording, len(views) + 3, outputs, placed)
+        outputs.append(recording.recorded(value))
+    placed = [gradient.has_places and not call.masked for gradient in gradients.values()]
+    return Schedule(recording, len(x) + 3, outputs, placed)
 
 
 class _Unrecorded:

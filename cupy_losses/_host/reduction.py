@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import Array, ChunkIndex, Sum, dtype, empty
+from .chunks import Array, ChunkIndex, NewArray, NewGradient, Sum
 from .dual import Number
 
 _SMALLEST = sys.float_info.min
@@ -75,32 +76,68 @@ class Divisors:
         return self.finish.of(slopes, dtype, *self.numbers)
 
 
+class NewValue(NamedTuple):
+    """The value of a call, before it is computed.
+
+    Attributes:
+        array: The value.
+        pair: Whether it is the pair of a sum and its denominator.
+        summed: The shape of the sum that it is, over the axes where that is 1; None for no sum.
+
+    """
+
+    array: NewArray
+    pair: bool
+    summed: Shape | None
+
+
 class Value:
     """The value of a call, filled chunk by chunk: of each element, of each row or of all."""
 
-    def __init__(
-        self, call: Call, request: Request, shape: Shape, output: Output, summed: Shape | None
-    ) -> None:
-        self._output, self._pair = output, request.pair
-        self._shape = call.loss.value_shape(call, shape)
-        if summed is None:
-            self._array = empty(output)
-        self._sum = None if summed is None else Sum(summed)
+    def __init__(self, new: NewValue) -> None:
+        self._new = new
+        if new.summed is None:
+            self._array = new.array.make()
+        else:
+            self._sum = Sum(new.summed)
 
     def add(self, index: ChunkIndex, values: Array) -> None:
         """Take the values of the chunk at `index`."""
-        if self._sum is None:
+        if self._new.summed is None:
             self._array[index] = values
         else:
             self._sum.add(index, values)
 
     def finish(self, divisors: Divisors) -> Array:
         """The values in the dtype of the result, or the pair."""
-        if self._sum is None:
+        new = self._new
+        if new.summed is None:
             return self._array
         sums = self._sum.finish()
-        if self._pair:
-            high = np.float64(sums.sum())
-            return np.array([high, np.float64(sums.sum() - high), divisors.denominator], np.float64)
-        quotient: Any = divisors.value(sums.reshape(self._shape))
-        return np.asarray(quotient).astype(dtype(self._output.dtype))
+        if new.pair:
+            whole = np.sum(sums)
+            high = np.float64(whole)
+            return np.array([high, np.float64(whole - high), divisors.denominator], np.float64)
+        value = new.array.make()
+        value[...] = np.asarray(divisors.value(sums)).reshape(value.shape)
+        return value
+
+
+def new_results(
+    request: Request, outputs: Sequence[Output | None], shape: Shape, summed: Shape | None
+) -> tuple[NewValue | None, dict[int, NewGradient]]:
+    """The value of a request, if it is asked for, and its gradients by the numbers of operands.
+
+    `outputs` are those of the request, and `summed` is the shape of the sum that the value is.
+    """
+    value = None
+    if request.value:
+        first, *outputs = outputs
+        assert first is not None
+        value = NewValue(NewArray.of(first), request.pair, summed)
+    gradients = {
+        k: NewGradient.of(output, shape)
+        for k, output in zip(request.wanted, outputs, strict=True)
+        if output is not None
+    }
+    return value, gradients

@@ -18,7 +18,6 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
-from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
 from .._core.shapes import Shape
@@ -28,6 +27,7 @@ from .chunks import (
     ChunkIndex,
     Gradient,
     Layout,
+    NewGradient,
     broadcast,
     chunks,
     layout,
@@ -35,7 +35,7 @@ from .chunks import (
     total,
 )
 from .dual import Dual, Number, plain, slope_of, value_of
-from .reduction import Divisors, Value
+from .reduction import Divisors, NewValue, Value, new_results
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
@@ -310,44 +310,43 @@ class _Plan(NamedTuple):
     """What follows from the layouts of the operands of a request alone."""
 
     shape: Shape
-    outputs: list[Output | None]
+    value: NewValue | None
+    gradients: dict[int, NewGradient]
     denominator: Denominator
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
     """The plan of a call without its parameters; raises unless the operands fit together."""
+    loss = call.loss
+    assert isinstance(loss, RowFormula)
     specs = [spec_of(each) for each in layouts]
     own = specs[request.extra :]
-    shape = call.loss.shape_of(call, own)
-    outputs = call.loss.outputs(call, request, specs, autocast)
-    return _Plan(shape, outputs, call.loss.denominator(call, shape, own))
+    shape = loss.shape_of(call, own)
+    summed = None if call.reduction == "none" else (1,) * (len(shape) - 1)
+    value, gradients = new_results(
+        request, loss.outputs(call, request, specs, autocast), shape, summed
+    )
+    return _Plan(shape, value, gradients, loss.denominator(call, shape, own))
 
 
 def evaluate(
     loss: RowFormula, call: Call, request: Request, operands: Sequence[Array], autocast: bool
 ) -> list[Array | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
-    of_layout = call._replace(parameters=(), scale=1.0)
-    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
-    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
+    plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
+    shape, denominator = plan.shape, plan.denominator
     if loss.overwrites:
         check_overwritten(call, request, [_memory(operand) for operand in operands])
     views = _Operands(call, loss, request, operands, shape)
 
-    value = None
-    if request.value:
-        output = outputs.pop(0)
-        assert output is not None
-        summed = None if call.reduction == "none" else (1,) * len(views.rows)
-        value = Value(call, request, shape, output, summed)
+    value = None if plan.value is None else Value(plan.value)
     gradients: dict[int, Gradient] = {}
-    for k, output in zip(request.wanted, outputs, strict=True):
-        if output is not None:
-            operand = operands[request.extra + k]
-            if output.in_place and not operand.flags.writeable:
-                raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
-            gradients[k] = Gradient(output, operand, shape)
+    for k, new in plan.gradients.items():
+        operand = operands[request.extra + k]
+        if new.in_place and not operand.flags.writeable:
+            raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
+        gradients[k] = Gradient(new, operand)
 
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
