@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
-CHUNK = 1 << 15  # elements in float64 at a time: four such arrays fill a cache of 1 MB
+CHUNK = 1 << 16  # elements in float64 at a time: fewer calls of NumPy outweigh a larger cache
 _FEW = 128  # elements that are added in extended precision, which is slow
 _KEPT = 4096  # elements of a sum of several arrays
 _ZERO = np.longdouble(0.0)

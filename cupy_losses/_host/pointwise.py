@@ -96,26 +96,21 @@ def evaluate(
     value = None if plan.value is None else Value(plan.value)
     gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
-    evaluation = Evaluation(schedule)
+    own = list(zip(gradients.values(), schedule.outputs, schedule.placed, strict=False))
+    placed = [(gradient, slot) for gradient, slot, is_placed in own if is_placed]
+    others = [(gradient, slot) for gradient, slot, is_placed in own if not is_placed]
+    evaluation = Evaluation(schedule, divisors.numbers)
     with np.errstate(all="ignore"):
         for index in chunks(shape):
-            x, bits = views, None
-            if index:
-                x = [view[index] for view in views]
-            if mask is not None:
-                bits = -mask[index].astype(np.int64)
-            places = [
-                gradient.place(index) if placed else None
-                for gradient, placed in zip(gradients.values(), schedule.placed, strict=False)
-            ]
+            x = [view[index] for view in views] if index else views
+            bits = None if mask is None else -mask[index].astype(np.int64)
             size = x[0].shape
-            found = evaluation(size, [*x, *divisors.numbers], places)
-            for gradient, place, slope in zip(gradients.values(), places, found, strict=False):
-                if place is None:
-                    # An infinite or NaN scale does not reach what the mask leaves out.
-                    gradient.add(index, _kept(broadcast(slope, size), bits))
+            found = evaluation(size, x, [(slot, of.place(index)) for of, slot in placed])
+            for gradient, slot in others:
+                # An infinite or NaN scale does not reach what the mask leaves out.
+                gradient.add(index, _kept(broadcast(found[slot], size), bits))
             if value is not None:
-                value.add(index, _kept(broadcast(found[-1], size), bits))
+                value.add(index, _kept(broadcast(found[schedule.outputs[-1]], size), bits))
         results: list[Array | None] = [] if value is None else [value.finish(divisors)]
     results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
@@ -188,7 +183,7 @@ def _schedule(
         value = plain(function(x) if result is None else result)
         outputs.append(recording.recorded(value))
     placed = [gradient.has_places and not call.masked for gradient in gradients.values()]
-    return Schedule(recording, len(x) + 3, outputs, placed)
+    return Schedule(recording, len(x), 3, outputs, placed)
 
 
 class _Unrecorded:

@@ -39,8 +39,7 @@ from .reduction import Divisors, NewValue, Value, new_results
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
-# Elements at a time: rows take more calls of NumPy, which cost time of their own.
-_CHUNK = 2 * CHUNK
+_CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
 
 

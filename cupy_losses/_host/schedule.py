@@ -43,6 +43,7 @@ class Schedule:
     NumPy allocates is put into a slot of its own.
 
     Attributes:
+        arrays: The number of arrays that are given, in the first slots; numbers follow.
         first: What the slots have at first: the constants.
         buffers: The slots that have a buffer, and its dtype.
         instructions: The operations.
@@ -52,13 +53,19 @@ class Schedule:
     """
 
     def __init__(
-        self, recording: Recording, count: int, outputs: Sequence[Recorded], placed: Sequence[bool]
+        self,
+        recording: Recording,
+        arrays: int,
+        numbers: int,
+        outputs: Sequence[Recorded],
+        placed: Sequence[bool],
     ) -> None:
         """Find the slots.
 
         Args:
             recording: What was recorded.
-            count: How many arrays and numbers are given.
+            arrays: How many arrays are given.
+            numbers: How many numbers are given behind them.
             outputs: The numbers to compute.
             placed: Which of the first ones are to be written to a place.
 
@@ -69,7 +76,8 @@ class Schedule:
             wanted and self._ends.count(end) == 1 and recording.dtypes[end] is FLOAT
             for end, wanted in zip(self._ends, placed, strict=False)
         ]
-        self.first: list[Any] = [None] * count
+        self.arrays = arrays
+        self.first: list[Any] = [None] * (arrays + numbers)
         self.buffers: list[tuple[int, np.dtype[Any]]] = []
         self._slots: dict[int, int] = {}
         self.instructions: list[Instruction] = []
@@ -144,37 +152,41 @@ class Schedule:
 class Evaluation:
     """A schedule with the buffers of one call, for one chunk after the other."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, numbers: Sequence[float]) -> None:
         self._schedule = schedule
+        self._numbers = numbers
         self._slots: dict[Shape, list[Any]] = {}  # of each shape
         self._memory: list[Array] = []
 
     def __call__(
-        self, shape: Shape, given: Sequence[Any], places: Sequence[Array | None]
+        self, shape: Shape, arrays: Sequence[Array], places: Sequence[tuple[int, Array]]
     ) -> list[Any]:
-        """The outputs of a chunk. They may be in buffers, and constants are numbers."""
-        schedule = self._schedule
+        """What the slots have in the end, given the arrays of a chunk and the slots of places.
+
+        Buffers are there until the next chunk. Constants are numbers.
+        """
         slots = self._slots.get(shape)
         if slots is None:
             slots = self._slots[shape] = self._with_buffers(shape)
-        slots[: len(given)] = given
-        for slot, place in zip(schedule.outputs, places, strict=False):
-            if place is not None:
-                slots[slot] = place
-        for function, arguments, slot, into in schedule.instructions:
+        slots[: len(arrays)] = arrays
+        for slot, place in places:
+            slots[slot] = place
+        for function, arguments, slot, into in self._schedule.instructions:
             if into:
                 function(*[slots[k] for k in arguments], out=slots[slot])
             else:
                 slots[slot] = function(*[slots[k] for k in arguments])
-        return [slots[slot] for slot in schedule.outputs]
+        return slots
 
     def _with_buffers(self, shape: Shape) -> list[Any]:
         """The slots of a shape. The first one is the largest: others take parts of its buffers."""
-        slots = list(self._schedule.first)
+        schedule = self._schedule
+        slots = list(schedule.first)
+        slots[schedule.arrays : schedule.arrays + len(self._numbers)] = self._numbers
         if not self._slots:
-            self._memory = [np.empty(shape, dtype) for _, dtype in self._schedule.buffers]
+            self._memory = [np.empty(shape, dtype) for _, dtype in schedule.buffers]
         size = math.prod(shape)
-        for (slot, _), memory in zip(self._schedule.buffers, self._memory, strict=True):
+        for (slot, _), memory in zip(schedule.buffers, self._memory, strict=True):
             same = memory.shape == shape
             slots[slot] = memory if same else memory.reshape(-1)[:size].reshape(shape)
         return slots
