@@ -168,7 +168,7 @@ def _schedule(
         dtypes.pop(request.extra - request.denominator)
     recording = Recording()
     x = [recording.operand(k, dtype) for k, dtype in enumerate(dtypes)]
-    scale, divisor, factor = (recording.given(len(x) + k) for k in range(3))
+    numbers = [recording.given(len(x) + k) for k in range(3)]
     function: Callable[..., Any] = _Function(loss, call, request)
     if isinstance(loss.formula, Elementwise):
         function = _Unrecorded(function)
@@ -177,7 +177,9 @@ def _schedule(
     for k, gradient in gradients.items():
         result = function(x, k)
         slope = recording.recorded(slope_of(result))
-        outputs.append(finish.of(slope, gradient.array.dtype, scale, divisor, factor))
+        for step, number in finish.steps(gradient.array.dtype):
+            slope = recording.apply(step, slope, numbers[number])
+        outputs.append(slope)
     if request.value:
         # The derivative by an operand comes with the value, in one evaluation.
         value = plain(function(x) if result is None else result)

@@ -17,7 +17,6 @@ from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
 from .chunks import Array, ChunkIndex, NewArray, NewGradient, Sum
-from .dual import Number
 
 _SMALLEST = sys.float_info.min
 
@@ -32,17 +31,11 @@ class Finish(NamedTuple):
     divides: bool
     has_factor: bool  # unless the factor is too large or too small
 
-    def of(
-        self, slopes: Number, dtype: np.dtype[Any], scale: Any, divisor: Any, factor: Any
-    ) -> Number:
-        """The gradients in a dtype, before they are rounded to it."""
-        if not (self.scales or self.divides):
-            return slopes
-        if self.has_factor and dtype != np.float64:
-            return slopes * factor
-        if self.scales:
-            slopes = slopes * scale
-        return slopes / divisor if self.divides else slopes
+    def steps(self, dtype: np.dtype[Any]) -> list[tuple[np.ufunc, int]]:
+        """What is done to the gradients in a dtype, and which of the numbers of `Divisors` with."""
+        if (self.scales or self.divides) and self.has_factor and dtype != np.float64:
+            return [(np.multiply, 2)]
+        return [(np.multiply, 0)] * self.scales + [(np.true_divide, 1)] * self.divides
 
 
 class Divisors:
@@ -71,9 +64,13 @@ class Divisors:
         """What the value is, from the sum."""
         return sums * self._scale / self._of_value
 
-    def derivatives(self, slopes: Number, dtype: np.dtype[Any]) -> Number:
-        """What the gradients in a dtype are, from those of the sum."""
-        return self.finish.of(slopes, dtype, *self.numbers)
+    def derivatives(self, slopes: Any, dtype: np.dtype[Any], is_new: bool) -> Any:
+        """What the gradients in a dtype are, from those of the sum: in these if they are new."""
+        for function, k in self.finish.steps(dtype):
+            own = is_new and isinstance(slopes, np.ndarray)
+            slopes = function(slopes, self.numbers[k], out=slopes if own else None)
+            is_new = True
+        return slopes
 
 
 class NewValue(NamedTuple):
