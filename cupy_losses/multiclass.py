@@ -49,7 +49,7 @@ __all__ = [
 
 def _softmax(x: Any) -> tuple[Any, Any, Any]:
     """The largest of each row, how far below it the elements are, and the powers of that."""
-    top = np.max(plain(x), axis=-1, keepdims=True, initial=-np.inf)
+    top = np.maximum.reduce(plain(x), axis=-1, keepdims=True, initial=-np.inf)
     below = x - top
     return top, below, np.exp(below)
 
@@ -60,7 +60,7 @@ def _cross_entropy(rows: Rows) -> Evaluated:
     top, below, powers = _softmax(rows.input)
     # The target's own term stays apart: where it is by far the largest, the loss is what the others
     # add.
-    own, powers = target.of(powers), target.put(powers, 0.0)
+    own, powers = target.of(powers), target.put_into(powers, 0.0)
     others = sum_of(powers)
     log_sum = np.log1p(others + (own - 1.0))
     value = own_weight * (1.0 - smoothing) * (log_sum - target.of(below))
@@ -80,7 +80,7 @@ def _cross_entropy(rows: Rows) -> Evaluated:
         slopes = scale * powers
         if smoothing:
             slopes = slopes - share * rows.weight
-        return target.put(slopes, rest - scale * others)
+        return target.put_into(slopes, rest - scale * others)
 
     return value, {"input": by_input}
 
@@ -265,7 +265,7 @@ def _is_floating(array: Array) -> bool:
 def _negative_log_likelihood(rows: Rows) -> Evaluated:
     target, weight = rows.at(rows.target), rows.weight_of(rows.target)
     value = -weight * target.of(rows.input)
-    return value, {"input": lambda: target.put(np.zeros_like(plain(rows.input)), -weight)}
+    return value, {"input": lambda: target.put_into(np.zeros_like(plain(rows.input)), -weight)}
 
 
 _NLL = RowLoss(
@@ -336,7 +336,7 @@ def _multi_margin(squared: bool) -> Any:
 
         def by_input() -> Any:
             slopes = np.where(active, 2.0 * violation if squared else 1.0, 0.0)
-            return scale * target.put(slopes, -sum_of(slopes))
+            return scale * target.put_into(slopes, -sum_of(slopes))
 
         return scale * sum_of(terms), {"input": by_input}
 
@@ -411,7 +411,7 @@ def _multilabel_margin(rows: Rows) -> Evaluated:
     labels = [label[:, None] for label in rows.target.T if (label >= 0).any()]
     marked = np.zeros(np.shape(plain(x)), bool)
     for label in labels:
-        marked = rows.at(label).put(marked, True)
+        marked = rows.at(label).put_into(marked, True)
     value: Any = np.zeros((len(marked), 1))
     slope = np.zeros(marked.shape)
     for label in labels:
@@ -420,7 +420,7 @@ def _multilabel_margin(rows: Rows) -> Evaluated:
         active = ~marked & (violation > 0) & (label >= 0)
         value = value + sum_of(np.where(active, violation, 0.0))
         slopes = active.astype(np.float64)
-        slope += target.put(slopes, -sum_of(slopes))
+        slope += target.put_into(slopes, -sum_of(slopes))
     scale = 1.0 / np.float64(rows.columns)
     return scale * value, {"input": lambda: scale * slope}
 

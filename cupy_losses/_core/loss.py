@@ -245,6 +245,12 @@ class Call(NamedTuple):
         return self._replace(scale=1.0, scaled=False)
 
     @property
+    def of_layout(self) -> Call:
+        """The call without its numbers, which leave shapes, dtypes and launches as they are."""
+        loss, reduction, _, weighted, masked, _, scaled, axis, sampled = self
+        return Call(loss, reduction, (), weighted, masked, 1.0, scaled, axis, sampled)
+
+    @property
     def named_parameters(self) -> dict[str, float | int]:
         """The hyper-parameters by name."""
         return dict(zip(self.loss.parameters, self.parameters, strict=True))

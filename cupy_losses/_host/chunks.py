@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core.dtypes import dtype_name
 from .._core.outputs import Output
-from .._core.shapes import ArraySpec, Shape
+from .._core.shapes import ArraySpec, Shape, dense_strides
 
 Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
-CHUNK = 1 << 15  # elements in float64 at a time: four such arrays fill a cache of 1 MB
-_FEW = 512  # elements that are added in extended precision, which is slow
+CHUNK = 1 << 16  # elements in float64 at a time: fewer calls of NumPy outweigh a larger cache
+_FEW = 128  # elements that are added in extended precision, which is slow
+_KEPT = 4096  # elements of a sum of several arrays
+_ZERO = np.longdouble(0.0)
 
 
 def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
@@ -74,13 +76,15 @@ def total(x: Array) -> np.longdouble:
     The halves of the array are added to each other until few elements are left. That rounds many
     small sums, up or down; those of equal elements are exact.
     """
-    rest = np.longdouble(0.0)
+    rest = _ZERO
     x = x.ravel("K")
-    while x.size > _FEW:
-        half = x.size // 2
-        if x.size % 2:
-            rest += x[-1]
+    size = x.size
+    while size > _FEW:
+        half, odd = divmod(size, 2)
+        if odd:
+            rest = rest + x[-1]
         x = x[:half] + x[half : 2 * half]
+        size = half
     last: np.longdouble = np.add.reduce(x, dtype=np.longdouble)
     return rest + last
 
@@ -105,30 +109,47 @@ def dtype(name: str) -> np.dtype[Any]:
 class Total:
     """The sum of all elements of arrays that come one after the other.
 
-    Arrays of the shape of the first one are added to each other in pairs, such sums in pairs again,
-    and so on, so that a sum of 2^k arrays has been rounded k times. What is left in the end is
-    added up by `total`.
+    The halves of each array are added to each other a few times. What is left of arrays of one size
+    is added in pairs, such sums in pairs again, and so on, so that a sum of 2^k elements has been
+    rounded k times. What is left in the end is added up by `total`.
     """
 
     def __init__(self) -> None:
         self._levels: list[Array | None] = []  # the sum of 2^k arrays, unless it has been taken
-        self._others = np.longdouble(0.0)
-        self._shape: Shape | None = None
+        self._others = _ZERO
+        self._size = -1
 
     def add(self, x: Array) -> None:
-        """Add the elements of an array, which may be kept as it is."""
-        if self._shape is None:
-            self._shape = x.shape
-        if x.shape != self._shape:
+        """Add the elements of an array."""
+        x = x.ravel("K")
+        if self._size < 0:
+            self._size = x.size
+            self._memory = np.empty(x.size // 2)
+        if x.size != self._size:
             self._others += total(x)
             return
+        x = self._halved(x)
         for level, other in enumerate(self._levels):
             if other is None:
                 self._levels[level] = x
                 return
-            x = np.add(other, x, out=other if level else None)
+            np.add(other, x, out=x)
             self._levels[level] = None
         self._levels.append(x)
+
+    def _halved(self, x: Array) -> Array:
+        """A new array of few elements with the sum of many."""
+        size = x.size
+        if size <= _KEPT:
+            return x.copy()
+        while size > _KEPT:
+            half, odd = divmod(size, 2)
+            if odd:
+                self._others += x[size - 1]
+            out = self._memory[:half] if half > _KEPT else None
+            x = np.add(x[:half], x[half : 2 * half], out=out)
+            size = half
+        return x
 
     def finish(self) -> np.longdouble:
         """The sum."""
@@ -140,14 +161,18 @@ class Sum:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._all = Total() if math.prod(shape) == 1 else None
-        if self._all is None:
+        self._total = Total() if math.prod(shape) == 1 else None
+        self._only: np.longdouble | None = None  # the sum of all, if it is one chunk
+        if self._total is None:
             self._array = np.zeros(shape, np.longdouble)
 
     def add(self, index: ChunkIndex, values: Array) -> None:
         """Add the values of the chunk at `index`."""
-        if self._all is not None:
-            self._all.add(values)
+        if self._total is not None:
+            if index == ():
+                self._only = total(values)
+            else:
+                self._total.add(values)
             return
         own_index = tuple(
             slice(0, 1) if length == 1 else at if isinstance(at, slice) else slice(at, at + 1)
@@ -161,50 +186,93 @@ class Sum:
         summed = tuple(d for d, n in enumerate(target.shape) if n == 1)
         target += np.expand_dims(whole, taken).sum(axis=summed, keepdims=True, dtype=np.longdouble)
 
-    def finish(self) -> Array:
-        """The sum, in extended precision."""
-        if self._all is None:
+    def finish(self) -> Any:
+        """The sum, in extended precision: an array, or one number."""
+        if self._total is None:
             return self._array
-        return np.asarray(self._all.finish()).reshape(self._shape)
+        return self._total.finish() if self._only is None else self._only
+
+
+class NewArray(NamedTuple):
+    """An array that a request makes."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    strides: Shape | None  # in bytes; None in the order of C
+
+    @classmethod
+    def of(cls, output: Output) -> NewArray:
+        """The array of an output."""
+        own = dtype(output.dtype)
+        dense = dense_strides(range(len(output.shape)), output.shape)
+        strides = tuple(step * own.itemsize for step in output.strides)
+        return cls(output.shape, own, None if output.strides == dense else strides)
+
+    def make(self) -> Array:
+        """The array, without its elements."""
+        if self.strides is None:
+            return np.empty(self.shape, self.dtype)
+        return np.ndarray(self.shape, self.dtype, strides=self.strides)
+
+
+class NewGradient(NamedTuple):
+    """The gradient of one operand, before it is computed.
+
+    Attributes:
+        array: The gradient.
+        in_place: Whether it takes the memory of the operand.
+        shape: Its shape, with as many axes as the elements have.
+        is_direct: Whether it has the shape of the elements; else it is a sum over some of them.
+
+    """
+
+    array: NewArray
+    in_place: bool
+    shape: Shape
+    is_direct: bool
+
+    @classmethod
+    def of(cls, output: Output, shape: Shape) -> NewGradient:
+        """The gradient that is an output of a request on elements of a shape."""
+        missing = len(shape) - len(output.shape)
+        own = (1,) * missing + output.shape[max(-missing, 0) :]
+        return cls(NewArray.of(output), output.in_place, own, own == shape)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether chunks of it may be written to in float64."""
+        return self.is_direct and self.array.dtype == np.float64
 
 
 class Gradient:
     """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
 
-    def __init__(self, output: Output, operand: Array, shape: Shape) -> None:
-        self._output = output
-        missing = len(shape) - len(output.shape)
-        own = (1,) * missing + output.shape[max(-missing, 0) :]
-        self._direct = own == shape
-        if self._direct:
-            self._array = operand if output.in_place else empty(output)
-            self._view = self._array.reshape(own)  # with the axes of the elements
+    def __init__(self, new: NewGradient, operand: Array) -> None:
+        self._new = new
+        self.dtype = new.array.dtype
+        if new.is_direct:
+            self._array = operand if new.in_place else new.array.make()
+            same = self._array.shape == new.shape
+            self._view = self._array if same else self._array.reshape(new.shape)
         else:
-            self._sum = Sum(own)
+            self._sum = Sum(new.shape)
 
     def add(self, index: ChunkIndex, slopes: Array) -> None:
         """Take the slopes of the chunk at `index`."""
-        if self._direct:
+        if self._new.is_direct:
             self._view[index] = slopes
         else:
             self._sum.add(index, slopes)
 
-    def place(self, index: ChunkIndex) -> Array | None:
-        """Where the gradient of a chunk may be written in float64; None if it is to be added."""
-        if self._direct and self._array.dtype == np.float64:
-            place: Array = self._view[(*index, ...)]  # an array, also of no axes
-            return place
-        return None
+    def place(self, index: ChunkIndex) -> Array:
+        """Where the gradient of a chunk is written, if it has places."""
+        place: Array = self._view[(*index, ...)]  # an array, also of no axes
+        return place
 
     def finish(self) -> Array:
         """The gradient in the dtype and shape of the operand."""
-        if self._direct:
+        new = self._new
+        if new.is_direct:
             return self._array
-        return self._sum.finish().astype(dtype(self._output.dtype)).reshape(self._output.shape)
-
-
-def empty(output: Output) -> Array:
-    """A new array."""
-    of = dtype(output.dtype)
-    strides = tuple(step * of.itemsize for step in output.strides)
-    return np.ndarray(output.shape, of, strides=strides)
+        summed = np.asarray(self._sum.finish())
+        return summed.astype(self.dtype).reshape(new.array.shape)

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from .recording import Recorded, signs
+
 Array = Any
 Number = Any  # an array or a Dual
 
@@ -211,8 +213,11 @@ def _divide(a: Number, b: Number) -> Dual:
 def _sign(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
-    above, below = np.greater(x, 0.0).view(np.int8), np.less(x, 0.0).view(np.int8)
-    return (above - below).astype(np.float64)
+    if isinstance(x, Recorded):
+        return x.recording.apply(signs, x)
+    found = np.empty(np.shape(x))
+    signs(x, found)
+    return found
 
 
 def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
@@ -277,7 +282,7 @@ def _of_one(
 
 _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.add: lambda a, b: a + b if isinstance(a, Dual) else b + a,
-    np.subtract: lambda a, b: a - b if isinstance(a, Dual) else -b + a,
+    np.subtract: _subtract,
     np.multiply: lambda a, b: a * b if isinstance(a, Dual) else b * a,
     np.true_divide: _divide,
     np.reciprocal: lambda a: 1.0 / a,

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.notices import warn
-from .._core.outputs import Output
 from .._core.pointwise import PointwiseFormula
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import Array, Gradient, Layout, broadcast, chunks, layout, spec_of, total, wide
+from .chunks import (
+    Array,
+    Gradient,
+    Layout,
+    NewGradient,
+    broadcast,
+    chunks,
+    layout,
+    spec_of,
+    total,
+    wide,
+)
 from .dual import Dual, plain, slope_of
-from .reduction import Divisors, Value
+from .elementwise import Elementwise
+from .recording import Recorded, Recording
+from .reduction import Divisors, Finish, NewValue, Value, new_results
+from .schedule import Evaluation, Schedule
+
+
+class _Ready(NamedTuple):
+    """What a plan has for some hyper-parameters and a scale."""
+
+    divisors: Divisors
+    schedule: Schedule
 
 
 class _Plan(NamedTuple):
@@ -24,23 +44,32 @@ class _Plan(NamedTuple):
 
     shape: Shape
     notice: str
-    outputs: list[Output | None]
+    value: NewValue | None
+    gradients: dict[int, NewGradient]
     denominator: Denominator
+    number: np.longdouble | None  # the denominator, unless it is of data or given
+    schedules: dict[Any, Schedule]  # by the hyper-parameters, and how gradients are finished
+    ready: dict[Any, _Ready]  # by the hyper-parameters and the scale, where there is a number
+
+
+_MOST = 64  # schedules of a plan
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
     """The plan of a call without its parameters; raises unless the operands fit together."""
     loss = call.loss
+    assert isinstance(loss, PointwiseFormula)
     specs = [spec_of(each) for each in layouts]
     own = specs[request.extra :]
     shape = loss.shape_of(call, own)
-    return _Plan(
-        shape,
-        loss.notice(call, request, own),
-        loss.outputs(call, request, specs, autocast),
-        loss.denominator(call, shape, own),
-    )
+    outputs = loss.outputs(call, request, specs, autocast)
+    value, gradients = new_results(request, outputs, shape, _summed(loss, call, shape))
+    denominator = loss.denominator(call, shape, own)
+    is_known = not (denominator.of_data or request.denominator)
+    number = np.longdouble(denominator.size) if is_known else None
+    notice = loss.notice(call, request, own)
+    return _Plan(shape, notice, value, gradients, denominator, number, {}, {})
 
 
 def evaluate(
@@ -56,55 +85,123 @@ def evaluate(
             f"{loss.name} has no NumPy formula: write the formula in Python, pass numpy= to "
             "pointwise_loss, or call it on CUDA arrays"
         )
-    of_layout = call._replace(parameters=(), scale=1.0)
-    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
-    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
+    plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
     if plan.notice:
         warn(plan.notice)
-    read = operands[request.denominator :]
+    shape = plan.shape
+    read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
-    views = [broadcast(operand, shape) for operand in read]
-
-    if request.denominator:
-        number = np.longdouble(operands[0])
-    elif denominator.of_data:
-        number = _sum_of_data(call, views[leading:], shape, loss.divides_by_weights(call))
-    else:
-        number = np.longdouble(denominator.size)
-    divisors = Divisors(call, request, denominator, number)
-
-    value = None
-    if request.value:
-        output, *outputs = outputs[0], *outputs[1 + request.counted :]
-        assert output is not None
-        value = Value(call, request, shape, output, _summed(loss, call, shape))
-    gradients = {
-        k: Gradient(output, operands[request.extra + k], shape)
-        for k, output in zip(request.wanted, outputs, strict=True)
-        if output is not None
-    }
-    function = _Function(loss, call, request)
+    views = [x if x.shape == shape else broadcast(x, shape) for x in read]
+    divisors, schedule = _ready(loss, call, request, plan, operands, views)
+    value = None if plan.value is None else Value(plan.value)
+    gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
+    own = list(zip(gradients.values(), schedule.outputs, schedule.placed, strict=False))
+    placed = [(gradient, slot) for gradient, slot, is_placed in own if is_placed]
+    others = [(gradient, slot) for gradient, slot, is_placed in own if not is_placed]
+    evaluation = Evaluation(schedule, divisors.numbers)
     with np.errstate(all="ignore"):
         for index in chunks(shape):
-            x = [wide(view[index]) for view in views]
+            x = [view[index] for view in views] if index else views
             bits = None if mask is None else -mask[index].astype(np.int64)
             size = x[0].shape
-            result = None
-            for k, gradient in gradients.items():
-                result = function(x, k)
-                place = gradient.place(index) if bits is None else None
-                quotient = divisors.derivatives(slope_of(result), place)
-                if place is None:
-                    # An infinite or NaN scale does not reach what the mask leaves out.
-                    gradient.add(index, _kept(broadcast(quotient, size), bits))
+            found = evaluation(size, x, [(slot, of.place(index)) for of, slot in placed])
+            for gradient, slot in others:
+                # An infinite or NaN scale does not reach what the mask leaves out.
+                gradient.add(index, _kept(broadcast(found[slot], size), bits))
             if value is not None:
-                # The derivative by an operand comes with the value, in one evaluation.
-                result = function(x) if result is None else plain(result)
-                value.add(index, _kept(broadcast(result, size), bits))
+                value.add(index, _kept(broadcast(found[schedule.outputs[-1]], size), bits))
         results: list[Array | None] = [] if value is None else value.finish(divisors)
-        results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
+    results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
+
+
+def _ready(
+    loss: PointwiseFormula,
+    call: Call,
+    request: Request,
+    plan: _Plan,
+    operands: Sequence[Array],
+    views: Sequence[Array],
+) -> _Ready:
+    """What the gradients are divided by, and the operations of a request."""
+    ready = plan.ready.get((call.parameters, call.scale))
+    if ready is not None:
+        return ready
+    number = plan.number
+    if request.denominator:
+        number = np.longdouble(operands[0])
+    elif number is None:
+        leading = request.extra - request.denominator
+        number = _sum_of_data(call, views[leading:], plan.shape, loss.divides_by_weights(call))
+    divisors = Divisors(call, request, plan.denominator, number)
+    key = call.parameters, divisors.finish
+    schedule = plan.schedules.get(key)
+    if schedule is None:
+        if len(plan.schedules) >= _MOST:
+            plan.schedules.clear()
+        dtypes = [view.dtype for view in views]
+        schedule = _schedule(loss, call, request, dtypes, plan.gradients, divisors.finish)
+        plan.schedules[key] = schedule
+    ready = _Ready(divisors, schedule)
+    if plan.number is not None:
+        if len(plan.ready) >= _MOST:
+            plan.ready.clear()
+        plan.ready[call.parameters, call.scale] = ready
+    return ready
+
+
+def _schedule(
+    loss: PointwiseFormula,
+    call: Call,
+    request: Request,
+    dtypes: Sequence[np.dtype[Any]],
+    gradients: dict[int, NewGradient],
+    finish: Finish,
+) -> Schedule:
+    """The operations of a request: the finished gradients, then the value if it is asked for.
+
+    What is given to them are the arrays, without the mask, and the numbers of `Divisors`.
+    """
+    dtypes = list(dtypes)
+    if call.masked:
+        dtypes.pop(request.extra - request.denominator)
+    recording = Recording()
+    x = [recording.operand(k, dtype) for k, dtype in enumerate(dtypes)]
+    numbers = [recording.given(len(x) + k) for k in range(3)]
+    function: Callable[..., Any] = _Function(loss, call, request)
+    if isinstance(loss.formula, Elementwise):
+        function = _Unrecorded(function)
+    outputs = []
+    result = None
+    for k, gradient in gradients.items():
+        result = function(x, k)
+        slope = recording.recorded(slope_of(result))
+        for step, number in finish.steps(gradient.array.dtype):
+            slope = recording.apply(step, slope, numbers[number])
+        outputs.append(slope)
+    if request.value:
+        # The derivative by an operand comes with the value, in one evaluation.
+        value = plain(function(x) if result is None else result)
+        outputs.append(recording.recorded(value))
+    placed = [gradient.has_places and not call.masked for gradient in gradients.values()]
+    return Schedule(recording, len(x), 3, outputs, placed)
+
+
+class _Unrecorded:
+    """A function that is called with arrays, as one operation of a recording."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, x: Sequence[Recorded], wanted: int | None = None) -> Any:
+        def on_arrays(*arrays: Array) -> Any:
+            # Views, which a formula may mark as read-only.
+            return self._function([array.view() for array in arrays], wanted)
+
+        recording = x[0].recording
+        result = recording.apply(on_arrays, *x)
+        return Dual(recording.apply(plain, result), recording.apply(slope_of, result))
 
 
 def _kept(x: Array, bits: Array | None) -> Array:

@@ -1,10 +1,10 @@
 """Losses of rows on the host: the same passes on NumPy arrays, in float64, some rows at a time.
 
 The formula of a loss takes `Rows` and returns the value of each row and, by the name of an operand,
-a function that gives the gradient by its elements. It is written on numbers that are arrays or
-`Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it have two
-axes, the elements of a row along the second one, which may have length 1. Nothing may be written to
-them.
+a function that gives the gradient by its elements, a new array. It is written on numbers that are
+arrays or `Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it
+have two axes, the elements of a row along the second one, which may have length 1. Nothing may be
+written to the operands.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
-from .._core.outputs import Output
 from .._core.reduction import Denominator
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
 from .._core.shapes import Shape
@@ -28,6 +27,7 @@ from .chunks import (
     ChunkIndex,
     Gradient,
     Layout,
+    NewGradient,
     broadcast,
     chunks,
     layout,
@@ -35,12 +35,11 @@ from .chunks import (
     total,
 )
 from .dual import Dual, Number, plain, slope_of, value_of
-from .reduction import Divisors, Value
+from .reduction import Divisors, NewValue, Value, new_results
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
-# Elements at a time: rows take more calls of NumPy, which cost time of their own.
-_CHUNK = 2 * CHUNK
+_CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
 
 
@@ -61,16 +60,21 @@ class At:
     """The element of each row that an index says; none of a row whose index is negative."""
 
     def __init__(self, index: Array) -> None:
+        columns = index[:, 0]
         self._shape = index.shape
-        (self._rows,) = (index[:, 0] >= 0).nonzero()
-        self._columns = index[self._rows, 0]
+        (self._rows,) = (columns >= 0).nonzero()
+        self._in_all = len(self._rows) == len(columns)
+        self._columns = columns if self._in_all else columns[self._rows]
 
     def of(self, x: Number) -> Number:
         """These elements, or 0."""
         if isinstance(x, Dual):
             return Dual(self.of(x.value), self.of(_slopes(x)))
+        picked = x[self._rows, self._columns]
+        if self._in_all:
+            return picked.reshape(self._shape)
         found = np.zeros(self._shape)
-        found[self._rows, 0] = x[self._rows, self._columns]
+        found[self._rows, 0] = picked
         return found
 
     def put(self, x: Number, value: Number) -> Number:
@@ -78,10 +82,16 @@ class At:
         if isinstance(x, Dual) or isinstance(value, Dual):
             slopes = self.put(_slopes(x), slope_of(value))
             return Dual(self.put(value_of(x), value_of(value)), slopes)
-        copy = np.array(x)
-        of_rows = isinstance(value, np.ndarray)
-        copy[self._rows, self._columns] = value[self._rows, 0] if of_rows else value
-        return copy
+        return self.put_into(np.array(x), value)
+
+    def put_into(self, x: Number, value: Number) -> Number:
+        """The same of a new array, which is not copied."""
+        if isinstance(x, Dual) or isinstance(value, Dual):
+            return self.put(x, value)
+        if isinstance(value, np.ndarray):
+            value = value[:, 0] if self._in_all else value[self._rows, 0]
+        x[self._rows, self._columns] = value
+        return x
 
 
 class Rows(NamedTuple):
@@ -164,6 +174,13 @@ def _in_shape(array: Array, shape: Shape) -> Array:
     return broadcast(array[(0,) * more] if more > 0 else array, shape)
 
 
+@functools.lru_cache(maxsize=1024)
+def _lie_beside(shape: Shape, strides: Shape) -> bool:
+    """Whether rows are to lie beside each other: short ones, and those whose elements do not."""
+    *beside, along = map(abs, strides)
+    return shape[-1] < _SHORT or any(0 < step < along for step in beside)
+
+
 class _Elements:
     """An operand whose rows are taken some at a time, in float64 and in two axes.
 
@@ -172,38 +189,43 @@ class _Elements:
     """
 
     def __init__(self, view: Array) -> None:
-        *beside, along = map(abs, view.strides)
         self._view = view
-        self._turned = view.shape[-1] < _SHORT or any(0 < step < along for step in beside)
+        self._turned = _lie_beside(view.shape, view.strides)
 
     def at(self, index: ChunkIndex) -> Array:
         """The rows at an index."""
-        part = self._view[index]
-        columns, rows = part.shape[-1], math.prod(part.shape[:-1])
+        part = self._view[index] if index else self._view
+        *rows, columns = part.shape
         if not self._turned:
-            return np.ascontiguousarray(part, np.float64).reshape(rows, columns)
-        turned = part.transpose(-1, *range(part.ndim - 1))
-        return np.ascontiguousarray(turned, np.float64).reshape(columns, rows).T
+            return np.ascontiguousarray(part, np.float64).reshape(math.prod(rows), columns)
+        turned = part.T if part.ndim == 2 else part.transpose(-1, *range(part.ndim - 1))
+        return np.ascontiguousarray(turned, np.float64).reshape(columns, math.prod(rows)).T
 
 
 def _memory(array: Array) -> Memory:
     return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
 
 
+class _Plan(NamedTuple):
+    """What follows from the layouts of the operands of a request alone."""
+
+    shape: Shape
+    axis: int
+    rows: Shape
+    roles: tuple[tuple[str, str], ...]  # of the operands of the call, with their names
+    value: NewValue | None
+    gradients: dict[int, NewGradient]
+    denominator: Denominator
+
+
 class _Operands:
     """The operands of a request as views whose last axis runs along the rows."""
 
     def __init__(
-        self,
-        call: Call,
-        loss: RowFormula,
-        request: Request,
-        operands: Sequence[Array],
-        shape: Shape,
+        self, call: Call, request: Request, operands: Sequence[Array], plan: _Plan
     ) -> None:
-        self.axis = loss.axis(shape, call.axis)
-        self.rows = loss.rows_of(shape, call.axis)
-        self.columns = shape[self.axis]
+        shape = plan.shape
+        self.axis, self.rows, self.columns = plan.axis, plan.rows, shape[plan.axis]
         leading, own = operands[request.denominator : request.extra], operands[request.extra :]
         self._grad_output = _Elements(self._of_rows(leading[0])) if request.vjp else None
         self._tangents = {
@@ -216,8 +238,7 @@ class _Operands:
         self._elements: dict[str, _Elements] = {}
         self._indices: dict[str, Array] = {}
         self._labels: dict[str, Array] = {}
-        for name, operand in zip(call.names, own, strict=True):
-            role = loss.role(name)
+        for (name, role), operand in zip(plan.roles, own, strict=True):
             if role == "weight":
                 self._weight = operand.astype(np.float64)
                 continue
@@ -246,10 +267,10 @@ class _Operands:
 
     def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
         """The index among all elements of the rows at an index, and their array moved alike."""
+        if self.axis == len(self.rows):
+            return index, along_rows
         everything = slice(None)
         whole = (*index, *(everything,) * (len(self.rows) - len(index)))
-        if self.axis == len(self.rows):
-            return whole, along_rows
         at = (*whole[: self.axis], everything, *whole[self.axis :])
         # An integer in the index takes its axis away, so that the rows' own axis moves less.
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
@@ -265,7 +286,8 @@ class _Operands:
             operands[name] = Dual(operands[name], tangent.at(index))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
         rows = Rows(operands, self._parameters, self.columns, self._weight)
-        return chunk._replace(rows=rows, grad_output=grad_output)
+        shape, _, sample_weight, _, ignored, invalid = chunk
+        return _Chunk(shape, rows, sample_weight, grad_output, ignored, invalid)
 
     def indices_at(self, index: ChunkIndex) -> _Chunk:
         """The same without the elements. Rows that are all there are read once."""
@@ -275,7 +297,7 @@ class _Operands:
         return self._read(index)
 
     def _read(self, index: ChunkIndex) -> _Chunk:
-        shape = self._any[index].shape[:-1]
+        shape = self._any[index].shape[:-1] if index else self.rows
         operands: dict[str, Number] = {}
         left_out = None if self._where is None else ~self._where[index].reshape(-1, 1)
         ignored: Array | None = left_out
@@ -283,10 +305,15 @@ class _Operands:
         for name, view in self._indices.items():
             part = view[index].reshape(-1, 1)
             target = _signed(part)
-            inside = (target >= 0) & (target < self.columns)
-            if "ignore_index" in self._parameters:
-                of_index = part == self._parameters["ignore_index"]
-                ignored = of_index if left_out is None else left_out | of_index
+            inside = target.view(np.uint64) < self.columns  # a negative one is a large number
+            of_index = self._parameters.get("ignore_index")
+            is_class = of_index is not None and 0 <= of_index < self.columns
+            if left_out is None and not is_class and np.logical_and.reduce(inside, axis=None):
+                operands[name] = target
+                continue
+            if of_index is not None:
+                of_part = part == of_index
+                ignored = of_part if left_out is None else left_out | of_part
             if ignored is not None:
                 inside &= ~ignored
             if inside.all():
@@ -306,48 +333,44 @@ class _Operands:
         return _Chunk(shape, rows, sample_weight, None, ignored, invalid)
 
 
-class _Plan(NamedTuple):
-    """What follows from the layouts of the operands of a request alone."""
-
-    shape: Shape
-    outputs: list[Output | None]
-    denominator: Denominator
-
-
 @functools.lru_cache(maxsize=1024)
 def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: bool) -> _Plan:
     """The plan of a call without its parameters; raises unless the operands fit together."""
+    loss = call.loss
+    assert isinstance(loss, RowFormula)
     specs = [spec_of(each) for each in layouts]
     own = specs[request.extra :]
-    shape = call.loss.shape_of(call, own)
-    outputs = call.loss.outputs(call, request, specs, autocast)
-    return _Plan(shape, outputs, call.loss.denominator(call, shape, own))
+    shape = loss.shape_of(call, own)
+    rows = loss.rows_of(shape, call.axis)
+    summed = None if call.reduction == "none" else (1,) * len(rows)
+    outputs = loss.outputs(call, request, specs, autocast)
+    return _Plan(
+        shape,
+        loss.axis(shape, call.axis),
+        rows,
+        tuple([(name, loss.role(name)) for name in call.names]),
+        *new_results(request, outputs, shape, summed),
+        loss.denominator(call, shape, own),
+    )
 
 
 def evaluate(
     loss: RowFormula, call: Call, request: Request, operands: Sequence[Array], autocast: bool
 ) -> list[Array | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
-    of_layout = call._replace(parameters=(), scale=1.0)
-    plan = _plan(of_layout, request, tuple([layout(x) for x in operands]), autocast)
-    shape, outputs, denominator = plan.shape, list(plan.outputs), plan.denominator
+    plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
+    denominator = plan.denominator
     if loss.overwrites:
         check_overwritten(call, request, [_memory(operand) for operand in operands])
-    views = _Operands(call, loss, request, operands, shape)
+    views = _Operands(call, request, operands, plan)
 
-    value = None
-    if request.value:
-        output, *outputs = outputs[0], *outputs[1 + request.counted :]
-        assert output is not None
-        summed = None if call.reduction == "none" else (1,) * len(views.rows)
-        value = Value(call, request, shape, output, summed)
+    value = None if plan.value is None else Value(plan.value)
     gradients: dict[int, Gradient] = {}
-    for k, output in zip(request.wanted, outputs, strict=True):
-        if output is not None:
-            operand = operands[request.extra + k]
-            if output.in_place and not operand.flags.writeable:
-                raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
-            gradients[k] = Gradient(output, operand, shape)
+    for k, new in plan.gradients.items():
+        operand = operands[request.extra + k]
+        if new.in_place and not operand.flags.writeable:
+            raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
+        gradients[k] = Gradient(new, operand)
 
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
@@ -369,9 +392,9 @@ def evaluate(
                 value.add(index, values.reshape(chunk.shape))
             for k, gradient in gradients.items():
                 slope = chunk.settle(slopes[k], along)
-                quotient = broadcast(
-                    chunk.mask(divisors.derivatives(slope)), (rows, views.columns)
-                ).reshape(*chunk.shape, views.columns)
+                slope = chunk.mask(divisors.derivatives(slope, gradient.dtype, not along))
+                of_elements = broadcast(slope, (rows, views.columns))
+                quotient = of_elements.reshape(*chunk.shape, views.columns)
                 gradient.add(*views.among_elements(index, quotient))
         results: list[Array | None] = [] if value is None else value.finish(divisors)
         for k in request.wanted:
