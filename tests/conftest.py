@@ -23,6 +23,7 @@ emulator.
 from __future__ import annotations
 
 import functools
+import gc
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -85,6 +86,20 @@ def lacking(item: pytest.Item) -> str:
         return f"need a GPU ({gpu_problem()})"
     names = [name for mark in marks for name in mark.args if not foreign.finds_gpu(name)]
     return f"need {' and '.join(names)} with CUDA" if names else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage, and look in nothing that is there from then on.
+
+    A search through all modules and tests takes a fraction of a second, and there would be many.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -49,7 +49,7 @@ def test_value_and_grad(
     weight, where = rng.random(size).astype(DTYPES[dtype]), rng.random(size) < 0.7
     where[0] = True
     arrays = [library.array(host) for host in hosts]
-    slopes, scales = case.slopes(*map(exact, hosts)), case.slope_scales(*hosts)
+    slopes, scales = case.slopes_and_scales(*hosts)
     argnums = tuple(range(len(hosts)))
     for reduction, (given, mask) in itertools.product(
         ("mean", "sum"), ((None, None), (weight, None), (None, where), (weight, where))
@@ -93,7 +93,7 @@ def test_gradient_of_a_broadcast_operand_is_summed(
             _, gradients = value_and_grad(case.loss, (0, 1))(
                 *map(library.array, hosts), reduction="sum", **case.parameters
             )
-        slopes, scales = case.slopes(*map(exact, hosts)), case.slope_scales(*hosts)
+        slopes, scales = case.slopes_and_scales(*hosts)
         divisor = case.divisor(slopes[0], "sum")
         parts = gradients, hosts[:2], slopes[:2], scales[:2]
         for got, host, slope, scale in zip(*parts, strict=True):
@@ -210,7 +210,7 @@ def test_backward_with_any_grad_output(
     result = case.loss(*operands, reduction=reduction, **case.parameters)
     got = torch.autograd.grad(result, operands, torch.full_like(result, 4096.0))
     hosts = [torch_library.host(x) for x in operands]
-    slopes, scales = case.slopes(*map(exact, hosts)), case.slope_scales(*hosts)
+    slopes, scales = case.slopes_and_scales(*hosts)
     factor = 4096 / case.divisor(slopes[0], reduction)
     name = str(dtype).removeprefix("torch.")
     for gradient, slope, scale in zip(got, slopes, scales, strict=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,22 +40,23 @@ def check(
     case: Case,
     library: Library,
     hosts: list[Host],
-    weight: Host | None = None,
-    where: Host | None = None,
+    weights: Sequence[Host | None] = (None,),
+    masks: Sequence[Host | None] = (None,),
 ) -> None:
-    """Compare all reductions with the reference."""
+    """Compare all reductions with the reference, with each of the weights and masks."""
     arrays = [library.array(host) for host in hosts]
-    extra = {"weight": weight, "where": where}
-    options = {name: library.array(host) for name, host in extra.items() if host is not None}
-    each, scale = case.value(*map(exact, hosts)), case.scale(*hosts)
-    scaled = None if weight is None else exact(weight)
-    for reduction in ("none", "mean", "sum"):
+    each = case.value(*map(exact, hosts))
+    scale = None if case.exact else case.scale(*hosts)
+    for weight, where, reduction in itertools.product(weights, masks, ("none", "mean", "sum")):
+        extra = {"weight": weight, "where": where}
+        options = {name: library.array(host) for name, host in extra.items() if host is not None}
+        scaled = None if weight is None else exact(weight)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*is broadcast")
             warnings.filterwarnings("ignore", ".*mean. divides")
             result = case.loss(*arrays, reduction=reduction, **case.parameters, **options)
         reference = np.asarray(case.reduce(each, reduction, scaled, where))
-        largest = None if case.exact else case.reduce(scale, reduction, scaled, where)
+        largest = None if scale is None else case.reduce(scale, reduction, scaled, where)
         got = library.host(result)
         assert got.shape == reference.shape
         limit = bound(case, each.size, got.dtype.name)
@@ -69,10 +72,7 @@ def test_sizes(
     hosts = case.draw(rng, size, DTYPES[dtype])
     weight, where = rng.random(size).astype(DTYPES[dtype]), rng.random(size) < 0.7
     where[0] = True
-    check(case, library, hosts)
-    check(case, library, hosts, weight)
-    check(case, library, hosts, None, where)
-    check(case, library, hosts, weight, where)
+    check(case, library, hosts, (None, weight), (None, where))
 
 
 @st.composite
@@ -117,7 +117,7 @@ def test_any_layout(library: Library, data: st.DataObject) -> None:
     given_weight = np.absolute(weight, out=weight) if fits[0] and data.draw(st.booleans()) else None
     where = np.asarray(mask > -1) if fits[1] and data.draw(st.booleans()) else None
     with np.errstate(invalid="ignore", divide="ignore"):
-        check(case, library, [input, target], given_weight, where)
+        check(case, library, [input, target], [given_weight], [where])
 
 
 def test_broadcasting_warns(library: Library) -> None:

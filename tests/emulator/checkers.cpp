@@ -5,6 +5,7 @@
 // barrier of their block, by a synchronisation of their warp, or by fences and atomics, as in
 // NVIDIA's memory model: the first thread fences and then writes a flag atomically; the other reads
 // the flag atomically and then fences. `volatile` accesses count as atomic ones.
+#include <stdlib.h>
 #include <string.h>
 
 #include <iterator>
@@ -372,20 +373,20 @@ struct SourceLocation {
 };
 }  // namespace
 
-static void undefined(const SourceLocation* at, const char* what) {
-  if (emu::running == nullptr) return;
+[[noreturn]] static void undefined(const SourceLocation* at, const char* what) {
+  if (emu::running == nullptr) abort();
   const char* slash = strrchr(at->file, '/');
   emu::report("%s at %s:%u: %s", what, slash != nullptr ? slash + 1 : at->file, at->line,
               emu::name_of(*emu::running).c_str());
   emu::abandon();
 }
 
-EMU_HOOK void __ubsan_handle_type_mismatch_v1(const SourceLocation* at, void* pointer) {
+EMU_HOOK void __ubsan_handle_type_mismatch_v1_abort(const SourceLocation* at, void* pointer) {
   undefined(at, pointer == nullptr ? "null pointer" : "misaligned address");
 }
-#define EMU_UNDEFINED(name, what)                                               \
-  EMU_HOOK void __ubsan_handle_##name(const SourceLocation* at, void*, void*) { \
-    undefined(at, what);                                                        \
+#define EMU_UNDEFINED(name, what)                                                       \
+  EMU_HOOK void __ubsan_handle_##name##_abort(const SourceLocation* at, void*, void*) { \
+    undefined(at, what);                                                                \
   }
 EMU_UNDEFINED(add_overflow, "signed integer overflow")
 EMU_UNDEFINED(sub_overflow, "signed integer overflow")

@@ -45,6 +45,7 @@ _CHECKED = (
     "--param=tsan-instrument-func-entry-exit=0",
     "-fsanitize-coverage=trace-pc",  # counts the steps of loops
     "-fsanitize=alignment,bounds-strict,integer-divide-by-zero,shift,signed-integer-overflow",
+    "-fno-sanitize-recover=all",  # a launch ends there: nothing to compile behind it
 )
 # Without the default libraries, or those of the sanitizers would come along.
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-nodefaultlibs")

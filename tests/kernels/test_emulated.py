@@ -143,7 +143,7 @@ def exercise(
     hosts = [array.get() for array in arrays]
     floating = [k for k, host in enumerate(hosts) if host.dtype.kind not in "iu"]
     each, scale = case.value(*map(exact, hosts)), case.scale(*hosts)
-    slopes, slope_scales = case.slopes(*map(exact, hosts)), case.slope_scales(*hosts)
+    slopes, slope_scales = case.slopes_and_scales(*hosts)
     rng = np.random.default_rng(0)
     weight_host, mask = rng.random(each.shape).astype(dtypes[0]), rng.random(each.shape) < 0.7
     mask.flat[0] = True

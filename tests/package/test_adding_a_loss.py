@@ -62,7 +62,7 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def outcomes(tree: Path, *arguments: str, chosen: str = NAME) -> dict[str, str]:
-    """The tests that have the name of the loss, and how they end."""
+    """The tests that have the name of the loss, or what else is chosen, and how they end."""
     report = tree / "report.xml"
     pytest_ = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     result = run(tree, *pytest_, "-k", chosen, f"--junitxml={report}", *arguments)
@@ -115,13 +115,25 @@ def test_the_loss_is_in_no_other_place(tree: Path) -> None:
     assert changed == {*(step.file for step in steps()), *written}
 
 
-def test_documents(tree: Path) -> None:
+@pytest.fixture(scope="module")
+def ran(tree: Path) -> dict[str, str]:
+    """Tests of the loss and of the documents, in one process, and how they end."""
+    documents = "test_package and (docstrings or documented or public or current or tested)"
+    files = ("test_package", "test_benchmarks")
+    paths = (*(f"tests/package/{file}.py" for file in files), "tests/api", "tests/torch/test_nn.py")
+    return outcomes(tree, *paths, chosen=f"{NAME} or {documents}")
+
+
+def all_pass(ran: dict[str, str], name: str) -> bool:
+    """Whether a file has several of these tests, none of which fails or is skipped."""
+    own = [outcome for test, outcome in ran.items() if f".{name}::" in test]
+    return len(own) > 1 and set(own) == {"passed"}
+
+
+def test_documents(tree: Path, ran: dict[str, str]) -> None:
     for file in ("docs/losses.md", "README.md"):
         assert f"`{NAME}" in (tree / file).read_text(encoding="utf-8")
-    module = tree / "tests" / "package" / "test_package.py"
-    chosen = "docstrings or documented or public or current or tested"
-    result = run(tree, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, str(module))
-    assert result.returncode == 0, result.stdout
+    assert all_pass(ran, "test_package")
 
 
 def test_picture(tree: Path) -> None:
@@ -130,19 +142,14 @@ def test_picture(tree: Path) -> None:
     assert (tree / f"{NAME}.png").exists()
 
 
-def test_benchmark(tree: Path) -> None:
-    ran = outcomes(tree, "tests/package/test_benchmarks.py")
-    assert len(ran) >= 2
-    assert set(ran.values()) == {"passed"}
+def test_benchmark(ran: dict[str, str]) -> None:
+    assert all_pass(ran, "test_benchmarks")
 
 
-def test_values_and_gradients(tree: Path) -> None:
+def test_values_and_gradients(ran: dict[str, str]) -> None:
     """Of the function, and of the module that follows from it."""
-    ran = outcomes(tree, "tests/api", "tests/torch/test_nn.py")
     for name in ("test_values", "test_gradients", "test_errors", "test_nn"):
-        own = [outcome for test, outcome in ran.items() if f".{name}::" in test]
-        assert len(own) > 1, name
-        assert set(own) == {"passed"}, name
+        assert all_pass(ran, name), name
 
 
 @pytest.mark.exhaustive

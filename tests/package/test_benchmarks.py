@@ -319,20 +319,21 @@ ENVIRONMENT = {
 }
 
 
-@pytest.fixture
-def swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that a small sweep writes, with times that are none."""
-    monkeypatch.setattr(sweep, "LOGITS", 1 << 10)
-    monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
-    monkeypatch.setattr(sweep, "milliseconds", milliseconds)
-    monkeypatch.setattr(sweep, "in_turn", in_turn)
-    monkeypatch.setattr(sweep, "environment", lambda: ENVIRONMENT)
-    draw = rows.Problem.draw
-    monkeypatch.setattr(rows.Problem, "draw", lambda self, seed: draw(self, seed, "cpu"))
-    file = tmp_path / "folder" / "sweep.json"
+    file = tmp_path_factory.mktemp("swept") / "folder" / "sweep.json"
     options = ["--quick", "--peers", "eager", "--dtype", "float32", "--classes", "3", "7", "2"]
-    monkeypatch.setattr("sys.argv", ["sweep", "--output", str(file), *options])
-    sweep.main()
+    draw = rows.Problem.draw
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(sweep, "LOGITS", 1 << 10)
+        monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
+        monkeypatch.setattr(sweep, "milliseconds", milliseconds)
+        monkeypatch.setattr(sweep, "in_turn", in_turn)
+        monkeypatch.setattr(sweep, "environment", lambda: ENVIRONMENT)
+        monkeypatch.setattr(rows.Problem, "draw", lambda self, seed: draw(self, seed, "cpu"))
+        monkeypatch.setattr("sys.argv", ["sweep", "--output", str(file), *options])
+        sweep.main()
     return file
 
 

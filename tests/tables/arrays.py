@@ -104,12 +104,13 @@ def ulps(got: Host, exact: Host, scale: Host | None = None) -> float:
     mine = got.astype(np.longdouble)
     special = ~np.isfinite(rounded)
     np.testing.assert_array_equal(mine[special], rounded[special])
-    mine, rounded = mine[~special], rounded[~special]
-    if not mine.size:
+    differs = (mine != rounded) & ~special
+    if not differs.any():
         return 0.0
+    mine, rounded = mine[differs], rounded[differs]
     largest = abs(rounded)
     if scale is not None:
-        largest = np.maximum(largest, np.broadcast_to(scale, exact.shape)[~special])
+        largest = np.maximum(largest, np.broadcast_to(scale, exact.shape)[differs])
     exponent = np.frexp(largest)[1].astype(int) - 1
     exponent = np.maximum(
         np.where(largest == 0, SMALLEST_NORMAL[dtype], exponent), SMALLEST_NORMAL[dtype]

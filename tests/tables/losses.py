@@ -202,13 +202,13 @@ class Case:
         """The derivative of each element's loss by each operand."""
         return [sum(parts[1:], start=parts[0]) for parts in self._slopes(*operands)]
 
-    def slope_scales(self, *operands: Array) -> list[Array]:
-        """The largest term of each derivative."""
+    def slopes_and_scales(self, *operands: Array) -> tuple[list[Array], list[Array]]:
+        """The same in the widest precision, and the largest term of each derivative."""
         constant = self._constant(operands)
-        return [
-            np.maximum(np.max([*map(abs, parts)], axis=0), constant)
-            for parts in self._slopes(*operands)
-        ]
+        terms = self._slopes(*(operand.astype(np.longdouble) for operand in operands))
+        slopes = [sum(parts[1:], start=parts[0]) for parts in terms]
+        scales = [np.maximum(np.max([*map(abs, parts)], axis=0), constant) for parts in terms]
+        return slopes, scales
 
     def _constant(self, operands: Sequence[Array]) -> Array:
         # Nothing is wider than float64, so that its units are those of the numbers inside.
