@@ -177,6 +177,33 @@ def test_an_infinite_derivative_reaches_what_depends_on_it_alone(library: Librar
     np.testing.assert_array_equal(library.host(by_y), np.full((2, 3), 0.5))
 
 
+CONDITIONED = row_loss(
+    "conditioned",
+    lambda x, y: np.where(np.sum(np.sqrt(x)) > 0.5, np.mean(x), 0.0) + np.sum(np.sign(x * y)),
+)
+
+
+def conditioned_by(array: Callable[[Any], Array]) -> list[Array]:
+    """Its gradients where a root has an infinite slope, and where a sign is NaN."""
+    operands = np.array([[0.0, 1.0, 4.0]]), np.array([[2.0, np.nan, 2.0]])
+    gradients: list[Array] = grad(CONDITIONED, (0, 1))(*map(array, operands))
+    return gradients
+
+
+def test_a_sum_that_only_decides_has_no_derivative(library: Library) -> None:
+    by_x, by_y = map(library.host, conditioned_by(library.array))
+    np.testing.assert_array_equal(by_x, np.full((1, 3), 1 / 3))
+    np.testing.assert_array_equal(by_y, np.zeros((1, 3)))
+
+
+def test_a_sum_that_only_decides_has_none_on_the_emulator() -> None:
+    emulator.require()
+    with installed() as device:
+        by_x, by_y = (array.get() for array in conditioned_by(device.asarray))
+    np.testing.assert_array_equal(by_x, np.full((1, 3), 1 / 3))
+    np.testing.assert_array_equal(by_y, np.zeros((1, 3)))
+
+
 def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
     loss = row_loss("mean_of_squares", lambda x: np.mean(x * x))
     assert np.isnan(library.host(loss(library.array(np.zeros((0, 3))))))
