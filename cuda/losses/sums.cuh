@@ -78,22 +78,28 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   template <int BY, class N, class Row, class Column, class X>
   __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
                                         const X& x) const {
-    N sum = N(0.0);
-    (add_slope(sum, done.by[I], formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)), ...);
-    return sum;
+    N slope = N(0.0);
+    (add_slope<(order<LossBy<I, N>> > order<N>)>(
+         slope, done.by[I], formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)),
+     ...);
+    return slope;
   }
 
  private:
+  // The loss as a function of one of the sums.
+  template <int BY, class N>
+  using LossBy = decltype(Formula().loss(Real<T>(), varied<I == BY>(N())...));
+
   template <int BY, class N>
   __device__ __forceinline__ N slope_by(Real<T> length, const N (&sum)[SUMS]) const {
     N slope = N(0.0);
-    add_slope(slope, N(1.0), formula.loss(length, varied<I == BY>(sum[I])...));
+    add_slope<true>(slope, N(1.0), formula.loss(length, varied<I == BY>(sum[I])...));
     return slope;
   }
-  // Adds a factor times the slope of y. What does not depend on what varies has no slope, so that
-  // an infinite factor does not make it NaN.
-  template <class N, class Y>
+  // Adds a factor times the slope of y, where the factor VARIES. What does not depend on what
+  // varies has no slope and is no factor: 0 times infinity would be NaN.
+  template <bool VARIES, class N, class Y>
   static __device__ __forceinline__ void add_slope(N& sum, const N& factor, const Y& y) {
-    if constexpr (order<Y> > order<N>) sum = sum + factor * y.slope;
+    if constexpr (VARIES && order<Y> > order<N>) sum = sum + factor * y.slope;
   }
 };

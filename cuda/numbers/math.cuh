@@ -32,10 +32,15 @@ __device__ __forceinline__ Dual<X> sign(Dual<X> x) {
   return Dual<X>(sign(x.value));
 }
 
-// The same, but NaN for NaN, as NumPy's sign.
-template <class N>
-__device__ __forceinline__ N signum(N x) {
-  return x == x ? sign(x) : N(plain(x));
+// The same, but NaN for NaN, as NumPy's sign. It has no derivative: a factor that is NaN meets
+// none.
+template <class T>
+__device__ __forceinline__ Real<T> signum(Real<T> x) {
+  return x == x ? sign(x) : x;
+}
+template <class X>
+__device__ __forceinline__ auto signum(Dual<X> x) {
+  return signum(x.value);
 }
 
 template <class T>

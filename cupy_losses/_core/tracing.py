@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -18,7 +18,9 @@ import numpy as np
 from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
 from .row_program import LENGTH, MOST_SUMS, RowProgram
 
-_WORDS = "Python's operators and NumPy's functions of one element"
+_WORDS = "Python's operators and NumPy's functions"
+_NO_FUNCTION = "{} is no function of a formula: write {}"
+_UNKNOWN = "{} is no function of a formula: make it of Python's operators and of NumPy's {}"
 _BRANCH = (
     "a value has no truth while a formula is traced: write np.where(condition, a, b) for a branch, "
     "np.maximum and np.minimum for max and min, and &, | and ~ with parentheses for and, or, not "
@@ -29,22 +31,31 @@ _NUMBER = (
     "math.log(x), and no float(x) or int(x)"
 )
 _ELEMENT = "a formula is of one element, which has no length, no parts and no order"
+_ROW = (
+    "a formula of rows has no parts of a row and no order of its elements, but np.sum(x), "
+    "np.mean(x) and np.size(x)"
+)
 _CONSTANT = "a constant must be a number of Python or NumPy, got {}: an array is to be an operand"
 _REDUCED = (
     "{} is over several elements, and a formula is of one: leave it to reduction= of the loss, or "
     "make the result an operand"
 )
-_ACCUMULATED = "{} is no sum, and sums are what a row accumulates: write np.sum or np.mean"
+_ACCUMULATED = "{} is not what a row accumulates: write np.sum or np.mean, if these can say it"
 _SECOND_PASS = (
-    "an element meets a sum here, which would take a second pass over the row: sum the elements "
-    "alone, or make what is of the row, such as its mean, an operand of shape (…, 1)"
+    "an element meets a sum, or np.size, here, which would take a second pass over the row: sum "
+    "the elements alone, or make what is of the row, such as its mean, an operand of shape (…, 1)"
 )
+_ALONE = (
+    "np.{} takes the elements of a row and nothing else in a formula: the axis is an argument of "
+    "the loss, and np.where(mask, x, 0.0) leaves out elements"
+)
+_NO_ELEMENTS = "np.{} is of the elements of a row, and what it got here is the same for all of them"
 _NO_SUM = "the loss of a row is one number: return one made of np.sum or np.mean of the elements"
 _REDUCTIONS = {
     *("all", "amax", "amin", "any", "argmax", "argmin", "argsort", "average", "count_nonzero"),
     *("cumprod", "cumsum", "dot", "einsum", "max", "mean", "median", "min", "nanmax", "nanmean"),
     *("nanmin", "nansum", "norm", "percentile", "prod", "ptp", "quantile", "sort", "std", "sum"),
-    *("var", "vdot"),
+    *("reduce", "accumulate", "var", "vdot"),
 }
 _INSTEAD = {
     "cbrt": "np.sign(x) * np.abs(x) ** (1 / 3)",
@@ -62,6 +73,24 @@ _INSTEAD = {
     "select": "np.where(condition, a, np.where(other, b, c))",
     "tan": "np.sin(x) / np.cos(x)",
     "zeros_like": "0.0",
+}
+# Of a whole row.
+_INSTEAD_OF_ROWS = {
+    "all": "np.sum(~condition) == 0",
+    "any": "np.sum(condition) > 0",
+    "average": "np.sum(w * x) / np.sum(w)",
+    "count_nonzero": "np.sum(x != 0)",
+    "dot": "np.sum(a * b)",
+    "inner": "np.sum(a * b)",
+    "matmul": "np.sum(a * b)",
+    "nanmean": "np.sum(np.where(np.isnan(x), 0.0, x)) / np.sum(~np.isnan(x))",
+    "nansum": "np.sum(np.where(np.isnan(x), 0.0, x))",
+    "norm": "np.sqrt(np.sum(x * x))",
+    "ones_like": "1.0, or np.size(x) for the sum of it",
+    "shape": "np.size(x)",
+    "std": "np.sqrt(np.mean(x * x) - np.mean(x) ** 2)",
+    "var": "np.mean(x * x) - np.mean(x) ** 2",
+    "vdot": "np.sum(a * b)",
 }
 _OPERATORS = {"floor_divide": "//", "remainder": "%", "divmod": "divmod", "matmul": "@"}
 # The largest whole exponent that becomes multiplications.
@@ -150,10 +179,12 @@ class _Recorder:
 
     Attributes:
         reductions: The functions over several elements that a formula may use, by name.
+        parts: Why a value has no parts.
 
     """
 
     reductions: Mapping[str, Callable[[Any], Value]]
+    parts = _ELEMENT
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         self._operands = tuple(operands)
@@ -167,9 +198,13 @@ class _Recorder:
         names = (*self._operands, *self._parameters)
         return {name: self._value(name, of_element=name in self._operands) for name in names}
 
-    def refusal(self, shown: str) -> str:
-        """Why a function over several elements is none of a formula."""
-        return _REDUCED.format(shown)
+    def refusal(self, shown: str, name: str) -> str:
+        """Why a function is none of a formula, and what to write instead."""
+        if name in _REDUCTIONS:
+            return _REDUCED.format(shown)
+        if name in _INSTEAD:
+            return _NO_FUNCTION.format(shown, _INSTEAD[name])
+        return f"{_UNKNOWN.format(shown, _listed(_NAMES))}, or write the formula in C++, as a text"
 
     def _value(self, value: str | float | Step, **what: bool) -> Value:
         key = repr(value) if isinstance(value, float) else value  # 0.0 and -0.0 differ
@@ -227,13 +262,20 @@ class _Recorder:
 class _RowRecorder(_Recorder):
     """The values of a formula of rows: of each element, or of what is added up over a row."""
 
+    parts = _ROW
+
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         super().__init__(operands, parameters)
         self.reductions = {"sum": self._sum, "mean": self._mean, "size": self._size}
 
-    def refusal(self, shown: str) -> str:
+    def refusal(self, shown: str, name: str) -> str:
         """Only sums are accumulated."""
-        return _ACCUMULATED.format(shown)
+        instead = _INSTEAD | _INSTEAD_OF_ROWS
+        if name in instead:
+            return _NO_FUNCTION.format(shown, instead[name])
+        if name in _REDUCTIONS:
+            return _ACCUMULATED.format(shown)
+        return _UNKNOWN.format(shown, _listed(_NAMES | self.reductions.keys()))
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> Value:
         """A function of values of elements alone, or of sums alone."""
@@ -253,18 +295,23 @@ class _RowRecorder(_Recorder):
         return program
 
     def _sum(self, x: Any) -> Value:
-        term = self.number(x)
-        if term.of_row:
-            raise _TraceError(_SECOND_PASS)
-        if not term.of_element:
-            raise _TraceError("a sum must be of operands, not of a number that all elements have")
-        return self._value(Step(np.sum, (term.place,)), of_row=True)
+        return self._value(Step(np.sum, (self._elements("sum", x).place,)), of_row=True)
 
     def _mean(self, x: Any) -> Value:
-        return self.step(np.true_divide, self._sum(x), self._size(x))
+        return self.step(np.true_divide, self._sum(x), self._value(LENGTH, of_row=True))
 
     def _size(self, x: Any) -> Value:
+        self._elements("size", x)
         return self._value(LENGTH, of_row=True)
+
+    def _elements(self, name: str, x: Any) -> Value:
+        """A value of the elements of a row, of which a function is to be."""
+        elements = self.number(x)
+        if elements.of_row:
+            raise _TraceError(_SECOND_PASS)
+        if not elements.of_element:
+            raise _TraceError(_NO_ELEMENTS.format(name))
+        return elements
 
 
 def _constant(x: Any) -> float:
@@ -308,8 +355,8 @@ def _reflected(function: Callable[..., Any]) -> Callable[[Value, Any], Any]:
 
 
 def _refused(message: str) -> Callable[..., NoReturn]:
-    def method(*arguments: Any, **options: Any) -> NoReturn:
-        raise _TraceError(message)
+    def method(self: Value, *arguments: Any, **options: Any) -> NoReturn:
+        raise _TraceError(message.format(parts=self.recorder.parts))
 
     return method
 
@@ -344,7 +391,7 @@ class Value:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__":
-            raise _TraceError(self.recorder.refusal(f"np.{ufunc.__name__}.{method}"))
+            raise _TraceError(self.recorder.refusal(f"np.{ufunc.__name__}.{method}", method))
         _without(options, ufunc.__name__)
         return _apply(self.recorder, ufunc, *inputs)
 
@@ -359,14 +406,9 @@ class Value:
             return _clipped(*args, **options)
         if name in self.recorder.reductions:
             if len(args) > 1 or options:
-                raise _TraceError(
-                    f"np.{name} takes the elements of a row and nothing else in a formula: the "
-                    "axis is an argument of the loss"
-                )
+                raise _TraceError(_ALONE.format(name))
             return self.recorder.reductions[name](*args)
-        if name in _REDUCTIONS:
-            raise _TraceError(self.recorder.refusal(shown))
-        raise _TraceError(_unknown(shown, name))
+        raise _TraceError(self.recorder.refusal(shown, name))
 
     @classmethod
     def __torch_function__(
@@ -379,11 +421,11 @@ class Value:
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        message = f"{_ELEMENT}: it has no .{name}"
+        message = f"{self.recorder.parts}: it has no .{name}"
         if name in self.recorder.reductions:
             message = f"a value of a formula has no methods: write np.{name}(x)"
         elif name in _REDUCTIONS:
-            message = self.recorder.refusal(f".{name}()")
+            message = self.recorder.refusal(f".{name}()", name)
         elif name == "clip" or isinstance(getattr(np, name, None), np.ufunc):
             message = f"a value of a formula has no methods: write np.{name}"
         raise AttributeError(message, name=name, obj=self)
@@ -411,8 +453,8 @@ class Value:
     __bool__ = _refused(_BRANCH)
     __float__ = __int__ = __complex__ = __index__ = _refused(_NUMBER)
     __round__ = __floor__ = __ceil__ = __trunc__ = _refused(_NUMBER)
-    __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused(_ELEMENT)
-    __array__ = _refused(f"{_ELEMENT}: leave out np.asarray(x) and np.array(x)")
+    __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused("{parts}")
+    __array__ = _refused("{parts}: leave out np.asarray(x) and np.array(x)")
 
 
 def _without(options: dict[str, Any], name: str) -> None:
@@ -420,13 +462,8 @@ def _without(options: dict[str, Any], name: str) -> None:
         raise _TraceError(f"np.{name} takes no {next(iter(options))}= in a formula: leave it out")
 
 
-def _unknown(shown: str, name: str) -> str:
-    if name in _INSTEAD:
-        return f"{shown} is no function of a formula: write {_INSTEAD[name]}"
-    return (
-        f"{shown} is no function of a formula: make it of Python's operators and of NumPy's "
-        f"{', '.join(sorted(_NAMES))}, or write the formula in C++, as a text"
-    )
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
@@ -437,7 +474,8 @@ def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
     if ufunc not in FUNCTIONS:
         name = ufunc.__name__
         module = "np." if getattr(np, name, None) is ufunc else ""
-        raise _TraceError(_unknown(_OPERATORS.get(name, module + name), name))
+        shown = _OPERATORS.get(name, module + name)
+        raise _TraceError(recorder.refusal(shown, name))
     return recorder.step(ufunc, *inputs)
 
 

@@ -71,7 +71,7 @@ class Dual:
         return Dual(-self.value, -self.slope)
 
     def __abs__(self) -> Dual:
-        return Dual(abs(self.value), _times(_sign(self.value), self.slope))
+        return Dual(abs(self.value), times(_sign(self.value), self.slope))
 
     def __pow__(self, exponent: float) -> Number:
         return _power(operator.pow, self, exponent)
@@ -126,7 +126,7 @@ def with_derivatives(
     slope: Any = 0.0
     for derivative, x in zip(derivatives, arguments, strict=True):
         if isinstance(x, Dual) and not _is(x.slope, 0.0):
-            slope = _plus(slope, _times(derivative(*below), x.slope))
+            slope = plus(slope, times(derivative(*below), x.slope))
     return Dual(with_derivatives(function, derivatives, below), slope)
 
 
@@ -162,21 +162,21 @@ def positive(x: Number) -> Number:
     return np.clip(x, 0.0, np.inf)
 
 
-def _is(x: Number, number: float) -> bool:
-    """Whether a slope is a number that all elements have."""
-    return type(x) is float and x == number
-
-
-def _plus(a: Number, b: Number) -> Number:
-    """The sum of slopes."""
+def plus(a: Number, b: Number) -> Number:
+    """The sum of slopes, of which 0.0 costs nothing."""
     return b if _is(a, 0.0) else a if _is(b, 0.0) else a + b
 
 
-def _times(a: Number, b: Number) -> Number:
-    """The product of a slope and a factor."""
+def times(a: Number, b: Number) -> Number:
+    """The product of a slope and a factor; 0.0 makes it 0.0, whatever the other one is."""
     if _is(a, 0.0) or _is(b, 0.0):
         return 0.0
     return b if _is(a, 1.0) else a if _is(b, 1.0) else a * b
+
+
+def _is(x: Number, number: float) -> bool:
+    """Whether a slope is a number that all elements have."""
+    return type(x) is float and x == number
 
 
 def _chosen(condition: Any, a: Number, b: Number) -> Number:
@@ -185,7 +185,7 @@ def _chosen(condition: Any, a: Number, b: Number) -> Number:
 
 
 def _add(a: Dual, b: Number) -> Dual:
-    return Dual(a.value + value_of(b), _plus(a.slope, slope_of(b)))
+    return Dual(a.value + value_of(b), plus(a.slope, slope_of(b)))
 
 
 def _subtract(a: Number, b: Number) -> Dual:
@@ -196,9 +196,9 @@ def _subtract(a: Number, b: Number) -> Dual:
 
 def _multiply(a: Dual, b: Number) -> Dual:
     if b is a:
-        half = _times(a.slope, a.value)
-        return Dual(a.value * a.value, _plus(half, half))
-    slope = _plus(_times(a.slope, value_of(b)), _times(a.value, slope_of(b)))
+        half = times(a.slope, a.value)
+        return Dual(a.value * a.value, plus(half, half))
+    slope = plus(times(a.slope, value_of(b)), times(a.value, slope_of(b)))
     return Dual(a.value * value_of(b), slope)
 
 
@@ -206,7 +206,7 @@ def _divide(a: Number, b: Number) -> Dual:
     if not isinstance(b, Dual):
         return Dual(a.value / b, 0.0 if _is(a.slope, 0.0) else a.slope / b)
     quotient = value_of(a) / b.value
-    slope = _plus(slope_of(a), -_times(quotient, b.slope))
+    slope = plus(slope_of(a), -times(quotient, b.slope))
     return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
 
 
@@ -225,19 +225,19 @@ def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
         raise TypeError("the exponent of a power must be a constant: write exp(b * log(a))")
     # At an exponent of 0 the other factor may be infinite.
     slope = np.where(exponent == 0, 0.0, exponent * value_of(a) ** (exponent - 1.0))
-    return Dual(function(value_of(a), exponent), _times(slope, slope_of(a)))
+    return Dual(function(value_of(a), exponent), times(slope, slope_of(a)))
 
 
 def _larger(a: Number, b: Number) -> Number:
     """Where the numbers are equal, each has half of the derivative."""
     parts = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
-    slope = _plus(_part(parts, slope_of(a)), _part(1.0 - parts, slope_of(b)))
+    slope = plus(_part(parts, slope_of(a)), _part(1.0 - parts, slope_of(b)))
     return Dual(np.maximum(value_of(a), value_of(b)), slope)
 
 
 def _part(part: Array, slope: Number) -> Number:
     """Part of a slope, which may be infinite where that is 0."""
-    return 0.0 if _is(slope, 0.0) else np.where(part == 0, 0.0, _times(part, slope))
+    return 0.0 if _is(slope, 0.0) else np.where(part == 0, 0.0, times(part, slope))
 
 
 def _smaller(a: Number, b: Number) -> Number:
@@ -258,14 +258,14 @@ def _clipped(
 
 def _log_of_sum(a: Number, b: Number) -> Dual:
     x, y = value_of(a), value_of(b)
-    slope = _plus(_times(sigmoid(x - y), slope_of(a)), _times(sigmoid(y - x), slope_of(b)))
+    slope = plus(times(sigmoid(x - y), slope_of(a)), times(sigmoid(y - x), slope_of(b)))
     return Dual(np.logaddexp(x, y), slope)
 
 
 def _hypotenuse(a: Number, b: Number) -> Dual:
     value = np.hypot(value_of(a), value_of(b))
-    slopes = [_times(value_of(x) / value, slope_of(x)) for x in (a, b)]
-    return Dual(value, _plus(*slopes))
+    slopes = [times(value_of(x) / value, slope_of(x)) for x in (a, b)]
+    return Dual(value, plus(*slopes))
 
 
 def _of_one(
@@ -275,7 +275,7 @@ def _of_one(
 
     def rule(x: Dual) -> Dual:
         value = function(x.value)
-        return Dual(value, _times(derivative(x.value, value), x.slope))
+        return Dual(value, times(derivative(x.value, value), x.slope))
 
     return rule
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from .._core.row_program import RowProgram
-from .dual import Dual, Number, slope_of
+from .dual import Dual, Number, plus, slope_of, times
 from .replay import Replay
 from .rows import Evaluated, Rows, sum_of
 
@@ -28,15 +29,17 @@ class ReplayOfRows:
         def loss(sums: list[Number]) -> Number:
             return program.loss(float(rows.columns), *sums, **given)
 
+        @functools.cache
+        def slope_by(n: int) -> Number:
+            return slope_of(loss(_varied(sums, n)))
+
         def by(k: int) -> Callable[[], Number]:
             def gradient() -> Number:
                 varied = _varied(x, k)
                 gradient: Number = 0.0
                 for n, term in enumerate(program.terms):
                     slope = slope_of(term(*varied, **given))
-                    # An infinite factor does not reach what does not depend on the operand.
-                    if not (type(slope) is float and slope == 0.0):
-                        gradient = gradient + slope_of(loss(_varied(sums, n))) * slope
+                    gradient = plus(gradient, times(slope_by(n), slope))
                 return gradient
 
             return gradient

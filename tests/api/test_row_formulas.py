@@ -177,6 +177,33 @@ def test_an_infinite_derivative_reaches_what_depends_on_it_alone(library: Librar
     np.testing.assert_array_equal(library.host(by_y), np.full((2, 3), 0.5))
 
 
+CONDITIONED = row_loss(
+    "conditioned",
+    lambda x, y: np.where(np.sum(np.sqrt(x)) > 0.5, np.mean(x), 0.0) + np.sum(np.sign(x * y)),
+)
+
+
+def conditioned_by(array: Callable[[Any], Array]) -> list[Array]:
+    """Its gradients where a root has an infinite slope, and where a sign is NaN."""
+    operands = np.array([[0.0, 1.0, 4.0]]), np.array([[2.0, np.nan, 2.0]])
+    gradients: list[Array] = grad(CONDITIONED, (0, 1))(*map(array, operands))
+    return gradients
+
+
+def test_a_sum_that_only_decides_has_no_derivative(library: Library) -> None:
+    by_x, by_y = map(library.host, conditioned_by(library.array))
+    np.testing.assert_array_equal(by_x, np.full((1, 3), 1 / 3))
+    np.testing.assert_array_equal(by_y, np.zeros((1, 3)))
+
+
+def test_a_sum_that_only_decides_has_none_on_the_emulator() -> None:
+    emulator.require()
+    with installed() as device:
+        by_x, by_y = (array.get() for array in conditioned_by(device.asarray))
+    np.testing.assert_array_equal(by_x, np.full((1, 3), 1 / 3))
+    np.testing.assert_array_equal(by_y, np.zeros((1, 3)))
+
+
 def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
     loss = row_loss("mean_of_squares", lambda x: np.mean(x * x))
     assert np.isnan(library.host(loss(library.array(np.zeros((0, 3))))))
@@ -248,16 +275,32 @@ UNTRACEABLE: list[tuple[Any, str]] = [
     (lambda x: x, "the loss of a row is one number: return one made of np.sum or np.mean"),
     (lambda x: 1.0, "the loss of a row is one number"),
     (lambda x: np.size(x), "the loss of a row is one number"),
-    (lambda x: np.sum(x) * x, r"an element meets a sum .* an operand of shape \(…, 1\)"),
-    (lambda x: np.sum(x - np.mean(x)), "an element meets a sum here"),
-    (lambda x: np.sum(np.mean(x)), "an element meets a sum here"),
-    (lambda x: np.max(x), "np.max is no sum, and sums are what a row accumulates: write np.sum or"),
-    (lambda x: x.max(), r"\.max\(\) is no sum"),
-    (lambda x: np.add.reduce(x), "np.add.reduce is no sum"),
+    (lambda x: np.sum(x) * x, r"an element meets a sum, .* an operand of shape \(…, 1\)"),
+    (lambda x: np.sum(x - np.mean(x)), "an element meets a sum, or np.size, here"),
+    (lambda x: np.sum(x / np.size(x)), "an element meets a sum, or np.size, here"),
+    (lambda x: np.sum(np.mean(x)), "an element meets a sum"),
+    (lambda x: np.max(x), "np.max is not what a row accumulates: write np.sum or np.mean"),
+    (lambda x: x.max(), r"\.max\(\) is not what a row accumulates"),
+    (lambda x: np.add.reduce(x), "np.add.reduce is not what a row accumulates: write np.sum"),
     (lambda x: x.sum(), r"a value of a formula has no methods: write np.sum\(x\)"),
     (lambda x: np.sum(x, axis=-1), "and nothing else in a formula: the axis is an argument of the"),
     (lambda x: np.mean(x, -1), "np.mean takes the elements of a row and nothing else"),
-    (lambda x, c=1.0: np.sum(c), "a sum must be of operands"),
+    (lambda x, m: np.sum(x, where=m), r"np.where\(mask, x, 0.0\) leaves out elements"),
+    (lambda x, c=1.0: np.sum(c), "np.sum is of the elements of a row, and what it got here is the"),
+    (lambda x, c=1.0: np.sum(x) / np.size(c), "np.size is of the elements of a row"),
+    (lambda x: np.sum(x) / np.size(np.sum(x)), "an element meets a sum"),
+    (lambda x: np.sum(x) / len(x), r"no parts of a row and no order .*, but .* np.size\(x\)"),
+    (lambda x: np.sum(x) / x.shape[-1], r"np.size\(x\): it has no .shape"),
+    (lambda x: np.sum(x[1:] - x[:-1]), "no order of its elements"),
+    (lambda x, y: x @ y, r"@ is no function of a formula: write np.sum\(a \* b\)"),
+    (lambda x, y: np.dot(x, y), r"np.dot is no function of a formula: write np.sum\(a \* b\)"),
+    (lambda x: np.linalg.norm(x), r"norm is no .*: write np.sqrt\(np.sum\(x \* x\)\)"),
+    (lambda x: np.var(x), r"np.var is no .*: write np.mean\(x \* x\) - np.mean\(x\) \*\* 2"),
+    (lambda x: np.sum(np.ones_like(x)), r"write 1.0, or np.size\(x\) for the sum of it"),
+    (
+        lambda x: np.sum(np.diff(x)),
+        "np.diff is no function .* size, sqrt, square, sum, tanh, where\n",
+    ),
     (lambda x: np.sum(x) ** np.mean(x), "the exponent of a power must be a constant"),
     (lambda x: sum(np.sum(x**k) for k in range(1, 10)), "at most 8 different sums, not 9"),
     (lambda x: (np.sum(x), np.sum(x)), "it must return one number, got tuple"),
