@@ -85,7 +85,6 @@ def test_a_planted_import_is_found(case: str, tmp_path: Path) -> None:
     file, text, expected = PLANTED[case]
     package = tmp_path / "cupy_losses"
     shutil.copytree(structure.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    assert of_package(package) == []
     (package / file).parent.mkdir(exist_ok=True)
     with (package / file).open("a") as source:
         source.write(text)
@@ -107,7 +106,6 @@ def test_a_planted_include_is_found(
 ) -> None:
     folder = tmp_path / "cuda"
     shutil.copytree(structure.CUDA, folder)
-    assert of_cuda(folder) == []
     with (folder / file).open("a") as source:
         source.write(f'#include "{included}"\n')
     found = of_cuda(folder)
