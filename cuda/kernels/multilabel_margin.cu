@@ -724,7 +724,7 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling};
+      value, counter, partials, segments, divisor, scaling, given.template counted<false>(divisor)};
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {

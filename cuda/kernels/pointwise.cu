@@ -40,9 +40,10 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
+  double* const counted = factor.template counted<false>(divisor);
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
   const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling};
+      value, counter, partials, segments, divisor, scaling, counted};
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {

@@ -77,8 +77,9 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
 
 // The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
 // on that counts them, unless it sums weights or a mask.
-template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
-__device__ __forceinline__ auto reduction_of_rows(const Factor& given, Result* value,
+template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Given, class Result,
+          class Scaling>
+__device__ __forceinline__ auto reduction_of_rows(const Given& given, Result* value,
                                                   unsigned* counter, double* partials,
                                                   long long segments, double divisor,
                                                   const Scaling& scaling) {

@@ -289,9 +289,10 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
+  double* const counted = factor.template counted<false>(divisor);
   constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
   const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling};
+      value, counter, partials, segments, divisor, scaling, counted};
 
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();

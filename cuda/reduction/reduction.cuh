@@ -94,6 +94,19 @@ __device__ __forceinline__ Result reduced(const Sum<double>& sum, double denomin
   }
 }
 
+// A pass without gradients has no factor. `guess` is null or a number, which becomes the
+// denominator of a mean that this pass adds up.
+struct NoFactor {
+  static constexpr double value = 1.0;
+  static constexpr bool is_done = false;
+  double* denominator;
+
+  template <bool COUNTS>
+  __device__ __forceinline__ double* counted(double) const {
+    return denominator;
+  }
+};
+
 // What a pass multiplies gradients by: grad_output where that is known, in a forward pass that
 // writes gradients the one that is anticipated, else 1.
 //
@@ -110,13 +123,13 @@ struct Factor {
   bool is_done = false;
   double* counts = nullptr;  // the third number and the fourth, where this pass writes them
 
-  // That of a pass that writes GRADIENTS, or 1.
+  // That of a pass that writes GRADIENTS, or none.
   template <bool GRADIENTS, class G>
-  static __device__ __forceinline__ Factor of(const G* grad_output, double* guess) {
+  static __device__ __forceinline__ auto of(const G* grad_output, double* guess) {
     if constexpr (GRADIENTS) {
-      return {grad_output, guess};
+      return Factor(grad_output, guess);
     } else {
-      return {};
+      return NoFactor{guess};
     }
   }
 
@@ -133,7 +146,6 @@ struct Factor {
   }
 
  private:
-  Factor() = default;
   template <class G>
   __device__ __forceinline__ Factor(const G* grad_output, double* guess) {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;

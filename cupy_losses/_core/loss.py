@@ -250,7 +250,8 @@ class Request(NamedTuple):
     operands of the call in `wanted`. Both are multiplied by the scale of the call and divided by
     its denominator, or by the one that is given, a scalar of float64. With `pair` the value is
     neither: it is an array of float64 that holds the sum, its rounding error and the denominator.
-    Who divides it multiplies it by the scale.
+    Who divides it multiplies it by the scale. With `counted`, where it is a count, the denominator
+    is one more result behind the value, for requests of derivatives to be given.
 
     An `early` request is that of a forward pass. It multiplies the gradients by the grad_output
     that it anticipates, and leaves out (None) those that are better computed when that is known.
@@ -264,6 +265,7 @@ class Request(NamedTuple):
     early: bool = False
     pair: bool = False
     denominator: bool = False
+    counted: bool = False
 
     @property
     def extra(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .shapes import ArraySpec, Shape, dense_strides
 
 PAIR = ("float64", (3,), (1,))  # sum, its rounding error, denominator
+COUNT: tuple[str, Shape, Shape] = ("float64", (), ())
 
 
 @dataclass(frozen=True)

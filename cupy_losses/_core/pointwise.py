@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .dtypes import check_dtypes
 from .loss import Call, Formula, Loss, Request, of_weight
-from .outputs import PAIR, Output, gradient_output, value_output
+from .outputs import COUNT, PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
     ArraySpec,
@@ -96,8 +96,9 @@ class PointwiseFormula(Loss):
         """The elements or the weights that the mask leaves; the length of a row or of a batch."""
         if call.reduction == "mean":
             size = 1.0 * math.prod(shape)  # which may be symbolic
-            of_data = call.masked or self.divides_by_weights(call)
-            return Denominator(size, of_data, leaves_out=call.masked)
+            weighs = self.divides_by_weights(call)
+            count = call.masked and not weighs
+            return Denominator(size, call.masked or weighs, leaves_out=call.masked, is_count=count)
         size = 1.0
         if self.row_means:
             size = 1.0 * shape[-1]
@@ -117,6 +118,8 @@ class PointwiseFormula(Loss):
             dtype = self.result_dtype(call, own, autocast)
             value = value_output(dtype, self.value_shape(call, shape), axes)
             outputs.append(Output(*PAIR) if request.pair else value)
+        if request.counted:
+            outputs.append(Output(*COUNT))
         computed = request.computed(call, own, shape)
         for k, now in zip(request.wanted, computed, strict=True):
             index = request.extra + k

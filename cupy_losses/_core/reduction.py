@@ -20,13 +20,15 @@ NOTHING_LEFT = math.inf  # the denominator of derivatives where nothing is left
 class Denominator(NamedTuple):
     """What divides the sum of a call.
 
-    `size` is it, unless it is a sum `of_data`: of weights, of what a mask or ignored rows leave.
-    Where a call `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
+    `size` is it, unless it is a sum `of_data`: of weights, or, where it `is_count`, the number of
+    elements or rows that a mask or an ignored index leaves, the same in any order. Where a call
+    `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
     """
 
     size: float
     of_data: bool = False
     leaves_out: bool = False
+    is_count: bool = False
 
     def of_derivatives(self, denominator: float) -> float:
         """What derivatives are divided by, from what the value is divided by."""

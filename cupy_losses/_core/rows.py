@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER
 from .loss import Call, Domain, Formula, Loss, Request, of_weight
-from .outputs import PAIR, Output, gradient_output, value_output
+from .outputs import COUNT, PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
     ArraySpec,
@@ -127,8 +127,9 @@ class RowFormula(Loss):
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
         rows = 1.0 * math.prod(self.rows_of(shape, call.axis))  # which may be symbolic
-        of_data = self.weighted_mean or call.masked or call.sampled
-        return Denominator(rows, of_data, leaves_out=True)
+        weighs = call.sampled or (self.weighted_mean and call.weighted)
+        count = not weighs and (self.weighted_mean or call.masked)
+        return Denominator(rows, weighs or count, leaves_out=True, is_count=count)
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
         """The shape of the value of a call."""
@@ -153,6 +154,8 @@ class RowFormula(Loss):
             rows = [axis - (axis > space.axis) for axis in axes if axis != space.axis]
             value = value_output(dtype, self.value_shape(call, space.shape), rows)
             outputs.append(Output(*PAIR) if request.pair else value)
+        if request.counted:
+            outputs.append(Output(*COUNT))
         computed = request.computed(call, own, space.shape)
         for k, now in zip(request.wanted, computed, strict=True):
             index = request.extra + k

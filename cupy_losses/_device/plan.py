@@ -288,13 +288,19 @@ class Builder(ABC):
     def _gradients(self) -> list[tuple[int, Address]]:
         """The operands of the call whose gradients are computed, with the addresses of these."""
         request = self._problem.request
-        addresses = self._output_addresses[request.value :]
+        addresses = self._output_addresses[request.value + request.counted :]
         return [(k, a) for k, a in zip(request.wanted, addresses, strict=True) if a]
 
-    def _factor(self, gradients: bool) -> tuple[Address, Address]:
-        """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh."""
-        if gradients and (self._problem.request.early or self._anticipates_count):
+    def _factor(self, gradients: bool, values: str) -> tuple[Address, Address]:
+        """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh.
+
+        Or, of a launch without gradients, of the denominator that it hands out.
+        """
+        request = self._problem.request
+        if gradients and (request.early or self._anticipates_count):
             return GRAD_OUTPUT, SLOT
+        if request.counted and values == "MEAN_OF_VALUES":
+            return NO_ADDRESS, self._output_addresses[1]
         return NO_FACTOR
 
     @property

@@ -178,7 +178,7 @@ class MarginLaunches(RowLaunches):
                 scaled=True,
             )
 
-        factor = self._factor(bool(gradients))
+        factor = self._factor(bool(gradients), values)
         denominator = self._denominator(bool(gradients))
         chosen: tuple[Address, ...] = (
             denominator,

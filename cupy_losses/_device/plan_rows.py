@@ -592,7 +592,7 @@ class RowLaunches(Launches):
                 scaled=not denominator_only,
             )
 
-        factor = self._factor(bool(wanted))
+        factor = self._factor(bool(wanted), values)
         if denominator_only and self._anticipates_count:
             factor = NO_ADDRESS, SLOT
         chosen = (
@@ -691,7 +691,7 @@ class RowLaunches(Launches):
             parameters=problem.call.parameters,
             scaled=True,
         )
-        factor = self._factor(bool(results.wanted))
+        factor = self._factor(bool(results.wanted), results.values)
         workspace = results.value, counter, partials
         addresses = (a.address for a in [*self._inputs, *results.outputs])
         step = launch, (results.denominator, *factor, *workspace, *addresses, *scale)

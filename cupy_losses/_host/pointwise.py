@@ -75,7 +75,7 @@ def evaluate(
 
     value = None
     if request.value:
-        output = outputs.pop(0)
+        output, *outputs = outputs[0], *outputs[1 + request.counted :]
         assert output is not None
         value = Value(call, request, shape, output, _summed(loss, call, shape))
     gradients = {
@@ -102,7 +102,7 @@ def evaluate(
                 # The derivative by an operand comes with the value, in one evaluation.
                 result = function(x) if result is None else plain(result)
                 value.add(index, _kept(broadcast(result, size), bits))
-        results: list[Array | None] = [] if value is None else [value.finish(divisors)]
+        results: list[Array | None] = [] if value is None else value.finish(divisors)
         results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
 

@@ -48,7 +48,7 @@ class Value:
     def __init__(
         self, call: Call, request: Request, shape: Shape, output: Output, summed: Shape | None
     ) -> None:
-        self._output, self._pair = output, request.pair
+        self._output, self._pair, self._counted = output, request.pair, request.counted
         self._shape = call.loss.value_shape(call, shape)
         if summed is None:
             self._array = empty(output)
@@ -61,8 +61,12 @@ class Value:
         else:
             self._sum.add(index, values)
 
-    def finish(self, divisors: Divisors) -> Array:
-        """The values in the dtype of the result, or the pair."""
+    def finish(self, divisors: Divisors) -> list[Array | None]:
+        """The values in the dtype of the result, or the pair, and the denominator if asked for."""
+        counted = [np.array(divisors.denominator, np.float64)] if self._counted else []
+        return [self._finished(divisors), *counted]
+
+    def _finished(self, divisors: Divisors) -> Array:
         if self._sum is None:
             return self._array
         sums = self._sum.finish()

@@ -337,7 +337,7 @@ def evaluate(
 
     value = None
     if request.value:
-        output = outputs.pop(0)
+        output, *outputs = outputs[0], *outputs[1 + request.counted :]
         assert output is not None
         summed = None if call.reduction == "none" else (1,) * len(views.rows)
         value = Value(call, request, shape, output, summed)
@@ -373,7 +373,7 @@ def evaluate(
                     chunk.mask(divisors.derivatives(slope)), (rows, views.columns)
                 ).reshape(*chunk.shape, views.columns)
                 gradient.add(*views.among_elements(index, quotient))
-        results: list[Array | None] = [] if value is None else [value.finish(divisors)]
+        results: list[Array | None] = [] if value is None else value.finish(divisors)
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
     return results

@@ -93,11 +93,17 @@ class _Batch:
             *pairs, (self._scale, _) = pairs
             samples = samples[:-1]
         call = call.unscaled
-        self._run, self._call, self._request, self._size = run, call, request, size
+        self._call, self._size = call, size
         self._each = call._replace(reduction="none")
         loss, own = call.loss, [spec_of(t) for t in samples[request.extra :]]
         self._shape = loss.shape_of(call, own)
         outputs = loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
+        given: Tensor | float | None = None
+        if request.denominator:  # of shape (), or one of each sample
+            (given, _), *pairs = pairs
+        self._counted = request.counted
+        request = request._replace(denominator=False, counted=False)
+        self._run, self._request = run, request
         self._outputs = [output for output in outputs if output is not None]
         # Losses of half precision are added up as float32.
         self._autocast = autocast or (request.value and call.reduction != "none")
@@ -110,7 +116,14 @@ class _Batch:
             self._placed(name, tensor, dim)
             for name, (tensor, dim) in zip(names, pairs, strict=True)
         ]
-        self._denominator = self._denominators(own)
+        denominator = loss.denominator(call, self._shape, own)
+        self._leaves_out = denominator.leaves_out
+        if given is None:
+            given = self._sum_of_data() if denominator.of_data else denominator.size
+        self._of_call = given
+        self._denominator: Tensor | float = (
+            given / loss.denominator(self._each, self._shape, own).size
+        )
         if request.vjp and call.reduction != "none":
             grad_output, dim = pairs[0]
             factor = grad_output.unsqueeze(0) if dim is None else grad_output
@@ -120,12 +133,12 @@ class _Batch:
         """Those of the request, with the batch in front."""
         results = self._run(self._each, self._request, self._operands, self._autocast)
         moved = [r.movedim(-1, 0) if self._is_behind else r for r in results]
-        return [
-            self._reduced(result, output)
-            if k == 0 and self._request.value
-            else result.reshape(self._size, *output.shape)
-            for k, (result, output) in enumerate(zip(moved, self._outputs, strict=True))
-        ]
+        if self._request.value:
+            moved[0] = self._reduced(moved[0], self._outputs[0])
+        if isinstance(self._of_call, Tensor) and self._counted:
+            moved.insert(1, self._of_call)
+        pairs = zip(moved, self._outputs, strict=True)
+        return [result.reshape(self._size, *output.shape) for result, output in pairs]
 
     def _rank(self, name: str) -> int:
         """The number of axes that an operand is to have, without the batch."""
@@ -174,24 +187,19 @@ class _Batch:
             return denominator
         return torch.where(denominator == 0, math.inf, denominator)
 
-    def _denominators(self, own: Sequence[ArraySpec]) -> Tensor | float:
-        """What the sum of what `_each` gives of a sample is divided by."""
+    def _sum_of_data(self) -> Tensor:
+        """The denominator of the call on each sample."""
         call, loss = self._call, self._call.loss
-        denominator = loss.denominator(call, self._shape, own)
-        self._leaves_out = denominator.leaves_out
-        size = loss.denominator(self._each, self._shape, own).size
-        if not denominator.of_data:
-            return denominator.size / size
         arrays = dict(zip(call.names, self._operands[self._request.extra :], strict=True))
         if isinstance(loss, RowFormula):
-            return self._weights_of_rows(loss, arrays) / size
+            return self._weights_of_rows(loss, arrays)
         counts = arrays.get("where")
         if "weight" in arrays and loss.divides_by_weights(call):  # type: ignore[attr-defined]
             weight = arrays["weight"]
             counts = weight if counts is None else torch.where(counts, weight, 0)
         assert counts is not None
         total = counts.expand(self._size, *self._shape).reshape(self._size, -1)
-        return total.sum(dim=1, dtype=torch.float64) / size
+        return total.sum(dim=1, dtype=torch.float64)
 
     def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:
         """The sum of the weights of the rows that count, of each sample."""

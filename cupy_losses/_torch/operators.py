@@ -15,10 +15,10 @@ that changes them in the backward pass, which torch's compiler makes a copy for.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from .batching import batched, spec_of
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor]], Sequence[Tensor | None]]
+_Run = Callable[[Call, Request, Sequence[Any]], Sequence[Tensor]]
 
 # A text is read once by a process. An argument more costs each call of the operator half a µs.
 _SCHEMA = "evaluate(str asked, Tensor[] operands) -> Tensor[]"
@@ -63,7 +64,7 @@ def is_watched() -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Asked:
     """A request of a call, and whether autocast is on; to torch, which takes tuples apart, one."""
 
@@ -140,9 +141,22 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
     wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
-    of_value = _dispatched(call, request._replace(wanted=()), operands, autocast)
-    chained = request._replace(value=False, vjp=True)
-    return [*of_value, *_dispatched(call, chained, (one, *operands), autocast)]
+    chained, given = request._replace(value=False, vjp=True), (one, *operands)
+    if not request.value:
+        return _dispatched(call, chained, given, autocast)
+    of_value = _counting(call, request._replace(wanted=()), operands)
+    value, *count = _dispatched(call, of_value, operands, autocast)
+    chained = chained._replace(denominator=of_value.counted)
+    return [value, *_dispatched(call, chained, (*count, *given), autocast)]
+
+
+def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Request:
+    """The request, of which a value hands out the denominator where derivatives would count it."""
+    if request != FORWARD:
+        return request
+    call, specs = call.unscaled, [spec_of(t) for t in operands[: len(operands) - call.scaled]]
+    denominator = call.loss.denominator(call, call.loss.shape_of(call, specs), specs)
+    return request._replace(counted=denominator.is_count)
 
 
 def _dispatched(
@@ -241,57 +255,89 @@ def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Evaluate(torch.autograd.Function):
-    """The operator, whose derivatives are other requests of it."""
+    """The operator, whose derivatives are other requests of it.
+
+    A denominator is an operand of its own, by which nothing is differentiated: None where a request
+    has none. It is that of all derivatives, as is one that a request hands out.
+    """
 
     @staticmethod
-    def forward(modes: _Modes, asked: Asked, *operands: Tensor) -> Any:
+    def forward(modes: _Modes, asked: Asked, denominator: Tensor | None, *operands: Tensor) -> Any:
+        given = operands if denominator is None else (denominator, *operands)
         with modes.restored():
-            return tuple(_below_autograd(modes.keys, written(asked), operands))
+            return tuple(_below_autograd(modes.keys, written(asked), given))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.modes, ctx.asked, *operands = inputs
-        if forward_ad._current_level < 0 and _is_constant(ctx.asked, ctx.needs_input_grad[2:]):
-            ctx.mark_non_differentiable(*output)
+        ctx.modes, ctx.asked, denominator, *operands = inputs
+        request = ctx.asked.request
+        constant = output[1:] if request.counted else ()
+        if constant:
+            (denominator,) = constant
+        needed = ctx.needs_input_grad[3:]
+        if forward_ad._current_level < 0 and _is_constant(ctx.asked.call, _own(request), needed):
+            constant = output
+        ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands)
-        ctx.save_for_forward(*operands)
+        ctx.save_for_backward(denominator, *operands)
+        ctx.save_for_forward(denominator, *operands)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
-        call, request = ctx.asked.call, ctx.asked.request
-        needed = ctx.needs_input_grad[2:]
+        call, request = ctx.asked.call, _own(ctx.asked.request)
+        denominator, *operands = ctx.saved_tensors
+        run = _divided_by(denominator)
+        needed = ctx.needs_input_grad[3:]
         if request.value:
             derivatives = _of_tangents if request.tangents else _of_value
+            grad_outputs = grad_outputs[:1]
         elif request.tangents:
             raise NotImplementedError("third derivatives of a loss are not available")
         else:
             derivatives = of_gradients
         of_scale = None
         if call.scaled and needed[-1]:
-            of_scale = _by_scale(call, request, grad_outputs, ctx.saved_tensors)
+            of_scale = _by_scale(call, request, grad_outputs, operands, run)
             needed = (*needed[:-1], False)
-        gradients = derivatives(call, request, grad_outputs, needed, ctx.saved_tensors)
+        gradients = derivatives(call, request, grad_outputs, needed, operands, run)
         if of_scale is not None:
             gradients[-1] = of_scale
-        return None, None, *gradients
+        return None, None, None, *gradients
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         call, request = ctx.asked.call, ctx.asked.request
         with ctx.modes.restored():
             # Without the tangents of this transform; those of an outer one stay.
-            primals = [torch._VF._unpack_dual(t, level=0)[0] for t in ctx.saved_tensors]
-            return tuple(_along(call, request, tangents[2:], primals))
+            denominator, *operands = ctx.saved_tensors
+            primals = [torch._VF._unpack_dual(t, level=0)[0] for t in operands]
+            along = _along(call, _own(request), tangents[3:], primals, _divided_by(denominator))
+            return *along, *(None,) * request.counted
 
 
-def _is_constant(asked: Asked, needed: Sequence[bool]) -> bool:
+def _own(request: Request) -> Request:
+    """A request without what is said about a denominator."""
+    return request._replace(denominator=False, counted=False)
+
+
+def _divided_by(denominator: Tensor | None) -> _Run:
+    """What evaluates requests, those of derivatives with a denominator that is known."""
+    if denominator is None:
+        return run
+
+    def divided(call: Call, request: Request, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not (request.wanted or request.tangents):
+            return run(call, request, operands)
+        return run(call, request._replace(denominator=True), (denominator, *operands))
+
+    return divided
+
+
+def _is_constant(call: Call, request: Request, needed: Sequence[bool]) -> bool:
     """Whether a loss is differentiated by nothing but what it is constant in."""
-    call, extra = asked.call, asked.request.extra
-    own = [k for k, needs in enumerate(needed[extra:]) if needs]
-    return (
-        not any(needed[:extra]) and all(call.loss.is_constant(call, k) for k in own) and own != []
-    )
+    leading, own = needed[: request.extra], needed[request.extra :]
+    varied = [k for k, needs in enumerate(own) if needs]
+    return not any(leading) and all(call.loss.is_constant(call, k) for k in varied) and any(own)
 
 
 # Not its `apply`, which looks for transforms: those have called the operator for a level of theirs.
@@ -342,8 +388,12 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         if asked.call.extra and _is_weight_varied(asked, operands):
             return _composed(asked, operands)
         modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
+        request = _counting(asked.call, asked.request, operands)
+        counting = dataclasses.replace(asked, request=request)
+        given = operands if request.denominator else (None, *operands)
         with enable_single_level_autograd_function():  # that of the present transform
-            return list(_apply(modes, asked, *operands))
+            results = _apply(modes, counting, *given)
+        return [*results[:1]] if request != asked.request else [*results]
     # Compiled code comes here: what the dispatcher would call next is called at once.
     compute = _computes.get((keys & _AFTER_AUTOGRAD).highestPriorityTypeId())
     return _below_autograd(keys, text, operands) if compute is None else compute(text, operands)
@@ -384,6 +434,7 @@ def _of_value(
     grad_outputs: Sequence[Tensor | None],
     needed: Sequence[bool],
     operands: Sequence[Tensor],
+    run: _Run,
 ) -> list[Tensor | None]:
     """The gradients of a loss by its operands."""
     (grad_output,) = grad_outputs
@@ -400,6 +451,7 @@ def _by_scale(
     request: Request,
     grad_outputs: Sequence[Tensor | None],
     operands: Sequence[Tensor],
+    run: _Run,
 ) -> Tensor | None:
     """The gradient by the array of the scale, which all results are proportional to."""
     *own, scale = operands
@@ -446,6 +498,7 @@ def _of_tangents(
     grad_outputs: Sequence[Tensor | None],
     needed: Sequence[bool],
     operands: Sequence[Tensor],
+    run: _Run,
 ) -> list[Tensor | None]:
     """The gradients of a derivative along tangents: by the tangents, then by the operands."""
     (grad_output,) = grad_outputs
@@ -468,7 +521,11 @@ def _of_tangents(
 
 
 def _along(
-    call: Call, request: Request, tangents: Sequence[Tensor | None], operands: Sequence[Tensor]
+    call: Call,
+    request: Request,
+    tangents: Sequence[Tensor | None],
+    operands: Sequence[Tensor],
+    run: _Run,
 ) -> Sequence[Tensor]:
     """The derivatives of the results of a request along tangents of its operands."""
     parts: list[Sequence[Tensor]] = []

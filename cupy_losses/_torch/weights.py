@@ -111,8 +111,11 @@ def composed(
 ) -> list[Tensor]:
     """The results of a request, differentiable by the weight; a value is in float32 or float64.
 
-    The call is unscaled, and `specs` are those of its operands. The results are scaled.
+    The call is unscaled, and `specs` are those of its operands. The results are scaled. A
+    denominator that is given is added up anew.
     """
+    operands, counted = operands[request.denominator :], request.counted
+    request = request._replace(denominator=False, counted=False)
     leading, own = operands[: request.extra], operands[request.extra :]
     shape = call.loss.shape_of(call, specs)
     if isinstance(call.loss, RowFormula):
@@ -125,7 +128,7 @@ def composed(
                 f"derivatives by weight of derivatives by {call.names[k]} are not available where "
                 "two transforms take them: let one take both"
             )
-    size, of_data, leaves_out = call.loss.denominator(call, shape, specs)
+    size, of_data, leaves_out, _ = call.loss.denominator(call, shape, specs)
     divisor = _of_derivatives(total, leaves_out) if of_data else size
     of_parts = [part.results(run, request, leading, scale, divisor, shape) for part in parts]
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
@@ -135,6 +138,8 @@ def composed(
         if of_data and leaves_out and not request.tangents:
             value = torch.where(total == 0, whole.detach() / total.detach(), value)
         results[0] = value
+    if counted:
+        results.insert(1, total)
     return results
 
 
