@@ -101,6 +101,8 @@ class Waiting:
         "_keep",
         "_memory",
         "_numbers",
+        "_pointers",
+        "_slot",
         "_stream",
     )
 
@@ -108,6 +110,7 @@ class Waiting:
         self,
         again: Again,
         numbers: tuple[Parameters, float],  # the hyper-parameters and the scale
+        pointers: list[int],  # of the operands
         addresses: list[int],  # of the call; the slot is added
         stream: int,
         keep: Any,
@@ -115,12 +118,13 @@ class Waiting:
     ) -> None:
         self._home: list[int] = []  # nobody's
         self._again, self._numbers, self._stream = again, numbers, stream
-        self._addresses, self._keep = addresses, keep
+        self._pointers, self._addresses, self._keep = pointers, addresses, keep
         self._is_captured = again.is_capturing(stream)
         if self._is_captured:
             slot, self._memory = again.slots.take_for_graph(again.library, operands)
         else:
             slot, self._home = again.slots.take(again.library, operands, stream)
+        self._slot = slot
         addresses.append(slot)
 
     def finish(self, operands: Sequence[Array], grad_output: Array) -> bool:
@@ -129,32 +133,29 @@ class Waiting:
         That is so on another stream, with operands that a hook has moved, and where only one of the
         two passes is captured in a graph, whose replays would not find what the other one did.
         """
-        again, addresses = self._again, self._addresses
-        library = again.library
-        stream = library.stream(again.device)
+        start, choose, _, library, device, strided, is_capturing = self._again
+        stream = library.stream(device)
         address = library.address
-        pointers = [*map(address, operands)]
         if (
             stream != self._stream
-            or pointers != addresses[1 : 1 + len(pointers)]
+            or [*map(address, operands)] != self._pointers
             # What a hook copies is contiguous, and may lie where the original was.
-            or [*map(library.spec, operands[: len(again.strided)])] != again.strided
-            or again.is_capturing(stream) != self._is_captured
+            or (strided and [*map(library.spec, operands[: len(strided)])] != strided)
+            or is_capturing(stream) != self._is_captured
         ):
             return False
-        chosen = again.choose([*addresses, address(grad_output), addresses[-1] + COUNTED])
-        again.start(stream, *self._numbers, chosen)
+        later = address(grad_output), self._slot + COUNTED
+        start(stream, *self._numbers, choose([*self._addresses, *later]))
         return True
 
     def finish_at_once(self) -> None:
         """Make the gradients those for the number of rows that there are."""
-        again, addresses = self._again, self._addresses
-        slot = addresses[-1]
-        chosen = again.choose([*addresses, slot, slot + COUNTED])
+        again, slot = self._again, self._slot
+        chosen = again.choose([*self._addresses, slot, slot + COUNTED])
         again.start(self._stream, *self._numbers, chosen)
         if self._is_captured:
             _of_graphs.append(self._memory)
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:
         """Give the slot back, unless it is a graph's: the next call comes later on the stream."""
-        insort(self._home, self._addresses[-1])
+        insort(self._home, self._slot)

@@ -162,7 +162,8 @@ class Plan:
                 addresses += [base + start for start in self._scratch]
             if self._again is not None:
                 numbers = parameters, scale
-                waiting = Waiting(self._again, numbers, addresses, stream, memory, operands)
+                again = self._again
+                waiting = Waiting(again, numbers, pointers, addresses, stream, memory, operands)
             for start, choose in self._steps:
                 start(stream, parameters, scale, choose(addresses))
             if waiting is not None and not self._is_early:

@@ -69,7 +69,8 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
             return (value * scale).to(value.dtype)
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
-        if call.extra and any(operands[k].requires_grad for k in weights.composed_by(call)):
+        weighs = call.weighted or call.sampled
+        if weighs and any(operands[k].requires_grad for k in weights.composed_by(call)):
             return operators.evaluate(call, operands)
         return _apply_loss(library, call, *operands)
     return library.run_resolved(call, FORWARD, operands)[0]  # type: ignore[no-any-return]

@@ -141,10 +141,13 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
     wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
+    chained, given = request._replace(value=False, vjp=True), (one, *operands)
+    if not request.value:
+        return _dispatched(call, chained, given, autocast)
     of_value = _counting(call, request._replace(wanted=()), operands)
     value, *count = _dispatched(call, of_value, operands, autocast)
-    chained = request._replace(value=False, vjp=True, denominator=of_value.counted)
-    return [value, *_dispatched(call, chained, (*count, one, *operands), autocast)]
+    chained = chained._replace(denominator=of_value.counted)
+    return [value, *_dispatched(call, chained, (*count, *given), autocast)]
 
 
 def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Request:

@@ -320,6 +320,30 @@ def test_value_and_grad_is_recorded_and_transformed() -> None:
     torch.testing.assert_close(slopes, 8 * (x - y) / x.numel() ** 2)
 
 
+def test_second_derivatives_are_recorded() -> None:
+    """A request of gradients alone."""
+    x, y = tables()
+
+    def product(x: Tensor) -> Tensor:
+        return cupy_losses.hvp(log_cosh_loss, (x, y), (y, None))
+
+    assert torch.equal(make_fx(product)(x)(2 * x), product(2 * x))
+    assert len(recorded(product, x)) == 1
+
+
+def test_counts_are_handed_out_where_derivatives_follow() -> None:
+    """Beside the value, for the request of the gradient; not where nothing is differentiated."""
+    logits, _ = tables()
+    target = torch.tensor([0, -100, 2, 3])
+    both = value_and_grad(cross_entropy)
+    for function in (lambda x: both(x, target), grad(lambda x: cross_entropy(x, target))):
+        value, gradient = recorded(function, logits)
+        assert "'counted': true" in value[0]
+        assert "'denominator': true" in gradient[0]
+    (value,) = recorded(lambda x: cross_entropy(x, target), logits)
+    assert "counted" not in value[0]
+
+
 def test_dual_tensors_meet_graphs() -> None:
     """A tangent is not lost in what was recorded without one, nor by a backward pass."""
     x, y = tables()
