@@ -25,8 +25,8 @@ _SIGN = Domain(values=(-1.0, 1.0))
 
 def clamped(x: Any) -> Any:
     """max(x, 0) with torch's derivative at 0, which is 1."""
-    value = np.maximum(plain(x), 0.0)
-    return np.where(x >= 0, x, value) if isinstance(x, Dual) else value
+    value, has_slope = np.maximum(plain(x), 0.0), isinstance(x, Dual)
+    return np.where(x >= 0, x, value) if has_slope else value
 
 
 _HINGE = PointwiseLoss(
