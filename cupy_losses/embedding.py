@@ -34,7 +34,7 @@ from ._core.arguments import Flag, Integer, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import plain
+from ._host.dual import plain, with_derivatives
 from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
 from .ranking import clamped, margin_ranking_loss
@@ -128,16 +128,23 @@ def cosine_embedding_loss(
 _OTHER, _INFINITE = 3, 4
 
 
+def _root(x: Any) -> Any:
+    """The square root; its derivative at 0 is 0."""
+
+    def derivative(x: Any) -> Any:
+        none = x == 0
+        return np.where(none, 0.0, 0.5 / _root(np.where(none, 1.0, x)))
+
+    return with_derivatives(np.sqrt, (derivative,), (x,))
+
+
 class _Distance:
     """The p-norm of the differences of vectors, and its gradient."""
 
     def __init__(self, difference: Any, norm: int, p: float) -> None:
         self._difference, self._norm, self._p = difference, norm, p
         if norm == 2:
-            squares = sum_of(difference * difference)
-            none = squares == 0
-            root = np.where(none, 1.0, squares) ** 0.5
-            self.value, self._root = np.where(none, 0.0, root), root
+            self.value = _root(sum_of(difference * difference))
             return
         size = abs(difference)
         if norm == 0:
@@ -162,7 +169,7 @@ class _Distance:
     def gradient(self, factor: Any) -> Any:
         """A factor of each row times the derivative by each difference, 0 for the distance 0."""
         if self._norm == 2:
-            return np.where(self.value == 0, 0.0, factor / self._root) * self._difference
+            return np.where(self.value == 0, 0.0, factor / self.value) * self._difference
         sign = np.sign(plain(self._difference))
         if self._norm == 0:
             return np.zeros_like(sign)
@@ -194,7 +201,7 @@ def _triplet_margin(norm: int, swap: bool) -> Any:
         def by(*signs: float) -> Callable[[], Any]:
             def gradient() -> Any:
                 parts = zip(signs, slopes, distances, strict=False)
-                terms = [d.gradient(active * s * slope) for s, slope, d in parts if s]
+                terms = [d.gradient(active * (s * slope)) for s, slope, d in parts if s]
                 return functools.reduce(operator.add, terms)
 
             return gradient

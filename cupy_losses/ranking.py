@@ -10,7 +10,7 @@ from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import plain
+from ._host.dual import Dual, plain
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -25,7 +25,8 @@ _SIGN = Domain(values=(-1.0, 1.0))
 
 def clamped(x: Any) -> Any:
     """max(x, 0) with torch's derivative at 0, which is 1."""
-    return np.where(x >= 0, x, np.where(plain(x) < 0, 0.0, plain(x)))
+    value, has_slope = np.maximum(plain(x), 0.0), isinstance(x, Dual)
+    return np.where(x >= 0, x, value) if has_slope else value
 
 
 _HINGE = PointwiseLoss(

@@ -71,7 +71,7 @@ class Dual:
         return Dual(-self.value, -self.slope)
 
     def __abs__(self) -> Dual:
-        return Dual(abs(self.value), times(_sign(self.value), self.slope))
+        return Dual(abs(self.value), times(sign(self.value), self.slope))
 
     def __pow__(self, exponent: float) -> Number:
         return _power(operator.pow, self, exponent)
@@ -134,7 +134,8 @@ def sigmoid(x: Number) -> Number:
     """1 / (1 + exp(-x)), precise at both ends."""
 
     def value(x: Any) -> Any:
-        return np.exp(-positive(-x)) / (1.0 + np.exp(-abs(x)))
+        power = np.exp(-abs(x))
+        return np.maximum(power, sign(x)) / (1.0 + power)
 
     return with_derivatives(value, (lambda x: sigmoid(x) * sigmoid(-x),), (x,))
 
@@ -210,7 +211,7 @@ def _divide(a: Number, b: Number) -> Dual:
     return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
 
 
-def _sign(x: Number) -> Number:
+def sign(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
     if isinstance(x, Recorded):

@@ -168,7 +168,7 @@ def _schedule(
         dtypes.pop(request.extra - request.denominator)
     recording = Recording()
     x = [recording.operand(k, dtype) for k, dtype in enumerate(dtypes)]
-    numbers = [recording.given(len(x) + k) for k in range(3)]
+    numbers = [recording.number(len(x) + k) for k in range(3)]
     function: Callable[..., Any] = _Function(loss, call, request)
     if isinstance(loss.formula, Elementwise):
         function = _Unrecorded(function)
@@ -178,7 +178,8 @@ def _schedule(
         result = function(x, k)
         slope = recording.recorded(slope_of(result))
         for step, number in finish.steps(gradient.array.dtype):
-            slope = recording.apply(step, slope, numbers[number])
+            by = numbers[number]
+            slope = recording.scaled(slope, by) if step is np.multiply else slope / by
         outputs.append(slope)
     if request.value:
         # The derivative by an operand comes with the value, in one evaluation.

@@ -24,6 +24,7 @@ class Given(NamedTuple):
     """One of the arrays and numbers that are there when a recording is computed."""
 
     number: int
+    is_array: bool
 
 
 class Operation(NamedTuple):
@@ -71,16 +72,17 @@ class Recording:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.dtypes: list[np.dtype[Any] | None] = []
+        self._are_arrays: list[bool] = []  # whether an entry has a value for each element
         self._places: dict[Any, int] = {}
-
-    def given(self, number: int) -> Recorded:
-        """What is given under a number."""
-        return Recorded(self, self._place(Given(number)))
 
     def operand(self, number: int, dtype: np.dtype[Any]) -> Recorded:
         """An array that is given under a number, in float64."""
-        array = self.given(number)
+        array = Recorded(self, self._place(Given(number, is_array=True)))
         return array if dtype == FLOAT else self.apply(widened, array)
+
+    def number(self, number: int) -> Recorded:
+        """A number that is given under a number."""
+        return Recorded(self, self._place(Given(number, is_array=False)))
 
     def apply(self, function: Function, *arguments: Any) -> Recorded:
         """A function of recorded numbers and constants.
@@ -90,6 +92,8 @@ class Recording:
         if function is np.true_divide and (exact := _reciprocal(arguments[1])) is not None:
             function, arguments = np.multiply, (arguments[0], exact)
         places = [self.recorded(x).place for x in arguments]
+        if function is np.add and places[0] == places[1]:
+            function, places[1] = np.multiply, self.recorded(2.0).place
         if function is np.multiply:
             for one, other in (places, places[::-1]):
                 if self.entries[one] == 1.0 and self._dtype(other) == FLOAT:
@@ -97,6 +101,20 @@ class Recording:
         if function in (np.add, np.multiply):
             places.sort()
         return Recorded(self, self._place(Operation(function, tuple(places))))
+
+    def scaled(self, x: Recorded, factor: Recorded) -> Recorded:
+        """An array times a given number.
+
+        If it is an array times a power of 2, that moves to the number, which saves a multiplication
+        of arrays.
+        """
+        entry = self.entries[x.place]
+        if isinstance(entry, Operation) and entry.function is np.multiply:
+            for constant, other in (entry.arguments, entry.arguments[::-1]):
+                power = self.entries[constant]
+                if isinstance(power, float) and _reciprocal(power) is not None:
+                    return self.apply(np.multiply, Recorded(self, other), factor * power)
+        return self.apply(np.multiply, x, factor)
 
     def recorded(self, x: Any) -> Recorded:
         """A number of this recording: a recorded one, or a constant."""
@@ -110,7 +128,12 @@ class Recording:
         place = self._places.setdefault((type(entry), key), len(self.entries))
         if place == len(self.entries):
             self.entries.append(entry)
-            self.dtypes.append(self._written(entry) if isinstance(entry, Operation) else None)
+            if isinstance(entry, Operation):
+                self._are_arrays.append(any(self._are_arrays[k] for k in entry.arguments))
+                self.dtypes.append(self._written(entry))
+            else:
+                self._are_arrays.append(isinstance(entry, Given) and entry.is_array)
+                self.dtypes.append(None)
         return place
 
     def _written(self, operation: Operation) -> np.dtype[Any] | None:
@@ -118,7 +141,7 @@ class Recording:
         function = operation.function
         if function in OWN:
             return FLOAT
-        if not isinstance(function, np.ufunc):
+        if not (isinstance(function, np.ufunc) and self._are_arrays[-1]):
             return None
         kinds = [self._dtype(place) for place in operation.arguments]
         found = function.resolve_dtypes((*kinds, None))[-1]

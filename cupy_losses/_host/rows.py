@@ -41,6 +41,7 @@ Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
 _CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
+_MOST = 64  # scales of a plan
 
 
 def sum_of(x: Number) -> Number:
@@ -216,6 +217,7 @@ class _Plan(NamedTuple):
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
+    divisors: dict[float, Divisors]  # by the scale, unless the denominator is of data or given
 
 
 class _Operands:
@@ -351,6 +353,7 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
         tuple([(name, loss.role(name)) for name in call.names]),
         *new_results(request, outputs, shape, summed),
         loss.denominator(call, shape, own),
+        {},
     )
 
 
@@ -359,7 +362,6 @@ def evaluate(
 ) -> list[Array | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
     plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
-    denominator = plan.denominator
     if loss.overwrites:
         check_overwritten(call, request, [_memory(operand) for operand in operands])
     views = _Operands(call, request, operands, plan)
@@ -374,13 +376,7 @@ def evaluate(
 
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
-        if request.denominator:
-            number = np.longdouble(operands[0])
-        elif denominator.of_data:
-            number = _sum_of_data(loss, views)
-        else:
-            number = np.longdouble(denominator.size)
-        divisors = Divisors(call, request, denominator, number)
+        divisors = _divisors(loss, call, request, plan, operands, views)
         for index in chunks(views.rows, max(_CHUNK // max(views.columns, 1), 1)):
             chunk = views.at(index)
             rows = math.prod(chunk.shape)
@@ -400,6 +396,33 @@ def evaluate(
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
     return results
+
+
+def _divisors(
+    loss: RowFormula,
+    call: Call,
+    request: Request,
+    plan: _Plan,
+    operands: Sequence[Array],
+    views: _Operands,
+) -> Divisors:
+    """What the value and the gradients are divided by."""
+    divisors = plan.divisors.get(call.scale)
+    if divisors is not None:
+        return divisors
+    denominator = plan.denominator
+    if request.denominator:
+        number = np.longdouble(operands[0])
+    elif denominator.of_data:
+        number = np.longdouble(_sum_of_data(loss, views))
+    else:
+        number = np.longdouble(denominator.size)
+    divisors = Divisors(call, request, denominator, number)
+    if not (request.denominator or denominator.of_data):
+        if len(plan.divisors) >= _MOST:
+            plan.divisors.clear()
+        plan.divisors[call.scale] = divisors
+    return divisors
 
 
 def _sum_of_data(loss: RowFormula, views: _Operands) -> np.longdouble:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import math
 import tracemalloc
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from cupy_losses import (
     smooth_l1_loss,
     value_and_grad,
 )
-from cupy_losses._host import chunks, pointwise, rows
+from cupy_losses._host import chunks, pointwise, recording, rows, schedule
 from cupy_losses._host.dual import plain
 
 from ..tables.losses import LOSSES, Case
@@ -89,6 +91,86 @@ def test_one_evaluation_gives_value_and_gradient() -> None:
     calls.clear()
     value_and_grad(loss)(x, -x)
     assert calls == [chunks.CHUNK, chunks.CHUNK]
+
+
+def test_a_formula_takes_few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Value and gradient share what they have in common, and the memory of what is not needed."""
+    made: list[schedule.Schedule] = []
+
+    class Kept(schedule.Schedule):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(pointwise, "Schedule", Kept)
+    x = np.linspace(-3.0, 3.0, 13, dtype=np.float32)
+    value, gradient = value_and_grad(smooth_l1_loss)(x, x / 3, beta=0.75)
+    d = x.astype(np.float64) - x / 3
+    each = np.where(abs(d) < 0.75, d * d / 1.5, abs(d) - 0.375)
+    assert float(value) == np.float32(each.mean())
+    np.testing.assert_array_equal(gradient, (np.clip(d / 0.75, -1, 1) / 13).astype(np.float32))
+    (only,) = made
+    functions = [instruction.function for instruction in only.instructions]
+    assert functions.count(recording.clipped) == functions.count(np.true_divide) == 1
+    assert functions.count(recording.widened) == 2
+    assert len(only.buffers) == 3
+
+
+def test_numbers_that_are_powers_of_2() -> None:
+    """What they divide or multiply has the bits of the formula as it is written."""
+    x = np.array([1e-310, -3.0, 0.1, 1e308, np.inf, np.nan])
+    for number in 1.0, 2.0**-119, -0.25, 2.0**119:
+
+        def formula(input: Array, target: Array, number: float = number) -> Array:
+            return input / number - target
+
+        loss = cupy_losses.pointwise_loss("divided", formula)
+        with np.errstate(all="ignore"):
+            expected = x / number
+        np.testing.assert_array_equal(loss(x, np.zeros(6), reduction="none"), expected)
+
+
+def test_hyper_parameters_of_every_call() -> None:
+    """There are more of them than a plan keeps operations for."""
+    x = np.array([0.5, 3.0])
+    for beta in np.linspace(0.1, 4.0, 3 * pointwise._MOST):
+        value, gradient = value_and_grad(smooth_l1_loss)(x, np.zeros(2), beta=beta, scale=beta)
+        each = np.where(x < beta, x * x / (2 * beta), x - beta / 2)
+        assert float(value) == pytest.approx(beta * each.mean())
+        np.testing.assert_allclose(gradient, beta * np.minimum(x / beta, 1.0) / 2)
+
+
+def test_gradients_that_are_operands() -> None:
+    """They are arrays of their own, also where two are equal, as a sum divides by nothing."""
+    loss = cupy_losses.pointwise_loss("product", lambda input, target: input * target)
+    x, y = np.arange(4.0), np.arange(4.0) + 1
+    value, (by_x, by_y) = value_and_grad(loss, (0, 1))(x, y, reduction="sum")
+    assert (float(value), by_x.tolist(), by_y.tolist()) == (20.0, y.tolist(), x.tolist())
+    value, (by_x, by_y) = value_and_grad(loss, (0, 1))(x, x, reduction="sum")
+    arrays = [x, by_x, by_y]
+    assert not any(np.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
+
+
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_operands_of_rows_stay(case: RowCase) -> None:
+    """Gradients are finished in memory of their own, those along tangents too."""
+    rng = np.random.default_rng(4)
+    operands = case.draw(rng, (70, 80), np.float64)
+    tangents = [rng.random(operands[name].shape) for name in case.differentiable]
+    before = copy.deepcopy((operands, tangents))
+    argnums = [case.positional.index(name) for name in case.differentiable]
+    directions: list[Array | None] = [None] * len(case.positional)
+    for k, tangent in zip(argnums, tangents, strict=True):
+        directions[k] = tangent
+    case.call(operands, value_and_grad(case.loss, argnums))
+    primals = [operands[name] for name in case.positional]
+    named = {name: x for name, x in operands.items() if name not in case.positional}
+    options: dict[str, Any] = {**named, **case.parameters, "scale": 3.0}
+    cupy_losses.hvp(case.loss, primals, directions, argnums[0], **options)
+    for then, now in zip(before[1], tangents, strict=True):
+        np.testing.assert_array_equal(now, then)
+    for name, array in operands.items():
+        np.testing.assert_array_equal(array, before[0][name])
 
 
 CHUNKED = [case for case in LOSSES if case.name in ("huber_loss", "gaussian_nll_loss")]
