@@ -69,7 +69,7 @@ class Dual:
         return Dual(-self.value, -self.slope)
 
     def __abs__(self) -> Dual:
-        return Dual(abs(self.value), _times(_sign(self.value), self.slope))
+        return Dual(abs(self.value), _times(sign_of(self.value), self.slope))
 
     def __pow__(self, exponent: float) -> Number:
         return _power(operator.pow, self, exponent)
@@ -208,7 +208,7 @@ def _divide(a: Number, b: Number) -> Dual:
     return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
 
 
-def _sign(x: Number) -> Number:
+def sign_of(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
     above, below = np.greater(x, 0.0).view(np.int8), np.less(x, 0.0).view(np.int8)
