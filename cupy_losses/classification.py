@@ -10,7 +10,7 @@ from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain, variant
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import positive, sigmoid, sign, softplus, with_derivatives
+from ._host.dual import positive, sigmoid, sign_of, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -39,7 +39,7 @@ def _miss(input: Any, target: Any) -> Any:
     """The difference (1 - target) sigmoid(input) - target sigmoid(-input), with one quotient."""
 
     def value(x: Any, y: Any) -> Any:
-        power, side = np.exp(-abs(x)), sign(x)
+        power, side = np.exp(-abs(x)), sign_of(x)
         # exp(x) and exp(-x), but at most 1
         up, down = np.maximum(power, side), np.maximum(power, -side)
         return ((1.0 - y) * up - y * down) / (1.0 + power)

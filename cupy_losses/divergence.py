@@ -111,7 +111,7 @@ def _poisson(log_input: bool, full: bool) -> Any:
         if not full:
             return loss
         stirling = _x_log_x(target) - target + 0.5 * np.log(2 * math.pi * target)
-        return loss + np.where(target > 1, stirling, 0.0)
+        return loss + np.where(target <= 1, 0.0, stirling)
 
     return formula
 

@@ -34,7 +34,7 @@ from ._core.arguments import Flag, Integer, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import plain, with_derivatives
+from ._host.dual import plain, sign_of, with_derivatives
 from ._host.rows import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
 from .ranking import clamped, margin_ranking_loss
@@ -155,7 +155,7 @@ class _Distance:
             largest = np.max(plain(size), axis=-1, keepdims=True, initial=0.0)
             ties = plain(size) == largest
             # Where several are the largest, each has its part of the derivative.
-            self._part = ties / np.sum(ties, axis=-1, keepdims=True)
+            self._part = ties / np.maximum(np.sum(ties, axis=-1, keepdims=True), 1)
             self.value = largest + sum_of(np.where(ties, self._part * (size - largest), 0.0))
         else:
             # Zeros stay out, as the derivatives of their powers may be infinite.
@@ -170,7 +170,7 @@ class _Distance:
         """A factor of each row times the derivative by each difference, 0 for the distance 0."""
         if self._norm == 2:
             return np.where(self.value == 0, 0.0, factor / self.value) * self._difference
-        sign = np.sign(plain(self._difference))
+        sign = sign_of(self._difference)
         if self._norm == 0:
             return np.zeros_like(sign)
         if self._norm == 1:

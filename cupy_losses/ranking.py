@@ -10,7 +10,7 @@ from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Real
 from ._core.loss import Domain
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import Dual, plain
+from ._host.dual import Dual, plain, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -24,9 +24,14 @@ _SIGN = Domain(values=(-1.0, 1.0))
 
 
 def clamped(x: Any) -> Any:
-    """max(x, 0) with torch's derivative at 0, which is 1."""
-    value, has_slope = np.maximum(plain(x), 0.0), isinstance(x, Dual)
-    return np.where(x >= 0, x, value) if has_slope else value
+    """max(x, 0) with torch's derivatives: at 0 that of x, at NaN 0 times that."""
+    if not isinstance(x, Dual):
+        return np.maximum(x, 0.0)
+
+    def active(x: Any) -> Any:
+        return np.greater_equal(plain(x), 0.0).astype(np.float64)
+
+    return np.where(plain(x) < 0, 0.0, with_derivatives(lambda x: x, (active,), (x,)))
 
 
 _HINGE = PointwiseLoss(

@@ -202,7 +202,7 @@ struct PoissonNLL {
     if constexpr (FULL) {
       // Stirling's approximation of log(target!).
       const Y stirling = ((target + 0.5) * log(target) - target) + 0.9189385332046727;
-      return target > 1.0 ? N(loss + stirling) : loss;
+      return target <= 1.0 ? loss : N(loss + stirling);
     } else {
       return loss;
     }

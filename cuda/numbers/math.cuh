@@ -151,10 +151,15 @@ __device__ __forceinline__ auto min(A a, B b) {
   return a < b ? N(a) : b < a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
 }
 
-// max(x, floor) as torch's clamp: at x = floor the derivative is that of x, at NaN it is 0.
-template <class N, class F>
-__device__ __forceinline__ N clamp_min(N x, F floor) {
-  return x >= floor ? x : x < floor ? N(floor) : N(plain(x));
+// max(x, floor) as torch's clamp: at x = floor the derivative is that of x, at NaN 0 times that.
+template <class T, class F>
+__device__ __forceinline__ Real<T> clamp_min(Real<T> x, F floor) {
+  return x < floor ? Real<T>(floor) : x;
+}
+template <class X, class F>
+__device__ __forceinline__ Dual<X> clamp_min(Dual<X> x, F floor) {
+  const X slope = x >= floor ? x.slope : x < floor ? X(0.0) : X(0.0 * x.slope);
+  return dual(clamp_min(x.value, floor), slope);
 }
 
 // x with its value, but not its derivative, clamped.

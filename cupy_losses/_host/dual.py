@@ -71,7 +71,7 @@ class Dual:
         return Dual(-self.value, -self.slope)
 
     def __abs__(self) -> Dual:
-        return Dual(abs(self.value), times(sign(self.value), self.slope))
+        return Dual(abs(self.value), times(sign_of(self.value), self.slope))
 
     def __pow__(self, exponent: float) -> Number:
         return _power(operator.pow, self, exponent)
@@ -135,7 +135,7 @@ def sigmoid(x: Number) -> Number:
 
     def value(x: Any) -> Any:
         power = np.exp(-abs(x))
-        return np.maximum(power, sign(x)) / (1.0 + power)
+        return np.maximum(power, sign_of(x)) / (1.0 + power)
 
     return with_derivatives(value, (lambda x: sigmoid(x) * sigmoid(-x),), (x,))
 
@@ -211,7 +211,7 @@ def _divide(a: Number, b: Number) -> Dual:
     return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
 
 
-def sign(x: Number) -> Number:
+def sign_of(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
     if isinstance(x, Recorded):

@@ -1,0 +1,173 @@
+"""NaN in one operand after another: losses and gradients are NaN where torch's are.
+
+On the emulator and on the host. Where torch does not have a loss, or does not differentiate it by
+an operand, both have to agree with one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from cupy_losses import value_and_grad
+
+from .. import emulator
+from ..emulator import installed
+from ..tables.losses import LOSSES, Case
+from ..tables.rows import ROWS, RowCase
+from ..tools import levels
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
+
+Host = Any
+REDUCTIONS = ("none", "mean", "sum")
+# Those that choose by comparing: by default they run on the emulator too.
+CHOOSING = (
+    "hinge_embedding_loss(margin=1",
+    "margin_ranking_loss",
+    "smooth_l1_loss",
+    "poisson_nll_loss(full=1",
+    "cosine_embedding_loss(margin=0.25",
+    "multi_margin_loss()",
+    "triplet_margin_loss(p=1.0, swap=True",
+    "triplet_margin_loss(p=2.0, swap=True",
+    "triplet_margin_loss(p=inf, swap=False",
+)
+
+
+class Problem(NamedTuple):
+    """A loss of operands, some of which are differentiated, and torch's function if it has one."""
+
+    name: str
+    loss: Callable[..., Any]
+    of_torch: Callable[..., Any] | None
+    operands: list[Host]
+    wanted: tuple[int, ...]
+    options: dict[str, Any]
+
+    def with_nan(self) -> Iterator[Problem]:
+        """The same with some NaN in one operand of numbers after another."""
+        for k, x in enumerate(self.operands):
+            if x.dtype.kind == "f":
+                poisoned = x.copy()
+                poisoned[([1, 3],) if x.ndim == 1 else ([1, 3], ..., [2, 0])] = np.nan
+                yield self._replace(
+                    operands=[*self.operands[:k], poisoned, *self.operands[k + 1 :]]
+                )
+
+
+def of_elements(case: Case) -> Problem:
+    """A pointwise loss by all operands."""
+    operands = case.draw(np.random.default_rng(3), (6, 5), np.float32)
+    # torch ends with an error where a probability is NaN.
+    has_torch = case.of_torch and case.name != "binary_cross_entropy"
+    function = case.torch if has_torch else None
+    wanted = tuple(range(len(operands)))
+    return Problem(str(case), case.loss, function, operands, wanted, case.parameters)
+
+
+def of_rows(case: RowCase) -> Problem:
+    """A loss over rows."""
+    drawn = case.draw(np.random.default_rng(3), (4, 5, 3) if case.classes else (6, 5), np.float32)
+    options = case.parameters | {
+        name: x for name, x in drawn.items() if name not in case.positional
+    }
+    operands = [drawn[name] for name in case.positional]
+    wanted = tuple(case.positional.index(name) for name in case.differentiable)
+    return Problem(str(case), case.loss, case.torch, operands, wanted, options)
+
+
+def is_nan(x: Any) -> Host:
+    """Where numbers are NaN."""
+    return np.isnan(np.asarray(x, np.float64))
+
+
+def ours(problem: Problem, put: Callable[[Host], Any], get: Callable[[Any], Host]) -> list[Host]:
+    """Where the losses and the gradients are NaN, on some library."""
+    arrays = [put(x) for x in problem.operands]
+    options = {k: put(x) if isinstance(x, np.ndarray) else x for k, x in problem.options.items()}
+    found = [problem.loss(*arrays, reduction="none", **options)]
+    for reduction in ("mean", "sum"):
+        function = value_and_grad(problem.loss, problem.wanted)
+        value, gradients = function(*arrays, reduction=reduction, **options)
+        found += [value, *gradients]
+    return [is_nan(get(x)) for x in found]
+
+
+def theirs(problem: Problem) -> list[Host | None]:
+    """The same of torch; None where it does not differentiate."""
+    assert problem.of_torch is not None
+    leaves = [torch.from_numpy(x.copy()) for x in problem.operands]
+    # By their targets torch refuses to differentiate these.
+    wanted = [0] if problem.name.startswith("soft_margin") else problem.wanted
+    for k in wanted:
+        leaves[k].requires_grad_()
+    options = {
+        k: torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+        for k, x in problem.options.items()
+    }
+    found: list[Host | None] = [
+        is_nan(problem.of_torch(*leaves, reduction="none", **options).detach())
+    ]
+    for reduction in ("mean", "sum"):
+        value = problem.of_torch(*leaves, reduction=reduction, **options)
+        slopes = torch.autograd.grad(value, [leaves[k] for k in wanted], allow_unused=True)
+        found.append(is_nan(value.detach()))
+        found += [None if slope is None else is_nan(slope) for slope in slopes]
+        found += [None] * (len(problem.wanted) - len(wanted))
+    return found
+
+
+def as_promised(problem: Problem) -> list[Host | None]:
+    """What torch has, but for gradients where docs/deviations.md says that ours are finite."""
+    found, target = theirs(problem), problem.operands[1]
+    if problem.name.startswith("cross_entropy(") and target.dtype.kind == "i":
+        finite = np.expand_dims(target == problem.options.get("ignore_index", -100), 1)
+    elif problem.name.startswith("poisson_nll_loss(full=1"):
+        finite = target == 0
+    else:
+        return found
+    gradients = (*range(2, 2 + len(problem.wanted)), *range(3 + len(problem.wanted), len(found)))
+    return [x & ~finite if k in gradients and x is not None else x for k, x in enumerate(found)]
+
+
+PROBLEMS = [
+    *map(of_elements, LOSSES),
+    *(of_rows(case) for case in ROWS if not {"where", "sample_weight"} & set(case.draws)),
+]
+
+
+def check(found: Sequence[Host], expected: Sequence[Host | None]) -> None:
+    """Compare."""
+    for got, wanted in zip(found, expected, strict=True):
+        if wanted is not None:
+            np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+def test_on_the_host(problem: Problem) -> None:
+    assert problem.wanted
+    for poisoned in problem.with_nan():
+        if poisoned.of_torch is not None:
+            check(ours(poisoned, np.asarray, np.asarray), as_promised(poisoned))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        levels.case(problem, default=problem.name.startswith(CHOOSING), id=problem.name)
+        for problem in PROBLEMS
+    ],
+)
+def test_on_a_device(problem: Problem) -> None:
+    emulator.require()
+    with installed(seed=1) as device:
+        for poisoned in problem.with_nan():
+            found = ours(poisoned, device.asarray, lambda x: x.get())
+            check(found, ours(poisoned, np.asarray, np.asarray))
+            if poisoned.of_torch is not None:
+                check(found, as_promised(poisoned))
