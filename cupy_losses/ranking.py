@@ -29,7 +29,7 @@ def clamped(x: Any) -> Any:
         return np.maximum(x, 0.0)
 
     def active(x: Any) -> Any:
-        return np.greater_equal(plain(x), 0.0).astype(np.float64)
+        return 1.0 * np.greater_equal(plain(x), 0.0)
 
     return np.where(plain(x) < 0, 0.0, with_derivatives(lambda x: x, (active,), (x,)))
 
