@@ -216,6 +216,8 @@ SHAPES = {
     "tiles": ArraySpec("float64", (64, 8), (8, 1)),
     "rows": ArraySpec("float64", (64, 1001), (1001, 1)),
     "strided": ArraySpec("float64", (64, 1001), (1, 64)),
+    "side_by_side": ArraySpec("float64", (64, 5001), (1, 64)),
+    "pairs": ArraySpec("float16", (64, 5001), (1, 64)),
     "splits": ArraySpec("float64", (1, 2**20), (2**20, 1)),
 }
 
