@@ -85,8 +85,8 @@ def test_a_tile_leaves_room_for_what_is_kept_of_its_rows() -> None:
     request = Request(wanted=(0, 1, 2), tangents=(0,))
     with installed() as device:
         arrays = [device.asarray(operand) for operand in x]
-        call, operands = prepare_of(triplet_margin_loss)(*arrays, swap=True)
-        library, operands = resolve(call, operands)
+        call, given = prepare_of(triplet_margin_loss)(*arrays, swap=True)
+        library, operands = resolve(call, given)
         found = library.run(call, request, (device.asarray(along), *operands))
         assert any(name.startswith("row_tiles<") for name in names(device))
     expected = call.loss.on_host(call, request, [along, *x], False)
