@@ -183,10 +183,10 @@ CONDITIONED = row_loss(
 )
 
 
-def conditioned_by(array: Callable[[Any], Array]) -> list[Array]:
+def conditioned_by(array: Callable[[Any], Array]) -> tuple[Array, ...]:
     """Its gradients where a root has an infinite slope, and where a sign is NaN."""
     operands = np.array([[0.0, 1.0, 4.0]]), np.array([[2.0, np.nan, 2.0]])
-    gradients: list[Array] = grad(CONDITIONED, (0, 1))(*map(array, operands))
+    gradients: tuple[Array, ...] = grad(CONDITIONED, (0, 1))(*map(array, operands))
     return gradients
 
 
