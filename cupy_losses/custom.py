@@ -350,6 +350,7 @@ def row_loss(
         roles=dict.fromkeys(operands, ELEMENTS),
         parameters=tuple(defaults),
         broadcasts=True,
+        sums=len(program.terms),
         of_user=True,
         source=row_source(name, text),
     )

@@ -61,6 +61,7 @@ class RowFormula(Loss):
         broadcasts: Whether operands of elements broadcast.
         gathers: Whether the element of the target is all that is read of a row.
         precise: See above.
+        sums: How many sums a row accumulates at most, for which the kernels make room.
 
     """
 
@@ -75,6 +76,7 @@ class RowFormula(Loss):
     broadcasts: bool = False
     gathers: bool = False
     precise: bool = False
+    sums: int = 3
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand: of indices, those of the elements of a row."""

@@ -239,7 +239,7 @@ class RowLaunches(Launches):
             return None
         main = self._inputs[self._problem.leading]
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
-        return row_tile(self._columns, unit, elements, numbers)
+        return row_tile(self._columns, unit, elements, numbers, self._state + self._finished)
 
     def _strided(self) -> StridedRows | None:
         """Who works on rows that lie side by side; None for other rows."""
@@ -248,8 +248,22 @@ class RowLaunches(Launches):
             return None
         if not read or self._memory.is_held_apart:
             return None
-        is_wide = self._problem.real == "float64" and self._problem.request.tangents != ()
-        return strided_rows(self._columns, [item_size(a.dtype) for a in read], is_wide)
+        return strided_rows(self._columns, [item_size(a.dtype) for a in read], self._state)
+
+    @property
+    def _number(self) -> int:
+        """The bytes of a number with its derivative, where it has one."""
+        return item_size(self._problem.real) * (2 if self._problem.request.tangents else 1)
+
+    @property
+    def _state(self) -> int:
+        """At most the bytes of what a row accumulates: sums and their errors, and one number."""
+        return (2 * self._loss.sums + 1) * self._number
+
+    @property
+    def _finished(self) -> int:
+        """At most those of what its gradients need, a number for each sum, and of its context."""
+        return (self._loss.sums + 2) * self._number + 16
 
     def _lies_apart(self) -> bool:
         """Whether neighbouring rows are nearer to one another than the elements of a row."""

@@ -20,13 +20,17 @@ LONG_BYTES = 1000
 WORD_BYTES = 4
 
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
-# they are longer, up to TILE_LIMIT: two tiles fit into the shared memory of every device. A row has
+# they are longer, up to TILE_LIMIT or what BLOCK_BYTES leave: two tiles, what is kept of MOST_ROWS
+# and OTHER_BYTES fit into the shared memory of every device, PADDING beside a tile. A row has
 # as few threads as that and SHARE allow, the most units of one thread: what is done once for a row
 # takes as long as 20 elements. A unit is two elements of half precision, or one. As measured on an
 # H200.
 TILE_THREADS = 128
 TILE_BYTES = 20 << 10
 TILE_LIMIT = 28 << 10
+BLOCK_BYTES = 64 << 10
+OTHER_BYTES = 3 << 10
+PADDING = 512
 LANES = (1, 2, 4, 8, 16, 32)
 SHARE = 75
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
@@ -60,9 +64,12 @@ class RowTile:
 
 
 def row_tile(
-    columns: int, unit: int, elements: Mapping[int, int], numbers: Mapping[int, int]
+    columns: int, unit: int, elements: Mapping[int, int], numbers: Mapping[int, int], kept: int
 ) -> RowTile | None:
-    """The tile of rows so long, given the bytes of an element of each array; None for no tiles."""
+    """The tile of rows so long, given the bytes of an element of each array; None for no tiles.
+
+    `kept`: the bytes that a block keeps of a row beside the tile.
+    """
     if not elements:
         return None
     lengths = [columns * size for size in elements.values()]
@@ -72,13 +79,15 @@ def row_tile(
     ):
         return None
     row_bytes = sum(lengths) + sum(numbers.values())
+    room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * kept) // 2 - PADDING
+    limit = min(TILE_LIMIT, room)
     for lanes in LANES:
         together = TILE_THREADS // lanes
-        if columns <= lanes * unit * SHARE and together * row_bytes <= TILE_LIMIT:
+        if columns <= lanes * unit * SHARE and together * row_bytes <= limit:
             break
     else:
         return None
-    rows = max(TILE_BYTES // row_bytes // together, 1) * together
+    rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
     if lanes > 1:
         rows = min(rows, MOST_ROWS)
     begins, end = {}, 0

@@ -183,10 +183,10 @@ CONDITIONED = row_loss(
 )
 
 
-def conditioned_by(array: Callable[[Any], Array]) -> list[Array]:
+def conditioned_by(array: Callable[[Any], Array]) -> tuple[Array, ...]:
     """Its gradients where a root has an infinite slope, and where a sign is NaN."""
     operands = np.array([[0.0, 1.0, 4.0]]), np.array([[2.0, np.nan, 2.0]])
-    gradients: list[Array] = grad(CONDITIONED, (0, 1))(*map(array, operands))
+    gradients: tuple[Array, ...] = grad(CONDITIONED, (0, 1))(*map(array, operands))
     return gradients
 
 
@@ -216,6 +216,8 @@ SHAPES = {
     "tiles": ArraySpec("float64", (64, 8), (8, 1)),
     "rows": ArraySpec("float64", (64, 1001), (1001, 1)),
     "strided": ArraySpec("float64", (64, 1001), (1, 64)),
+    "side_by_side": ArraySpec("float64", (64, 5001), (1, 64)),
+    "pairs": ArraySpec("float16", (64, 5001), (1, 64)),
     "splits": ArraySpec("float64", (1, 2**20), (2**20, 1)),
 }
 

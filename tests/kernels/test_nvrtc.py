@@ -292,18 +292,20 @@ WIDEST = [
 
 
 @pytest.mark.parametrize("architecture", levels.first([90, 80]))
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("name", WIDEST)
-def test_the_widest_states_of_strided_rows_fit(name: str, architecture: int) -> None:
-    """Those of second derivatives in float64, in the shared memory that every kernel may have."""
+def test_the_widest_states_of_strided_rows_fit(name: str, dtype: str, architecture: int) -> None:
+    """Those of second derivatives, of pairs of rows in half precision, in the shared memory that
+    every kernel may have."""
     loss = next(loss for loss in ROW_LOSSES if loss.name == name)
     call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
-    across = ArraySpec("float64", (512, 2000), (1, 512))
+    across = ArraySpec(dtype, (512, 2000), (1, 512))
     vectors = [
-        across if loss.role(name) == ELEMENTS else static_checks.dense("float64", 512)
+        across if loss.role(name) == ELEMENTS else static_checks.dense(dtype, 512)
         for name in loss.operands
     ]
     request = Request(value=False, wanted=(0,), vjp=True, tangents=(0,))
-    given = static_checks.dense("float64"), across, *vectors
+    given = static_checks.dense(dtype), across, *vectors
     with planned() as names:
         problem = Problem(call, request, given, (0,) * 5, (512, 2000), False, device=0)
         loss.plan(static_checks.NO_LIBRARY, problem)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad
+from cupy_losses import cosine_embedding_loss, cross_entropy, triplet_margin_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, plan_rows, sources
@@ -37,6 +37,7 @@ SHAPES = [(400, 9), (150, 47), (40, 101), (18, 241)]
 # But for one that reads no elements, and powers, which are slow here.
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
+KEPT = 64  # bytes of a row of three sums in float32
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ def _emulator() -> None:
 def test_tiles_follow_from_the_length_of_a_row() -> None:
     for size in (2, 4, 8):
         for columns in range(1, 4000):
-            tile = row_tile(columns, 2 if size == 2 else 1, {0: size}, {1: 8})
+            tile = row_tile(columns, 2 if size == 2 else 1, {0: size}, {1: 8}, KEPT)
             short = 16 if columns * size % 4 else 32
             if not short < columns * size <= LONG_BYTES or columns * size % 16 == 0:
                 assert tile is None
@@ -60,18 +61,38 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert tile.rows * (columns * size + 8) <= TILE_LIMIT
             assert tile.begins[1] >= tile.rows * columns * size + 15
             assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
-    assert row_tile(100, 1, {}, {0: 8}) is None
+    assert row_tile(100, 1, {}, {0: 8}, KEPT) is None
 
 
 def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
-    """64 KiB, with what the kernels need besides."""
-    tiles: list[RowTile | None] = [
-        row_tile(columns, 1, dict.fromkeys(range(arrays), size), {arrays: 8})
-        for arrays in (1, 2, 3, 6)
-        for size in (2, 4, 8)
-        for columns in range(1, 2000, 7)
-    ]
-    assert max(tile.bytes for tile in tiles if tile is not None) <= 29 << 10
+    """64 KiB, with what the kernels need besides, of three sums in float32 or of eight in float64
+    with their derivatives."""
+    for kept in (KEPT, 448):
+        tiles: list[RowTile | None] = [
+            row_tile(columns, 1, dict.fromkeys(range(arrays), size), {arrays: 8}, kept)
+            for arrays in (1, 2, 3, 6, 12)
+            for size in (2, 4, 8)
+            for columns in range(1, 2000, 7)
+        ]
+        most = max(tile.bytes for tile in tiles if tile is not None)
+        assert 2 * most + MOST_ROWS * kept + (3 << 10) <= 64 << 10
+
+
+def test_a_tile_leaves_room_for_what_is_kept_of_its_rows() -> None:
+    """Three distances in float64 with their derivatives; the emulator has 64 KiB for a block."""
+    x = np.random.default_rng(5).normal(0, 1, (3, 17, 111))
+    along = np.ones((17, 111))
+    request = Request(wanted=(0, 1, 2), tangents=(0,))
+    with installed() as device:
+        arrays = [device.asarray(operand) for operand in x]
+        call, given = prepare_of(triplet_margin_loss)(*arrays, swap=True)
+        library, operands = resolve(call, given)
+        found = library.run(call, request, (device.asarray(along), *operands))
+        assert any(name.startswith("row_tiles<") for name in names(device))
+    expected = call.loss.on_host(call, request, [along, *x], False)
+    for result, wanted in zip(found, expected, strict=True):
+        assert result is not None
+        np.testing.assert_allclose(result.get(), wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(3, CASES, SHAPES))
@@ -233,7 +254,7 @@ def test_operands_of_different_dtypes(first: str, second: str) -> None:
 def check_rows_beyond_32_bits() -> None:
     """The block of more than 2^32 elements that has the last rows."""
     rows, columns = (9 << 20) + 3, 497
-    tile: Any = row_tile(columns, 2, {0: 2}, {1: 8})
+    tile: Any = row_tile(columns, 2, {0: 2}, {1: 8}, KEPT)
     tiles = -(-rows // tile.rows)
 
     def choose(name: str, blocks: int) -> list[int]:

@@ -28,6 +28,7 @@ from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise,
 SHAPES = [(150, 11), (140, 21), (130, 60), (40, 70), (9, 1100)]
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
+STATE = 28  # bytes of three sums in float32
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
     for sizes in ((4,), (2,), (8,), (4, 4), (4, 4, 4), (2, 2)):
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
-            rows = strided_rows(columns, sizes)
+            rows = strided_rows(columns, sizes, STATE)
             assert rows.lanes == (LONG_THREADS if columns > LONG else 1)
             assert rows.threads // rows.lanes >= 16  # rows side by side
             assert rows.stays == any(n >= columns and n * words <= WORDS for n in COUNTS)
@@ -58,7 +59,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
 
 @pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
-    assert len({strided_rows(columns, (4,)) for columns in range(9, 100_000)}) <= 8
+    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 8
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
@@ -258,8 +259,8 @@ def test_short_rows_are_held_by_one_thread(shape: tuple[int, int, int]) -> None:
 
 def test_probabilities_take_more_words() -> None:
     """Two arrays that are read: a thread holds half as many classes."""
-    assert strided_rows(40, (4,)).stays
-    assert not strided_rows(40, (4, 4)).stays
+    assert strided_rows(40, (4,), STATE).stays
+    assert not strided_rows(40, (4, 4), STATE).stays
     operands = PROBABILITIES.draw(np.random.default_rng(11), (70, 40), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, PROBABILITIES, operands, "transposed")
