@@ -535,6 +535,7 @@ def test_vmap_where_nothing_is_left() -> None:
     for loss in (masked, ignored):
         assert vmap(loss)(x).isnan().all()
         assert (vmap(grad(loss))(x) == 0).all()
+        assert (vmap(lambda x, loss=loss: jvp(loss, (x,), (x,))[1])(x) == 0).all()
     assert vmap(mse_loss)(x[:, :0], x[:, :0]).isnan().all()
 
 
