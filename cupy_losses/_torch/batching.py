@@ -179,7 +179,9 @@ class _Batch:
         if self._call.reduction == "none":
             return each
         total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
-        return (total * self._scale / self._denominator).to(getattr(torch, output.dtype))
+        along = bool(self._request.tangents)
+        divisor = self._denominator_of_derivatives() if along else self._denominator
+        return (total * self._scale / divisor).to(getattr(torch, output.dtype))
 
     def _denominator_of_derivatives(self) -> Tensor | float:
         denominator = self._denominator

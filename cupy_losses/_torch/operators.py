@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request, loss_of_key
 from .._core.shapes import ArraySpec
-from . import weights
+from . import twice, weights
 from .batching import batched, spec_of
 
 Tensor = torch.Tensor
@@ -134,8 +134,7 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
             f"{call.names[call.extra]} is not overwritten inside what is traced or transformed: "
             "leave out overwrite_input"
         )
-    device = operands[-1].device.type
-    autocast = device != "meta" and torch.is_autocast_enabled(device)
+    autocast = _is_autocast(operands)
     if not request.wanted or request.vjp:
         return _dispatched(call, request, operands, autocast)
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
@@ -148,6 +147,12 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     value, *count = _dispatched(call, of_value, operands, autocast)
     chained = chained._replace(denominator=of_value.counted)
     return [value, *_dispatched(call, chained, (*count, *given), autocast)]
+
+
+def _is_autocast(operands: Sequence[Tensor]) -> bool:
+    """Whether autocast is on, on the device of operands."""
+    device = operands[-1].device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Request:
@@ -536,16 +541,20 @@ def _along(
         parts.append([(along_scale * result).to(result.dtype) for result in unscaled])
     own, of_own = operands[request.extra :], tangents[request.extra :]
     along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
-    varied = {k: of_own[k] for k in along}
-    if request.tangents:
-        raise NotImplementedError(
-            "forward-mode derivatives of forward-mode derivatives of a loss are not available: "
-            "let one of the two be reverse-mode, as torch.func.hessian does"
-        )
-    if varied:
+    varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
+    if request.tangents and request.wanted:
+        raise NotImplementedError("third derivatives of a loss are not available")
+    leading = operands[: request.extra]
+    if varied and request.tangents:
+        autocast = _is_autocast(operands)
+        dtype = getattr(torch, _shapes(Asked(call, request, autocast), operands)[0].dtype)
+        parts.append([twice.along(run, call, request, varied, operands, dtype)])
+    elif varied:
         directed = request._replace(tangents=tuple(varied))
-        leading = operands[: request.extra]
         parts.append(run(call, directed, (*leading, *varied.values(), *own)))
+    given = {k: t for k, t in zip(request.tangents, tangents, strict=False) if t is not None}
+    if given:  # which the derivative along them is linear in
+        parts.append(run(call, request._replace(tangents=tuple(given)), (*given.values(), *own)))
     if request.vjp and tangents[0] is not None:
         parts.append(run(call, request, (tangents[0], *own)))
     if not parts:

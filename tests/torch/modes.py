@@ -277,6 +277,13 @@ _TRANSFORMS: dict[str, tuple[Callable[[Given], Function], bool, Callable[[Given]
         False,
         lambda g: torch.autograd.functional.hessian(g.total, g.point),
     ),
+    "jacfwd(jacfwd)": (
+        lambda g: jacfwd(jacfwd(g.of_one)),
+        False,
+        lambda g: torch.autograd.functional.jacobian(
+            lambda x: torch.autograd.functional.jacobian(g.of_one, x, create_graph=True), g.point
+        ),
+    ),
 }
 
 

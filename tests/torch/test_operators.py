@@ -16,7 +16,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jacfwd, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cupy_losses
@@ -239,10 +239,7 @@ def in_check_values(x: Tensor) -> Any:
             lambda x: compiled(lambda x: mse_loss(x, x, reduction="bad"), x),  # type: ignore[arg-type]
             "reduction must be",
         ),
-        (
-            lambda x: jvp(lambda y: jvp(lambda z: mse_loss(z, x), (y,), (x,))[1], (x,), (x,)),
-            "forward-mode derivatives of forward-mode derivatives",
-        ),
+        (lambda x: jacfwd(jacfwd(jacfwd(lambda y: log_cosh_loss(y, x))))(x), "third derivatives"),
         (
             lambda x: grad(grad(grad(lambda s: log_cosh_loss(s * x, x))))(
                 torch.tensor(2.0, dtype=torch.float64)
@@ -364,6 +361,41 @@ def test_dual_tensors_meet_graphs() -> None:
         (gradient,) = torch.autograd.grad(each, leaf, grad_output)
         tangent = forward_ad.unpack_dual(gradient).tangent
         torch.testing.assert_close(tangent, 2 * (x - y) * y)
+
+
+def twice_along(loss: Callable[[Tensor], Any], x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The derivative along one tangent of the derivative along another."""
+    tangent: Tensor = jvp(lambda x: jvp(loss, (x,), (first,))[1], (x,), (second,))[1]
+    return tangent
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_forward_mode_twice_in_half_precision(reduction: Reduction, autocast: bool) -> None:
+    """What is added up is out of the range of float16, the sum is not."""
+    x = torch.zeros(1 << 16, dtype=torch.float16)
+    options: dict[str, Any] = {} if reduction == "none" else {"scale": 2.0**-10}
+    with torch.autocast("cpu", enabled=autocast, dtype=torch.bfloat16):
+        got = twice_along(
+            lambda y: mse_loss(y, x, reduction=reduction, **options), x, x + 1, x + 0.5
+        )
+    assert got.dtype == (torch.float32 if autocast else torch.float16)
+    assert torch.equal(got.unique(), got.new_tensor([options.get("scale", 1.0)]))
+
+
+def test_forward_mode_twice_by_scale_and_by_tangents() -> None:
+    """The scale varies, and so do the tangents of the inner derivative."""
+    x, y = tables()
+
+    def twice(x: Tensor, scale: Tensor) -> Tensor:
+        inner: Tensor = jvp(lambda z: log_cosh_loss(z, y, scale=scale), (x,), (x * x,))[1]
+        return inner
+
+    scale = torch.tensor(0.3, dtype=torch.float64)
+    got = jvp(twice, (x, scale), (y, scale))[1]
+    step = 1e-5
+    ends = [twice(x + end * y, scale + end * scale) for end in (step, -step)]
+    torch.testing.assert_close(got, (ends[0] - ends[1]) / (2 * step), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
@@ -506,6 +538,7 @@ def test_vmap_where_nothing_is_left() -> None:
     for loss in (masked, ignored):
         assert vmap(loss)(x).isnan().all()
         assert (vmap(grad(loss))(x) == 0).all()
+        assert (vmap(lambda x, loss=loss: jvp(loss, (x,), (x,))[1])(x) == 0).all()
     assert vmap(mse_loss)(x[:, :0], x[:, :0]).isnan().all()
 
 

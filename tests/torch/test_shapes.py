@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import hessian, jacfwd, vmap
+from torch.func import hessian, jacfwd, jacrev, vmap
 
 import cupy_losses
 
@@ -66,6 +66,7 @@ def test_samples(name: str, shapes: Shapes, reduction: str) -> None:
     for transform in (lambda f: f, jacfwd, hessian):
         expected = torch.stack([transform(loss)(x) for x in batch])
         torch.testing.assert_close(vmap(transform(loss))(batch), expected)
+    torch.testing.assert_close(jacfwd(jacfwd(loss))(first), jacfwd(jacrev(loss))(first))
 
 
 @every_shape

@@ -1,0 +1,57 @@
+"""Derivatives along tangents of derivatives along tangents.
+
+A request gives the products of a loss's Hessian with tangents, one for each operand. What is left
+is their inner product with the other tangents: over all elements, or over those of each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .._core.loss import Call, Request
+from .._core.rows import RowFormula
+from .batching import spec_of
+
+Tensor = torch.Tensor
+Run = Callable[[Call, Request, Sequence[Any]], Sequence[Tensor]]
+
+
+def along(
+    run: Run,
+    call: Call,
+    request: Request,
+    varied: Mapping[int, Tensor],
+    operands: Sequence[Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
+    """The derivative of a value along tangents, a request, along other tangents of the operands."""
+    given = [_wide(t) for t in operands[: request.extra]]
+    own = [_wide(t) for t in operands[request.extra :]]
+    loss, of_second = call.loss, Request(False, tuple(varied), tangents=request.tangents)
+    if call.reduction != "none":
+        products = run(call, of_second, (*given, *own))
+        pairs = zip(products, varied.values(), strict=True)
+        sums = [(product * other).sum(dtype=torch.float64) for product, other in pairs]
+        return sum(sums[1:], sums[0]).to(dtype)
+    # Operands that are broadcast have a gradient for each element once they are expanded.
+    shape = loss.shape_of(call, [spec_of(t) for t in own])
+    for k in varied:
+        own[k] = own[k].expand(shape)
+    value_shape = loss.value_shape(call, shape)
+    ones = own[-1].new_ones(value_shape, dtype=_wide(next(iter(varied.values()))).dtype)
+    axis = loss.axis(shape, call.axis) if isinstance(loss, RowFormula) else None
+    if loss.sums_last_axis(call):
+        ones, axis = ones.unsqueeze(-1), -1
+    products = run(call, of_second._replace(vjp=True), (ones, *given, *own))
+    pairs = zip(products, varied.values(), strict=True)
+    each = [product * other for product, other in pairs]
+    total = sum(each[1:], each[0])
+    return (total if axis is None else total.sum(axis)).to(dtype)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Half precision as float32: a product may be out of its range while the sum is not."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
