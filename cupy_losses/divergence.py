@@ -188,7 +188,7 @@ def _gaussian(full: bool) -> Any:
 
 def _of_one_variance(full: bool) -> Any:
     formula = _gaussian(full)
-    return lambda input, target, eps, var: formula(input, target, np.float64(var), eps)
+    return lambda input, target, eps, var: formula(input, target, np.positive(var), eps)
 
 
 _GAUSSIAN = {

@@ -25,9 +25,9 @@ from .chunks import (
     total,
     wide,
 )
-from .dual import Dual, plain, slope_of
+from .dual import Dual, Number, plain, slope_of
 from .elementwise import Elementwise
-from .recording import Recorded, Recording
+from .recording import Recorded, Recording, reciprocal
 from .reduction import Divisors, Finish, NewValue, Value, new_results
 from .schedule import Evaluation, Schedule
 
@@ -48,7 +48,7 @@ class _Plan(NamedTuple):
     gradients: dict[int, NewGradient]
     denominator: Denominator
     number: np.longdouble | None  # the denominator, unless it is of data or given
-    schedules: dict[Any, Schedule]  # by the hyper-parameters, and how gradients are finished
+    schedules: dict[Any, Schedule]  # by `_constants`, and how gradients are finished
     ready: dict[Any, _Ready]  # by the hyper-parameters and the scale, where there is a number
 
 
@@ -99,7 +99,7 @@ def evaluate(
     own = list(zip(gradients.values(), schedule.outputs, schedule.placed, strict=False))
     placed = [(gradient, slot) for gradient, slot, is_placed in own if is_placed]
     others = [(gradient, slot) for gradient, slot, is_placed in own if not is_placed]
-    evaluation = Evaluation(schedule, divisors.numbers)
+    evaluation = Evaluation(schedule, (*divisors.numbers, *call.parameters))
     with np.errstate(all="ignore"):
         for index in chunks(shape):
             x = [view[index] for view in views] if index else views
@@ -135,13 +135,16 @@ def _ready(
         leading = request.extra - request.denominator
         number = _sum_of_data(call, views[leading:], plan.shape, loss.divides_by_weights(call))
     divisors = Divisors(call, request, plan.denominator, number)
-    key = call.parameters, divisors.finish
+    constants = _constants(loss, call)
+    key = constants, divisors.finish
     schedule = plan.schedules.get(key)
     if schedule is None:
         if len(plan.schedules) >= _MOST:
             plan.schedules.clear()
         dtypes = [view.dtype for view in views]
-        schedule = _schedule(loss, call, request, dtypes, plan.gradients, divisors.finish)
+        schedule = _schedule(
+            loss, call, request, dtypes, plan.gradients, divisors.finish, constants
+        )
         plan.schedules[key] = schedule
     ready = _Ready(divisors, schedule)
     if plan.number is not None:
@@ -151,6 +154,16 @@ def _ready(
     return ready
 
 
+def _constants(loss: PointwiseFormula, call: Call) -> tuple[float | None, ...]:
+    """The hyper-parameters that operations are made for; None for those that are given to them.
+
+    1 and other powers of 2 are worth it. A formula that is not recorded has them all from the call.
+    """
+    if isinstance(loss.formula, Elementwise):
+        return call.parameters
+    return tuple([x if reciprocal(x) is not None else None for x in call.parameters])
+
+
 def _schedule(
     loss: PointwiseFormula,
     call: Call,
@@ -158,18 +171,22 @@ def _schedule(
     dtypes: Sequence[np.dtype[Any]],
     gradients: dict[int, NewGradient],
     finish: Finish,
+    constants: Sequence[float | None],
 ) -> Schedule:
     """The operations of a request: the finished gradients, then the value if it is asked for.
 
-    What is given to them are the arrays, without the mask, and the numbers of `Divisors`.
+    What is given to them are the arrays, without the mask, the numbers of `Divisors`, and the
+    hyper-parameters.
     """
     dtypes = list(dtypes)
     if call.masked:
         dtypes.pop(request.extra - request.denominator)
     recording = Recording()
     x = [recording.operand(k, dtype) for k, dtype in enumerate(dtypes)]
-    numbers = [recording.number(len(x) + k) for k in range(3)]
-    function: Callable[..., Any] = _Function(loss, call, request)
+    numbers = [recording.number(len(x) + k) for k in range(3 + len(constants))]
+    pairs = zip(constants, numbers[3:], strict=True)
+    parameters = [number if constant is None else constant for constant, number in pairs]
+    function: Callable[..., Any] = _Function(loss, call, request, parameters)
     if isinstance(loss.formula, Elementwise):
         function = _Unrecorded(function)
     outputs = []
@@ -186,7 +203,7 @@ def _schedule(
         value = plain(function(x) if result is None else result)
         outputs.append(recording.recorded(value))
     placed = [gradient.has_places and not call.masked for gradient in gradients.values()]
-    return Schedule(recording, len(x), 3, outputs, placed)
+    return Schedule(recording, len(x), len(numbers), outputs, placed)
 
 
 class _Unrecorded:
@@ -241,10 +258,12 @@ def _sum_of_data(call: Call, views: Sequence[Array], shape: Shape, weighs: bool)
 class _Function:
     """The function of a request (see `Request`), without the mask."""
 
-    def __init__(self, loss: PointwiseFormula, call: Call, request: Request) -> None:
+    def __init__(
+        self, loss: PointwiseFormula, call: Call, request: Request, parameters: Sequence[Number]
+    ) -> None:
         assert loss.formula is not None
         self._formula = loss.formula
-        self._parameters = call.named_parameters
+        self._parameters = dict(zip(loss.parameters, parameters, strict=True))
         self._masked, self._weighted = call.masked, call.weighted
         self._vjp, self._tangents = request.vjp, request.tangents
         self._leading = request.extra - request.denominator

@@ -89,7 +89,7 @@ class Recording:
 
         A division by a power of 2 becomes a multiplication, which has the same result.
         """
-        if function is np.true_divide and (exact := _reciprocal(arguments[1])) is not None:
+        if function is np.true_divide and (exact := reciprocal(arguments[1])) is not None:
             function, arguments = np.multiply, (arguments[0], exact)
         places = [self.recorded(x).place for x in arguments]
         if function is np.add and places[0] == places[1]:
@@ -112,7 +112,7 @@ class Recording:
         if isinstance(entry, Operation) and entry.function is np.multiply:
             for constant, other in (entry.arguments, entry.arguments[::-1]):
                 power = self.entries[constant]
-                if isinstance(power, float) and _reciprocal(power) is not None:
+                if isinstance(power, float) and reciprocal(power) is not None:
                     return self.apply(np.multiply, Recorded(self, other), factor * power)
         return self.apply(np.multiply, x, factor)
 
@@ -155,12 +155,12 @@ class Recording:
         return float if isinstance(entry, float) else self.dtypes[place] or FLOAT
 
 
-def _reciprocal(x: Any) -> float | None:
+def reciprocal(x: Any) -> float | None:
     """The reciprocal of a constant; None unless it is exact."""
     if isinstance(x, Recorded) or abs(math.frexp(x)[0]) != 0.5:
         return None
-    reciprocal = 1.0 / float(x)
-    return reciprocal if math.isfinite(reciprocal) else None
+    found = 1.0 / float(x)
+    return found if math.isfinite(found) else None
 
 
 class Recorded(NDArrayOperatorsMixin):
