@@ -4,7 +4,8 @@
 // Two accesses to the same memory, one of them a write, must be ordered: by the same thread, by a
 // barrier of their block, by a synchronisation of their warp, or by fences and atomics, as in
 // NVIDIA's memory model: the first thread fences and then writes a flag atomically; the other reads
-// the flag atomically and then fences. `volatile` accesses count as atomic ones.
+// the flag atomically and then fences. `volatile` accesses count as atomic ones. Those of an
+// asynchronous copy are ordered ahead of others once somebody has waited for it.
 #include <stdlib.h>
 #include <string.h>
 

@@ -134,7 +134,10 @@ EQUIVALENT: dict[str, str] = {
         "with the tangents of 32 operands there are more than masks have bits for"
     ),
     "for (; i + WIDTH < n; i += step) {": "the last vector element by element: slower",
-    "return x >= floor ? x : x <= floor ? N(floor) : N(plain(x));": "x is not the floor there",
+    "const X slope = x >= floor ? x.slope : x <= floor ? X(0.0) : X(0.0 * x.slope);": (
+        "x is not the floor there"
+    ),
+    "return x <= floor ? Real<T>(floor) : x;": "the same number both ways",
     "return Real<T>(quotient(a.value, variance <= T(1e-12) ? T(1e-12) : variance));": (
         "the same number both ways"
     ),
@@ -303,11 +306,8 @@ EQUIVALENT: dict[str, str] = {
     "f(Constant<UNIT>(), Constant<ALIGNED>(), Team::BATCH - 2, unit * UNIT);": (
         "another one of the sums"
     ),
-    "if constexpr (SIZE != 2 && HAS_PAIRS) {": "pairs are of a GPU alone",
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
-    "if (threadIdx.x > Copies::COPYING) return;": "all threads copy, but on a GPU",
-    "if (threadIdx.x >= Copies::COPYING) ;": "all threads copy, but on a GPU",
-    "static constexpr int COPYING = COPY_ENGINE ? 31 : THREADS;": "of a GPU alone",
+    "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "const int behind = misalignment(get<S>(pointers) - first_of<S>(tile));": (
         "a tile begins a multiple of 8 bytes behind the one before"
     ),
@@ -316,9 +316,9 @@ EQUIVALENT: dict[str, str] = {
     "if (tile <= tiles) work.load(copies, 0, tile, shared);": "every block has a tile",
     "if (!ends || next <= segments) {": "loads a tile, for nothing",
     "work.load(copies, turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": (
-        "copies look at their turn on a GPU alone"
+        "the same barrier"
     ),
-    "copies.commit(turn - 1);": "copies look at their turn on a GPU alone",
+    "copies.commit(turn - 1);": "the same barrier",
     "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
         "the same number"
     ),
@@ -544,7 +544,9 @@ PREFACE = """# Mutation run
 Written by `python -m tests.tools.mutation --write`: bugs planted one at a time in the kernel files,
 by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
 GPU compiles, such as clusters and the instruction of a fence, has no mutants: the emulator runs the
-alternatives to it. Each part is of the file as it was when it was run.
+alternatives to it. Each part is of the file as it was when it was run; a file without one has not
+been run since it was changed. Where fewer mutants were run than there are, they are a sample that
+follows from what each changes.
 """
 
 
