@@ -11,6 +11,7 @@ from ._api.own import OwnLoss, arguments_of, checked_names, doc_of, named_formul
 from ._core.arguments import Flag, Integer
 from ._core.formula import row_formula, row_source, row_struct_of, source, struct_of
 from ._core.program import cpp_name
+from ._core.row_program import MOST_OPERANDS
 from ._core.rows import ELEMENTS
 from ._core.tracing import trace, trace_rows
 from ._core.types import Array, ArrayT, Reduction
@@ -301,8 +302,8 @@ def row_loss(
     once, here, its arguments without a default are the operands, those with one the parameters.
 
     Inside and outside of the sums it may use what a pointwise formula may. np.size(x) is the number
-    of elements of a row. A formula has up to eight different sums, and no sum is of what depends on
-    another one, as that would take a second pass over the row.
+    of elements of a row. A formula has up to eight arrays and eight different sums, and no sum is
+    of what depends on another one, as that would take a second pass over the row.
 
     Args:
         name: The name of the function, an identifier; or a function, which has it.
@@ -340,6 +341,8 @@ def row_loss(
         raise TypeError("formula must be a function in Python: a text is of one element alone")
     operands, numbers, by_keyword = arguments_of(function)
     defaults = checked_names(name, operands, numbers, RowLossFunction._OPTIONS)
+    if len(operands) > MOST_OPERANDS:
+        raise ValueError(f"a formula of rows has up to {MOST_OPERANDS} arrays, got {len(operands)}")
     program = trace_rows(name, function, operands, tuple(defaults), by_keyword)
     text = row_formula(name, program)
     loss = RowLoss(

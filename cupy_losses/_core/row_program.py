@@ -12,6 +12,7 @@ from .program import Program, Step
 
 LENGTH = "_length"  # the number of elements of a row
 MOST_SUMS = 8  # which the kernels have room for
+MOST_OPERANDS = 8  # each with a tangent and a gradient: the kernels tell up to 32 arrays apart
 
 
 def name_of_sum(k: int) -> str:

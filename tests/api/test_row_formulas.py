@@ -320,6 +320,8 @@ def test_what_is_no_formula() -> None:
         row_loss("mine", "x * x")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="formula must be a function or a string, got int"):
         row_loss("mine", 3)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="a formula of rows has up to 8 arrays, got 9"):
+        row_loss("mine", lambda a, b, c, d, e, f, g, h, i: np.sum(a))
     with pytest.raises(ValueError, match="the name 'axis' is taken"):
         row_loss("mine", lambda axis: np.sum(axis))
     with pytest.raises(TypeError, match="np.sum is over several elements"):
