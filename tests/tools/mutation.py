@@ -157,6 +157,9 @@ EQUIVALENT: dict[str, str] = {
     "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
         "of a row that is not there nothing is read"
     ),
+    (
+        "const long long first = tile * Team::ROWS + Team::row(), there = min(first, n + WIDTH);"
+    ): "of a row that is not there nothing is read",
     "const bool valued = Team::LANES <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
     ),
@@ -545,8 +548,7 @@ Written by `python -m tests.tools.mutation --write`: bugs planted one at a time 
 by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
 GPU compiles, such as clusters and the instruction of a fence, has no mutants: the emulator runs the
 alternatives to it. Each part is of the file as it was when it was run; a file without one has not
-been run since it was changed. Where fewer mutants were run than there are, they are a sample that
-follows from what each changes.
+been run since it was changed. Where fewer mutants were run than there are, they are a sample.
 """
 
 
