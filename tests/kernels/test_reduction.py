@@ -277,7 +277,8 @@ def rows(
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     steps = [1 if x.shape != (n,) else 0 for x in arrays]
     strides = [(0 if x.shape == (COLUMNS,) else x.size // n,) for x in arrays]
-    kernel = Module(sources.source("kernels/rows.cu"), [name]).get_function(name)
+    module = Module(sources.source("kernels/rows.cu"), [name], ("-DARCHITECTURE=900",))
+    kernel = module.get_function(name)
     kernel(
         (segments,),
         (256,),
