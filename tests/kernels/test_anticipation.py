@@ -16,19 +16,11 @@ from cupy_losses._core.loss import Request
 from cupy_losses._device import anticipation, engine, plan_rows
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
-from ..emulator import Device, installed
+from ..emulator import Device
 from ..tables.arrays import DTYPES
 from ..tools import levels
 
 FACTORS = [0.5, 0.3, -0.0, 0.0, 65536.0, 1e-30, np.inf, -np.inf, np.nan, 1.0]
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    emulator.require()
-    with installed(seed=1) as device:
-        yield device
 
 
 @pytest.fixture

@@ -14,21 +14,13 @@ from cupy_losses._core.loss import FORWARD, Request
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
-from ..emulator import Device, installed
+from ..emulator import Device
 from ..tools import levels
 from .test_anticipation import pair, scores
 
 FLOAT32 = np.dtype(np.float32)
 COUNTED = Request(counted=True)
 GRADIENT = Request(value=False, wanted=(0,), vjp=True)
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    emulator.require()
-    with installed(seed=1) as device:
-        yield device
 
 
 class Case(NamedTuple):

@@ -15,20 +15,12 @@ from cupy_losses._core.loss import Request
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
-from ..emulator import Device, installed
+from ..emulator import Device
 from ..tables.arrays import DTYPES
 from ..tools import levels
 from .test_anticipation import Calls, pair, scores
 
 FLOAT32 = np.dtype(np.float32)
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    emulator.require()
-    with installed(seed=1) as device:
-        yield device
 
 
 class Case(NamedTuple):
