@@ -27,14 +27,10 @@ __all__ = [
 ]
 
 _OPERANDS = ("input", "target")
-_REDUCED = {"reduction": ("Reduction", "mean"), "scale": ("float | Array", 1.0)}
-_OPTIONAL = ("Array | None", None)
 
 
 class LossFunction(OwnLoss):
     """A pointwise loss of one's own, made by `pointwise_loss`."""
-
-    _OPTIONS: ClassVar = {**_REDUCED, "weight": _OPTIONAL, "where": _OPTIONAL}
 
     @overload
     def __call__(
@@ -56,30 +52,22 @@ class LossFunction(OwnLoss):
         """The loss of the operands."""
         return self._function(*args, **options)
 
-    def _preparation(self) -> Callable[..., Prepared[Any]]:
-        def prepare(
-            *args: Array,
-            reduction: Reduction = "mean",
-            scale: float | Array = 1.0,
-            weight: Array | None = None,
-            where: Array | None = None,
-            **given: Any,
-        ) -> Prepared[Any]:
-            operands, values = self._arguments(args, given)
-            return call_of(self._loss, operands, reduction, weight, where, values, scale)
-
-        return prepare
+    def _prepare(
+        self,
+        *args: Array,
+        reduction: Reduction = "mean",
+        scale: float | Array = 1.0,
+        weight: Array | None = None,
+        where: Array | None = None,
+        **given: Any,
+    ) -> Prepared[Any]:
+        operands, values = self._arguments(args, given)
+        return call_of(self._loss, operands, reduction, weight, where, values, scale)
 
 
 class RowLossFunction(OwnLoss):
     """A loss over rows of one's own, made by `row_loss`."""
 
-    _OPTIONS: ClassVar = {
-        **_REDUCED,
-        "where": _OPTIONAL,
-        "sample_weight": _OPTIONAL,
-        "axis": ("int", -1),
-    }
     _KINDS: ClassVar = {"axis": Integer()}
 
     @overload
@@ -103,22 +91,20 @@ class RowLossFunction(OwnLoss):
         """The loss of the operands."""
         return self._function(*args, **options)
 
-    def _preparation(self) -> Callable[..., Prepared[Any]]:
-        def prepare(
-            *args: Array,
-            reduction: Reduction = "mean",
-            scale: float | Array = 1.0,
-            where: Array | None = None,
-            sample_weight: Array | None = None,
-            axis: int = -1,
-            **given: Any,
-        ) -> Prepared[Any]:
-            operands, values = self._arguments(args, given)
-            return call_of(
-                self._loss, operands, reduction, None, where, values, scale, sample_weight, axis
-            )
-
-        return prepare
+    def _prepare(
+        self,
+        *args: Array,
+        reduction: Reduction = "mean",
+        scale: float | Array = 1.0,
+        where: Array | None = None,
+        sample_weight: Array | None = None,
+        axis: int = -1,
+        **given: Any,
+    ) -> Prepared[Any]:
+        operands, values = self._arguments(args, given)
+        return call_of(
+            self._loss, operands, reduction, None, where, values, scale, sample_weight, axis
+        )
 
 
 @overload
@@ -230,7 +216,7 @@ def pointwise_loss(
     refuse("pointwise_loss, whose function is to be made outside,")
     name, formula = named_formula(name, formula)
     if isinstance(formula, str):
-        defaults = checked_names(name, operands, parameters or {}, LossFunction._OPTIONS)
+        defaults = checked_names(name, operands, parameters or {}, LossFunction.options())
         host = None if numpy is None else Elementwise(name, numpy)
         cpp = source(name, formula, operands, tuple(defaults))
         loss = _pointwise(name, operands, defaults, host, cpp)
@@ -250,7 +236,7 @@ def pointwise_loss(
 def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
     """The loss of a formula in Python."""
     operands, numbers, by_keyword = arguments_of(function)
-    defaults = checked_names(name, operands, numbers, LossFunction._OPTIONS)
+    defaults = checked_names(name, operands, numbers, LossFunction.options())
     program = trace(name, function, operands, tuple(defaults), by_keyword)
     text = program.cpp()
     cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
@@ -340,7 +326,7 @@ def row_loss(
     if isinstance(function, str):
         raise TypeError("formula must be a function in Python: a text is of one element alone")
     operands, numbers, by_keyword = arguments_of(function)
-    defaults = checked_names(name, operands, numbers, RowLossFunction._OPTIONS)
+    defaults = checked_names(name, operands, numbers, RowLossFunction.options())
     if len(operands) > MOST_OPERANDS:
         raise ValueError(f"a formula of rows has up to {MOST_OPERANDS} arrays, got {len(operands)}")
     program = trace_rows(name, function, operands, tuple(defaults), by_keyword)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 import sys
@@ -41,9 +42,7 @@ class OwnLoss(ABC):
     __qualname__: str
     source: str
 
-    # The options of a call: the annotation and the default of each.
-    _OPTIONS: ClassVar[Mapping[str, tuple[str, Any]]]
-    # The kinds of those that are no arrays, beside the common ones.
+    # The kinds of the options of a call that are no arrays, beside the common ones.
     _KINDS: ClassVar[Mapping[str, Argument]] = {}
 
     def __init__(
@@ -62,8 +61,8 @@ class OwnLoss(ABC):
         self.__module__, self.__qualname__ = place
         self.__doc__ = doc or f"Compute a loss of one's own.\n\nFormula: {text}\n"
         self.__signature__ = self._signature()
-        prepare: Any = self._preparation()
-        prepare.__name__ = loss.name
+        prepare: Any = functools.partial(self._prepare)
+        prepare.__name__, prepare.__annotations__ = loss.name, {}
         prepare.__module__, prepare.__qualname__ = place
         prepare.__signature__ = self.__signature__
         kinds = {**self._KINDS, **dict.fromkeys(defaults, Real())}
@@ -72,8 +71,14 @@ class OwnLoss(ABC):
         stands_for(public, self._function)
 
     @abstractmethod
-    def _preparation(self) -> Callable[..., Prepared[Any]]:
-        """A function that makes a call of arguments."""
+    def _prepare(self, *args: Array, **options: Any) -> Prepared[Any]:
+        """A call of arguments."""
+
+    @classmethod
+    def options(cls) -> dict[str, inspect.Parameter]:
+        """The options of a call, beside the parameters of the formula."""
+        arguments = inspect.signature(cls._prepare).parameters
+        return {name: own for name, own in arguments.items() if own.kind is own.KEYWORD_ONLY}
 
     def check(self, *points: ArrayLike, **parameters: float) -> Report:
         """Check the formula: that it compiles, that its derivatives are right, how accurate it is.
@@ -170,15 +175,15 @@ class OwnLoss(ABC):
 
     def _signature(self) -> inspect.Signature:
         kinds = inspect.Parameter
-        numbers = {name: ("float", value) for name, value in self._defaults.items()}
         return inspect.Signature(
             [
                 kinds(name, kinds.POSITIONAL_OR_KEYWORD, annotation="Array" if k else "ArrayT")
                 for k, name in enumerate(self._loss.operands)
             ]
+            + [*self.options().values()]
             + [
-                kinds(name, kinds.KEYWORD_ONLY, annotation=kind, default=default)
-                for name, (kind, default) in {**self._OPTIONS, **numbers}.items()
+                kinds(name, kinds.KEYWORD_ONLY, annotation="float", default=default)
+                for name, default in self._defaults.items()
             ],
             return_annotation="ArrayT",
         )
