@@ -75,6 +75,16 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
   return outcome;
 }
 
+// Adds the term of the denominator of a row to their sum: without errors, where it is 0 or 1.
+template <class Loss, class T>
+__device__ __forceinline__ void count(Sum<T>& counted, T denominator) {
+  if constexpr (counts_rows<Loss>) {
+    counted.high += denominator;
+  } else {
+    counted += denominator;
+  }
+}
+
 // The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
 // on that counts them, unless it sums weights or a mask.
 template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Given, class Result,

@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         value[tile * places.rows + own] = convert<Result>(outcome.value);
       }
       if constexpr (REDUCED) sum += outcome.value;
-      if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+      if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
     };
     if constexpr (Team::LANES == 1) {
 #pragma unroll 1

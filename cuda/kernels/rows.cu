@@ -169,13 +169,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
           if (present) value[index] = convert<Result>(own);
         }
         if constexpr (SUMS) sum += own;
-        if constexpr (VALUES == MEAN_OF_VALUES) {
-          if constexpr (counts_rows<Loss>) {
-            counted.high += own_denominator;  // without errors
-          } else {
-            counted += own_denominator;
-          }
-        }
+        if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, own_denominator);
       }
     }
     // Ahead of the last gradients, which take what this waits for.

@@ -51,27 +51,10 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
-  using Packed = typename Word<sizeof(Stored<S>)>::type;
+  using Kept = Packed<Stored<S>>;
 
   Column first, end;
-  Tuple<Packed<K>...> vectors[BATCH];
-
-  template <int S>
-  static __device__ __forceinline__ Packed<S> packed(const Stored<S>& vector) {
-    union {
-      Stored<S> vector;
-      Packed<S> packed;
-    } bits{vector};
-    return bits.packed;
-  }
-  template <int S>
-  static __device__ __forceinline__ Stored<S> unpacked(const Packed<S>& packed) {
-    union {
-      Packed<S> packed;
-      Stored<S> vector;
-    } bits{packed};
-    return bits.vector;
-  }
+  Tuple<Kept<K>...> vectors[BATCH];
 
   __device__ __forceinline__ Column column(int k) const { return first + k * Team::LANES; }
   __device__ __forceinline__ bool holds(int k) const { return k < SURE || column(k) < end; }
@@ -80,20 +63,28 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     const Column behind = column - first;
     return behind >= 0 && behind < BATCH * Team::LANES && behind % Team::LANES == 0;
   }
-  // Makes the element of row v in a column -inf, in the first operand.
+  // Makes the element of row v in a column that is one of these -inf, in the first operand. Bits
+  // say which: one instruction makes seven conditions of them, where it takes one to compare a
+  // column.
   __device__ __forceinline__ void hide(int v, Column hidden) {
     using E = typename Row::template Element<FIRST>;
+    constexpr int WORDS = (BATCH + 31) / 32;
     const E infinite = convert<E>(T(-INFINITY));
+    const int place = int(hidden - first) / Team::LANES;
+    unsigned bits[WORDS];
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) bits[w] = opaque(place / 32 == w ? 1u << place % 32 : 0u);
 #pragma unroll
     for (int k = 0; k < BATCH; ++k) {
       auto& elements = get<FIRST>(vectors[k]);
+      const bool hides = bits[k / 32] >> k % 32 & 1u;
       if constexpr (WIDTH == 1) {
-        if (column(k) == hidden) elements = packed<FIRST>({{infinite}});
+        if (hides) elements = packed(Stored<FIRST>{{infinite}});
       } else {
         // In one instruction: to take a pair apart and put it together again takes three.
         static_assert(WIDTH == 2 && sizeof(E) == 2, "a pair is a word");
-        const unsigned both = packed<FIRST>({{infinite, infinite}});
-        if (column(k) == hidden) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
+        const unsigned both = packed(Stored<FIRST>{{infinite, infinite}});
+        if (hides) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
       }
     }
   }
@@ -142,7 +133,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   // The largest numbers of the first operand in both rows.
   __device__ __forceinline__ auto largest_pair() const {
     const auto pair_at = [&](int k) {
-      const auto both = unpacked<FIRST>(get<FIRST>(vectors[k]));
+      const auto both = unpacked<Stored<FIRST>>(get<FIRST>(vectors[k]));
       return pair(both.at[0], both.at[1]);
     };
     const auto none = convert<typename Row::template Element<FIRST>>(lowest<T>());
@@ -155,7 +146,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   }
   template <int V, int S>
   __device__ __forceinline__ Real<T> real(int k) const {
-    return Real<T>(widen<T>(unpacked<S>(get<S>(vectors[k]))).at[V]);
+    return Real<T>(widen<T>(unpacked<Stored<S>>(get<S>(vectors[k]))).at[V]);
   }
   template <int V, int I>
   __device__ __forceinline__ N number(const Row& row, int k) const {
@@ -284,10 +275,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         if (!batch.holds(k)) continue;
         auto& vector = get<S>(batch.vectors[k]);
         if constexpr (IS_VECTOR<S>) {
-          using Packed = typename B::template Packed<S>;
-          vector = *reinterpret_cast<const Packed*>(address<S>(rows, 0, batch.first, k));
+          using Kept = typename B::template Kept<S>;
+          vector = *reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
         } else {
-          vector = B::template packed<S>({{*address<S>(rows, V, batch.first, k)...}});
+          vector = packed(Stored<S>{{*address<S>(rows, V, batch.first, k)...}});
         }
       }
     }
@@ -397,7 +388,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const auto take = [&](long long row, const auto& outcome) {
     if constexpr (VALUES == EACH_VALUE) value[row] = convert<Result>(outcome.value);
     if constexpr (REDUCED) sum += outcome.value;
-    if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+    if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
   };
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = Team::LANES == 1;

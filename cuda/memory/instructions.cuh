@@ -16,6 +16,11 @@ constexpr bool ASYNCHRONOUS_COPIES = ARCHITECTURE >= 800;
 constexpr bool ARRIVALS = ARCHITECTURE >= 900;
 
 #ifdef __CUDA_ARCH__
+// The number, of which the compiler is to assume nothing: no instruction at all.
+__device__ __forceinline__ unsigned opaque(unsigned number) {
+  asm("" : "+r"(number));
+  return number;
+}
 __device__ __forceinline__ unsigned shared_address(const void* place) {
   return unsigned(__cvta_generic_to_shared(place));
 }

@@ -71,6 +71,27 @@ struct Word<1> {
   using type = unsigned char;
 };
 
+// A vector as one word, which stays in one register where the compiler would keep its elements
+// apart, and the vector again.
+template <class Stored>
+using Packed = typename Word<sizeof(Stored)>::type;
+template <class Stored>
+__device__ __forceinline__ Packed<Stored> packed(const Stored& vector) {
+  union {
+    Stored vector;
+    Packed<Stored> packed;
+  } bits{vector};
+  return bits.packed;
+}
+template <class Stored>
+__device__ __forceinline__ Stored unpacked(const Packed<Stored>& packed) {
+  union {
+    Packed<Stored> packed;
+    Stored vector;
+  } bits{packed};
+  return bits.vector;
+}
+
 template <int W, class T>
 __device__ __forceinline__ Vector<T, W> load_vector(const T* from) {
   using Unit = typename Word<sizeof(Vector<T, W>)>::type;

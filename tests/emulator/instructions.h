@@ -2,6 +2,7 @@
 #pragma once
 #include "hooks.h"
 
+__forceinline__ unsigned opaque(unsigned number) { return number; }
 __forceinline__ unsigned shared_address(const void* place) { return emu::shared_address(place); }
 
 template <bool KEPT>

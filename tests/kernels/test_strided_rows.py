@@ -23,9 +23,9 @@ from ..tables.rows import RowCase
 from ..tools import levels
 from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise, names
 
-# Rows that one thread holds, with a tile and a part of one at least; of several batches of a
-# thread; and of 32 threads.
-SHAPES = [(150, 11), (140, 21), (130, 60), (40, 70), (9, 1100)]
+# Rows that one thread holds, with a tile and a part of one at least, or two or four; of several
+# batches of a thread; and of 32 threads.
+SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1100)]
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
 STATE = 28  # bytes of three sums in float32
@@ -47,19 +47,30 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
             rows = strided_rows(columns, sizes, STATE)
-            assert rows.lanes == (LONG_THREADS if columns > LONG else 1)
             assert rows.threads // rows.lanes >= 16  # rows side by side
-            assert rows.stays == any(n >= columns and n * words <= WORDS for n in COUNTS)
-            assert rows.count in COUNTS
+            least = min(
+                (
+                    lanes
+                    for lanes, counts in COUNTS.items()
+                    if any(columns <= lanes * n and n * words <= WORDS for n in counts)
+                ),
+                default=0,
+            )
+            assert rows.stays == (least > 0)
             if rows.stays:
-                assert rows.sure < columns <= rows.count
+                assert rows.lanes == least
+                assert rows.count in COUNTS[rows.lanes]
+                assert rows.sure <= columns // rows.lanes
+                assert rows.sure * rows.lanes < columns <= rows.count * rows.lanes
             else:
+                assert rows.lanes == (LONG_THREADS if columns > LONG else 1)
+                assert rows.count in COUNTS[1]
                 assert rows.sure == 0
 
 
 @pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
-    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 8
+    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 12
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))

@@ -305,6 +305,15 @@ def is_tiled(name: str) -> bool:
     return name.startswith("tiled<")
 
 
+def meets_in_tiles(name: str) -> bool:
+    """Whether the threads of a block meet in each of its tiles, and no loop is inside one."""
+    if not name.startswith("strided_rows<"):
+        return is_tiled(name)
+    team = next(a for a in template_arguments(name) if a.startswith("StridedTeam<"))
+    _, lanes, _, _, _, stays, *_ = template_arguments(team)
+    return int(lanes) > 1 and stays == "true"
+
+
 def is_pointwise(name: str) -> bool:
     """Whether a kernel is one of those that read each operand once."""
     return name.startswith("pointwise<") or is_tiled(name)
@@ -545,14 +554,14 @@ def hot_loops(name: str, ptx: str) -> list[list[Block]]:
     """The loops over elements of operands: they access global memory.
 
     They do not come to the end of a segment. There are barriers, and where each tile has barriers
-    too, warps shuffle. The loop that adds the partial sums up is not meant either: its loads bypass
-    the first cache (cg), which those of operands never do.
+    too, sums are shuffled down. The loop that adds the partial sums up is not meant either: its
+    loads bypass the first cache (cg), which those of operands never do.
     """
-    ends = {"shfl"} if is_tiled(name) else {"bar", "barrier"}
+    ends = {"down"} if meets_in_tiles(name) else {"bar", "barrier"}
     blocks = [
         block
         for block in basic_blocks(ptx)
-        if not any(o[0] in ends or "cg" in o for o in block.opcodes)
+        if not any(ends.intersection(o) or "cg" in o for o in block.opcodes)
     ]
     loops = _cycles(blocks)
     return [loop for loop in loops if any(b.accesses("ld") or b.accesses("st") for b in loop)]
