@@ -62,7 +62,8 @@ class Constant:
 
 CONSTANTS = [
     Constant(row_team, "LANE_BYTES", (128, 192, 240, 384), MIDDLE),
-    Constant(row_team, "LONG_LANE_BYTES", (128, 192, 256, 512), LONG),
+    Constant(row_team, "HALF_LANE_BYTES", (64, 128, 240), MIDDLE),
+    Constant(row_team, "LONG_LANE_BYTES", (256, 320, 512), (*LONG, 2501, 4099)),
     Constant(row_team, "SMALL_BLOCK", (64, 128, 256), LONG),
     Constant(row_team, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
     Constant(row_team, "CACHE_BYTES", (48 << 10, 64 << 10, 96 << 10), RANKS),
@@ -70,7 +71,7 @@ CONSTANTS = [
     Constant(row_team, "THREADS_OF_SEVERAL", (1 << 19, 1 << 20, 1 << 21), MIDDLE),
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
-    Constant(row_tiling, "LONG_BYTES", (500, 1000, 2000), (150, 250, *MIDDLE)),
+    Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
     Constant(row_tiling, "SHARE", (40, 75, 150), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),

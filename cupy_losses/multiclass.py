@@ -152,6 +152,7 @@ _CROSS_ENTROPY = {
         counts=_smoothing_by_counts if smoothed else None,
         overwrites=overwrites,
         precise=True,
+        hides=not smoothed,
     )
     for smoothed, z, overwrites in _VARIANTS
 }
@@ -353,6 +354,7 @@ _MULTI_MARGIN = {
         parameters=("margin",),
         options=(squared,),
         weights=True,
+        hides=True,
     )
     for squared in (False, True)
 }

@@ -16,14 +16,14 @@ constexpr int LINE = 128;  // bytes of a line of the cache
 enum Presence { ALL, SOME, OTHERS_HIDDEN };
 
 // Vectors, or words, of LENGTH elements of one thread, `stride` columns apart, from each array that
-// the loss reads.
+// the loss reads. The first SURE of them are there, whatever the others are.
 template <class Row, class Loss, unsigned TANGENTS, int VECTORS, int LENGTH, Presence PRESENT,
-          class K = Range<Row::INPUTS>>
+          int SURE = 0, class K = Range<Row::INPUTS>>
 struct Batch;
 
 template <class Row, class Loss, unsigned TANGENTS, int VECTORS_, int LENGTH_, Presence PRESENT,
-          int... K>
-struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
+          int SURE, int... K>
+struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
@@ -33,10 +33,33 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   static constexpr int NUMBERS = VECTORS * LENGTH, PLACES = NUMBERS < 4 ? NUMBERS : 4;
   static constexpr int WIDTH = LENGTH < 4 ? PLACES : LENGTH;
   static constexpr int COUNT = (NUMBERS + WIDTH - 1) / WIDTH;
-  using Vectors = Tuple<Vector<typename Row::template Element<K>, LENGTH>...>;
+  template <int S>
+  using Stored = Vector<typename Row::template Element<S>, LENGTH>;
+  template <int S>
+  static constexpr bool IS_PAIR = LENGTH == 2 && sizeof(Stored<S>) == 4;
+  template <int S>
+  using Kept = Select<IS_PAIR<S>, Packed<Stored<S>>, Stored<S>>;
 
   Column first, stride, end;
-  Vectors vectors[VECTORS];
+  Tuple<Kept<K>...> vectors[VECTORS];
+
+  // Vector p of array S.
+  template <int S>
+  __device__ __forceinline__ Stored<S> vector(int p) const {
+    if constexpr (IS_PAIR<S>) {
+      return unpacked<Stored<S>>(get<S>(vectors[p]));
+    } else {
+      return get<S>(vectors[p]);
+    }
+  }
+  template <int S>
+  __device__ __forceinline__ void keep(int p, const Stored<S>& vector) {
+    if constexpr (IS_PAIR<S>) {
+      get<S>(vectors[p]) = packed(vector);
+    } else {
+      get<S>(vectors[p]) = vector;
+    }
+  }
 
   __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
   // Where vector p is in array S: from the first one on, at an offset that is known.
@@ -62,9 +85,14 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
     (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
   }
+  // All elements are fetched one by one unless they are ALIGNED: where `shift` allows for words.
   template <class Team>
   __device__ __forceinline__ void fetch(unsigned char* shared, int slot, int shift = 0) {
-    (fetch_array<K, Team>(shared, slot, shift), ...);
+    fetch<Team>(shared, slot, shift, shift % LENGTH == 0);
+  }
+  template <class Team>
+  __device__ __forceinline__ void fetch(unsigned char* shared, int slot, int shift, bool aligned) {
+    (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
   }
   // Whether prefetch() may read all of these, also where they are not of the row, and does so in
   // one turn.
@@ -77,7 +105,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   __device__ __forceinline__ auto element(Column wanted) const {
     using Loaded = typename Row::template Loaded<I>;
     const auto at = [&](int p, int j) {
-      return Loaded{get<FIRST + I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};
+      return Loaded{vector<FIRST + I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};
     };
     Loaded found = at(0, 0);
 #pragma unroll
@@ -104,10 +132,12 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   __device__ __forceinline__ void hide(Column hidden) {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
+      Stored<FIRST> elements = vector<FIRST>(p);
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        if (column(p) + j == hidden) get<FIRST>(vectors[p]).at[j] = hidden_element();
+        if (column(p) + j == hidden) elements.at[j] = hidden_element();
       }
+      keep<FIRST>(p, elements);
     }
   }
   template <class Team>
@@ -121,8 +151,8 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
     using Element = typename Row::template Element<FIRST>;
     if constexpr (PRESENT != SOME && sizeof(Element) == 2 && LENGTH % 2 == 0) {
       const auto pair_of = [&](int p, int j) {
-        const auto& vector = get<FIRST>(vectors[p]);
-        return pair(vector.at[j], vector.at[j + 1]);
+        const Stored<FIRST> elements = vector<FIRST>(p);
+        return pair(elements.at[j], elements.at[j + 1]);
       };
       auto both = pair_of(0, 0);
 #pragma unroll
@@ -169,39 +199,36 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
     if constexpr (Row::template is_read<S>()) {
       if (shift % LENGTH == 0) {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) load_vector_of<S>(row, p, get<S>(vectors[p]));
+        for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_vector_of<S>(row, p));
       } else {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) load_elements<S>(row, p, get<S>(vectors[p]));
+        for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_elements<S>(row, p));
       }
     }
   }
   template <int S>
-  __device__ __forceinline__ void load_vector_of(
-      const Row& row, int p, Vector<typename Row::template Element<S>, LENGTH>& vector) const {
+  __device__ __forceinline__ Stored<S> load_vector_of(const Row& row, int p) const {
     using E = typename Row::template Element<S>;
     if (bool(Row::Rows::VECTORISED >> S & 1u) && is_full(column(p))) {
-      vector = load_vector<LENGTH>(static_cast<const E*>(address<S>(row, p)));
-    } else {
-      load_elements<S>(row, p, vector);
+      return load_vector<LENGTH>(static_cast<const E*>(address<S>(row, p)));
     }
+    return load_elements<S>(row, p);
   }
   template <int S>
-  __device__ __forceinline__ void load_elements(
-      const Row& row, int p, Vector<typename Row::template Element<S>, LENGTH>& vector) const {
+  __device__ __forceinline__ Stored<S> load_elements(const Row& row, int p) const {
     const Column at = column(p);
     auto* const from = address<S>(row, p);
+    Stored<S> vector;
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
       vector.at[j] = absent<S>();
       if (holds(at + j)) vector.at[j] = from[j * row.layout.template step<S>()];
     }
+    return vector;
   }
 
   // In shared memory each array has SLOTS vectors of each thread, those of a slot of neighbours
   // one after the other, and then its next slot.
-  template <int S>
-  using Stored = Vector<typename Row::template Element<S>, LENGTH>;
   template <int S, class Team>
   static __device__ __forceinline__ auto* take_places(unsigned char*& shared, int slot) {
     using E = typename Row::template Element<S>;
@@ -245,9 +272,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
               continue;
             }
           }
-          Stored<S> vector;
-          load_vector_of<S>(row, p, vector);
-          places[p * Team::NEIGHBOURS] = vector;
+          places[p * Team::NEIGHBOURS] = load_vector_of<S>(row, p);
         }
       }
     }
@@ -274,45 +299,47 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
     }
   }
   template <int S, class Team>
-  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot, int shift) {
+  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot, int shift,
+                                              bool aligned) {
     if constexpr (Row::template is_read<S>()) {
       constexpr int STRIDE = Team::NEIGHBOURS * LENGTH;
       const auto* const from = take_places<S, Team>(shared, slot) + shift;
-      if (shift % LENGTH == 0) {
+      if (aligned) {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) fetch_vector<S>(get<S>(vectors[p]), p, from + p * STRIDE);
+        for (int p = 0; p < VECTORS; ++p) fetch_vector<S>(p, from + p * STRIDE);
       } else {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p)
-          fetch_elements<S>(get<S>(vectors[p]), p, from + p * STRIDE);
+        for (int p = 0; p < VECTORS; ++p) fetch_elements<S>(p, from + p * STRIDE);
       }
     }
   }
   // Vectors of four and more are there in any case; a word, or a vector of two, if its first
   // element is, or its last one: a row may begin in it.
   template <int S, class E>
-  __device__ __forceinline__ void fetch_vector(Vector<E, LENGTH>& vector, int p,
-                                               const E* from) const {
-    if (LENGTH >= 4 || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
-      vector = *reinterpret_cast<const Vector<E, LENGTH>*>(from);
+  __device__ __forceinline__ void fetch_vector(int p, const E* from) {
+    const bool sure = LENGTH >= 4 || p < SURE;
+    if (sure || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
+      get<S>(vectors[p]) = *reinterpret_cast<const Kept<S>*>(from);
     }
     if constexpr (LENGTH < 4 && PRESENT != ALL) {
+      if (sure) return;
+      Stored<S> elements = vector<S>(p);
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        if (!holds(column(p) + j)) vector.at[j] = absent<S>();
+        if (!holds(column(p) + j)) elements.at[j] = absent<S>();
       }
+      keep<S>(p, elements);
     }
   }
   template <int S, class E>
-  __device__ __forceinline__ void fetch_elements(Vector<E, LENGTH>& vector, int p,
-                                                 const E* from) const {
+  __device__ __forceinline__ void fetch_elements(int p, const E* from) {
     E elements[LENGTH];
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
       elements[j] = absent<S>();
-      if (holds(column(p) + j)) elements[j] = from[j];
+      if (p < SURE || holds(column(p) + j)) elements[j] = from[j];
     }
-    vector = vector_of(elements);
+    keep<S>(p, vector_of(elements));
   }
 
   template <int S, class Team>
@@ -335,7 +362,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, Indices<K...>> {
   template <int S>
   __device__ __forceinline__ Vector<T, LENGTH> widened(int p) const {
     if constexpr (Row::template is_read<S>()) {
-      return widen<T>(get<S>(vectors[p]));
+      return widen<T>(vector<S>(p));
     } else {
       return {};
     }

@@ -24,9 +24,9 @@ struct Team {
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
   // What the last of batches of so many slots has, where most of the threads have all of it.
   static constexpr int rest_of(int slots) { return LANES > 32 ? SLOTS % slots : 0; }
-  // Gradients are written of so many slots at a time: of few where rows may begin anywhere, as the
-  // two batches in which one begins and ends go slot by slot.
-  static constexpr int WRITTEN = !SHIFTS ? BATCH : BATCH % 2 == 0 ? 2 : BATCH % 3 == 0 ? 3 : 1;
+  // Where rows may begin anywhere, gradients are written of so many slots at a time: of few, as
+  // slots in which one begins or ends go one by one.
+  static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 2 : 3;
   static_assert(!SHIFTS || (!EXACT && !HELD), "vectors at the ends of rows are not full");
   static_assert(!HELD || LANES <= 32, "a short row");
   // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
@@ -52,6 +52,8 @@ struct Team {
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
 };
 
+constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes, and of its tangent
+
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
 struct RowWorker {
@@ -69,13 +71,23 @@ struct RowWorker {
   // The same elements of neighbours in words: two numbers of half precision, or one.
   static constexpr int HALVES = sizeof(typename Row::template Element<Row::FIRST>) == 2 ? 2 : 1;
   static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
-  template <int SLOTS, Presence PRESENT = ALL>
-  using Words = Batch<Row, Loss, TANGENTS, SLOTS * UNITS, UNIT, PRESENT>;
+  template <int SLOTS, Presence PRESENT = ALL, int SURE = 0>
+  using Words = Batch<Row, Loss, TANGENTS, SLOTS * UNITS, UNIT, PRESENT, SURE * UNITS>;
   // How many slots of a batch that is not full are taken at a time. Where several warps work on a
   // row, all wait for the one in which it ends: that takes a batch at once.
-  static constexpr int SLOTS_AT_THE_END = Loss::HIDES && Team::LANES > 32 ? Team::BATCH : 1;
+  static constexpr int SLOTS_AT_THE_END = Loss::HIDES ? Team::BATCH : 1;
   using WordsAtTheEnd = Words<SLOTS_AT_THE_END, (Loss::HIDES ? OTHERS_HIDDEN : SOME)>;
   static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot
+  // Whether a warp, or a part of it, has rows for itself whose last slot alone is not full: what is
+  // not there is hidden. A thread takes all slots of such a row at once if they are few.
+  static constexpr bool PADDED =
+      Loss::HIDES && Team::LANES <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
+  static constexpr bool AT_ONCE =
+      PADDED && (TANGENTS != 0 ? 2 : 1) * Team::SLOTS *
+                        sizeof(Vector<typename Row::template Element<Row::FIRST>, WIDTH>) <=
+                    MOST_AT_ONCE;
+  template <int SLOTS>
+  using Last = Words<SLOTS, OTHERS_HIDDEN, SLOTS - 1>;
 
   const Loss& loss;
   const Layout& layout;
@@ -159,7 +171,19 @@ struct RowWorker {
   template <class F>
   __device__ __forceinline__ void batch_of_words(const Share& share, long long slot, F f) const {
     constexpr int SLOTS = Team::BATCH;
-    batch<SLOTS, Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
+    if constexpr (PADDED) {
+      constexpr int BEFORE = (Team::GROUPS - 1) * SLOTS;
+      constexpr Column STRIDE = Team::NEIGHBOURS * UNIT;
+      const Column first = Column(slot) * SLOT + Column(Team::neighbour()) * UNIT;
+      if (share.begin >= share.end) return;
+      if (BEFORE > 0 && slot < BEFORE) {
+        f(Words<SLOTS>{first, STRIDE, share.end}, slot);
+      } else {
+        f(Last<Team::SLOTS - BEFORE>{first, STRIDE, share.end}, slot);
+      }
+    } else {
+      batch<SLOTS, Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
+    }
   }
   template <int SLOTS, class F>
   __device__ __forceinline__ void batch_of_vectors(const Share& share, long long slot, F f) const {
@@ -201,6 +225,25 @@ struct RowWorker {
       // Of any row: to find out takes longer than to leave it unused.
       if constexpr (Loss::HIDES) elements.hide(context.column);
       loss.template add<true>(state, share.row, context, elements);
+    } else if constexpr (AT_ONCE) {
+      wait_for_copies<0>();
+      Team::wait_for_neighbours();
+      bool aligned = share.shift % UNIT == 0;
+      // Rows of one warp that begin at odd places and at even ones would take turns.
+      if constexpr (UNIT > 1 && Team::SHIFTS) aligned = __all_sync(0xffffffffu, aligned);
+      if (context.status == ACTIVE) {
+        using Whole = Last<Team::SLOTS>;
+        constexpr bool FEW = Whole::NUMBERS <= 8;
+        Whole elements{Column(Team::neighbour()) * UNIT, Team::NEIGHBOURS * UNIT, share.end};
+        if (!FEW) elements.template hide<Team>(context.column, shared, 0, share.shift);
+        elements.template fetch<Team>(shared, 0, share.shift, aligned);
+        if (FEW) elements.hide(context.column);
+        loss.template add<true>(state, share.row, context, elements);
+      }
+      if constexpr (REPLACE) {
+        Team::wait_for_neighbours();
+        prefetch(next);
+      }
     } else if constexpr (Loss::READS != 0) {
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
@@ -255,11 +298,26 @@ struct RowWorker {
   __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
                                                 const Context& context, const Finished& done,
                                                 bool releases = false) const {
+    const auto write = [&](auto elements, long long slot) {
+      differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
+    };
+    if constexpr (!Team::SHIFTS) {
+      batch_of_vectors<Team::BATCH>(share, first_slot, write);
+    } else {
+      constexpr int WRITTEN = Team::WRITTEN;
 #pragma unroll 1
-    for (int s = 0; s < Team::BATCH; s += Team::WRITTEN) {
-      batch_of_vectors<Team::WRITTEN>(share, first_slot + s, [&](auto elements, long long slot) {
-        differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
-      });
+      for (int s = 0; s < Team::BATCH;) {
+        const Column begin = share.begin + Column(first_slot + s) * SLOT;
+        const Column first = begin + Column(Team::neighbour()) * WIDTH;
+        if (begin >= share.end) return;
+        if (begin >= 0 && s + WRITTEN <= Team::BATCH && share.end - begin >= SLOT * WRITTEN) {
+          write(Vectors<WRITTEN>{first, SLOT, share.end}, first_slot + s);
+          s += WRITTEN;
+        } else {
+          if (first < share.end) write(AtTheEnd{first, SLOT, share.end}, first_slot + s);
+          s += 1;
+        }
+      }
     }
   }
   // Writes the gradients of what a row that is not aligned has behind the last of these: fewer

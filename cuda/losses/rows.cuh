@@ -282,23 +282,25 @@ struct Nothing {
 };
 
 // exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
-// |x|, and then what has been off the result.
-template <class T>
+// |x|, and then what has been off the result; where it is ROUGH, this is not known.
+template <bool ROUGH, class T>
 __device__ __forceinline__ Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
+  if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)) + rest);
   const Rounded<T> y = exp_of_negative(-fabs(x.value), -rest);
   rest = y.rest;
   return Real<T>(y.value);
 }
-template <class X, class T>
+template <bool ROUGH, class X, class T>
 __device__ __forceinline__ Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
-  const X y = exp_of_distance(x.value, positive, rest);
+  const X y = exp_of_distance<ROUGH>(x.value, positive, rest);
   return dual(y, y * (positive ? -x.slope : x.slope));
 }
 
-// log(1 + rest), rest being at least -1.
+// log(1 + rest) of a rest that is -1, or not negative but for rounding errors; NaN of a NaN.
 template <class T>
 __device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest) {
-  return Real<T>(log1p(rest.value));
+  const T log_of_zero = T(2) * lowest<T>();  // -inf
+  return Real<T>(rest.value == T(-1) ? log_of_zero : log1p_of_positive(rest.value));
 }
 template <class X>
 __device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest) {
@@ -544,10 +546,12 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     // `ahead` is how far that of the target is ahead of the top, and q the power of the distance.
     const N x = target.x(), ahead = x - Real<T>(state.top);
     const bool leads = !(plain(ahead) < T(0));
-    T rest_of_q = leads ? error_of_difference(plain(x), state.top) : T(0);
+    T rest_of_q = T(0);
+    if (!HALF && leads) rest_of_q = error_of_difference(plain(x), state.top);
     if (plain(ahead) > T(1000)) rest_of_q = plain(x) - plain(x);  // NaN of an infinite x alone
-    const N q = exp_of_distance(ahead, leads, rest_of_q);
-    const N unit = leads ? Real<T>(terms.unit()) * q : N(terms.unit());
+    const N q = exp_of_distance<HALF>(ahead, leads, rest_of_q);
+    const Real<T> one(terms.unit());
+    const N unit = leads ? one * q : N(one);
     const N sum = state.sum.total(), others = sum * unit, own = leads ? N(1.0) : q;
     const N total = others + own;
     N but_one = others + (own - 1.0);
@@ -590,7 +594,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
       slope = slope + by_lse;
       rest = rest + by_lse;
     }
-    const N by_total = slope / total;
+    N by_total = slope / total;
+    if constexpr (HALF && order<N> == 0) by_total = N(rough_quotient(plain(slope), plain(total)));
     return {value, by_total * unit, rest - by_total * others, target.weight(), smooth, terms};
   }
   template <class N, class F>

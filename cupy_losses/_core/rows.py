@@ -61,6 +61,7 @@ class RowFormula(Loss):
         broadcasts: Whether operands of elements broadcast.
         gathers: Whether the element of the target is all that is read of a row.
         precise: See above.
+        hides: Whether the kernels hide elements that a row is not to accumulate: the struct HIDES.
         sums: How many sums a row accumulates at most, for which the kernels make room.
 
     """
@@ -76,6 +77,7 @@ class RowFormula(Loss):
     broadcasts: bool = False
     gathers: bool = False
     precise: bool = False
+    hides: bool = False
     sums: int = 3
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:

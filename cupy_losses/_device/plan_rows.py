@@ -133,8 +133,8 @@ class RowLaunches(Launches):
         starts = (*(main.strides[a] for a in self._row_axes), main.misaligned // size)
         streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
         step = main.strides[self._space.axis]
-        apart, precise = self._lies_apart(), self._loss.precise
-        return RowMemory(self._rows, self._columns, size, streamed, step, starts, apart, precise)
+        of_loss = self._lies_apart(), self._loss.precise, self._loss.hides
+        return RowMemory(self._rows, self._columns, size, streamed, step, starts, *of_loss)
 
     def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
@@ -239,7 +239,8 @@ class RowLaunches(Launches):
             return None
         main = self._inputs[self._problem.leading]
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
-        return row_tile(self._columns, unit, elements, numbers, self._state + self._finished)
+        kept = self._state + self._finished
+        return row_tile(self._columns, unit, elements, numbers, kept, self._loss.hides)
 
     def _strided(self) -> StridedRows | None:
         """Who works on rows that lie side by side; None for other rows."""
@@ -357,7 +358,8 @@ class RowLaunches(Launches):
         real = c_type(problem.real)
         held = self._columns if team.held and team.lanes == 1 else 0
         expression = self._expression(held, denominator_only)
-        threads = team.threads_of_multiprocessor(vector_bytes, bool(wanted))
+        hides = self._memory.hides
+        threads = team.threads_of_multiprocessor(hides, vector_bytes, bool(wanted))
         resident = self._resident(team.threads, threads)
         result = "double" if denominator_only else self._result_type()
         pointers = [f"const {c_type(a.dtype)}*" for a in inputs]

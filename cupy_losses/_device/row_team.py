@@ -13,9 +13,10 @@ from . import driver
 from .plan import template
 from .row_tiling import VECTOR_BYTES
 
-# Of a share of a row one thread gets up to LANE_BYTES: of rows up to SHORT_ROW bytes less, as
-# neighbours then share lines of memory, and of rows of more than LONG_ROW a little more, with which
-# 2003 numbers have one warp, and not four. What a warp does once for a row takes as long as 30
+# Of a share of a row one thread gets up to LANE_BYTES, or HALF_LANE_BYTES of half precision where
+# the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours then
+# share lines of memory, and of rows of more than LONG_ROW, which have a warp at least, more, with
+# which 2501 numbers have one, and not four. What a warp does once for a row takes as long as 30
 # numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
 # long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
 # at a time, half of that where several shares follow one another. A block has at most BLOCK
@@ -23,8 +24,9 @@ from .row_tiling import VECTOR_BYTES
 SHORT_ROW = 256
 LONG_ROW = 4096
 LANE_BYTES = 240
+HALF_LANE_BYTES = 128
 SHORT_LANE_BYTES = 64
-LONG_LANE_BYTES = 256
+LONG_LANE_BYTES = 320
 PARALLEL_BYTES = 128
 BATCH_BYTES = 128
 BLOCK = 256
@@ -91,6 +93,7 @@ class RowMemory:
         starts: From a row to the next ones, and where the first one begins, in elements.
         apart: Whether neighbouring rows are nearer to one another than the elements of a row.
         precise: Whether parts of a row cost much to combine.
+        hides: Whether a row may be padded, with elements that the kernels hide.
 
     """
 
@@ -102,6 +105,7 @@ class RowMemory:
     starts: tuple[int, ...]
     apart: bool
     precise: bool
+    hides: bool
 
     @property
     def element_bytes(self) -> int:
@@ -185,10 +189,12 @@ class RowTeam:
         groups = -(-memory.rows // self.rows)
         return min(groups, max(workers, 1))
 
-    def threads_of_multiprocessor(self, vector_bytes: int, gradients: bool) -> int:
+    def threads_of_multiprocessor(self, hides: bool, vector_bytes: int, gradients: bool) -> int:
         """The threads that a multiprocessor is to hold; `vector_bytes`: of all that is read."""
         if gradients:
-            whole = self.batch * vector_bytes == BATCH_BYTES
+            few = self.lanes <= WARP and self.slots * vector_bytes <= BATCH_BYTES
+            at_once = hides and few
+            whole = (self.slots if at_once else self.batch) * vector_bytes == BATCH_BYTES
             return THREADS_WITH_GRADIENTS if whole else THREADS_OF_MULTIPROCESSOR
         return THREADS_WITH_HELD if self.held else THREADS_OF_MULTIPROCESSOR
 
@@ -255,7 +261,9 @@ def _lane_bytes(row_bytes: int, memory: RowMemory) -> int:
         return (SHORT_LANE_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
     if is_short:
         return SHORT_LANE_BYTES
-    return LANE_BYTES if row_bytes <= LONG_ROW else LONG_LANE_BYTES
+    if row_bytes > LONG_ROW:
+        return min(LONG_LANE_BYTES, -(-row_bytes // WARP))
+    return HALF_LANE_BYTES if memory.hides and memory.size == 2 else LANE_BYTES
 
 
 def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:

@@ -14,9 +14,10 @@ VECTOR_BYTES = 16
 # A row of at most SHORT_BYTES waits in the registers of a thread, or of half as many where it is no
 # whole number of words, one of a multiple of VECTOR_BYTES is read in whole vectors, and of one of
 # more than LONG_BYTES a thread has much to do: cuda/kernels/rows.cu is faster on an H200 for all
-# these.
+# these. So it is from LONG_HIDDEN elements on for losses that hide some.
 SHORT_BYTES = 32
 LONG_BYTES = 1000
+LONG_HIDDEN = 200
 WORD_BYTES = 4
 
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
@@ -64,13 +65,19 @@ class RowTile:
 
 
 def row_tile(
-    columns: int, unit: int, elements: Mapping[int, int], numbers: Mapping[int, int], kept: int
+    columns: int,
+    unit: int,
+    elements: Mapping[int, int],
+    numbers: Mapping[int, int],
+    kept: int,
+    hides: bool = False,
 ) -> RowTile | None:
     """The tile of rows so long, given the bytes of an element of each array; None for no tiles.
 
-    `kept`: the bytes that a block keeps of a row beside the tile.
+    `kept`: the bytes that a block keeps of a row beside the tile. `hides`: of a loss that hides
+    elements.
     """
-    if not elements:
+    if not elements or (hides and columns >= LONG_HIDDEN):
         return None
     lengths = [columns * size for size in elements.values()]
     short = SHORT_BYTES // 2 if any(length % WORD_BYTES for length in lengths) else SHORT_BYTES

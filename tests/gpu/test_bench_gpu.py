@@ -22,9 +22,12 @@ def test_peers(dtype: str, capsys: Any, tmp_path: Path) -> None:
     assert main(["bench", "--json", *arguments, *plain, *plot]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["environment"]["gpu"] in result["backend"]
-    assert not [row for row in result["results"] if row["failure"]]
+    # In float16 torch's gradient of a mean over so many rows underflows, and is reported as wrong.
+    failed = {row["peer"] for row in result["results"] if row["failure"]}
+    assert failed <= ({"torch"} if dtype == "float16" else set())
     assert len(result["results"]) == (12 if plain else 8)
-    assert all(row["milliseconds"] > 0 for row in result["results"] + result["limits"])
+    timed = [row for row in result["results"] if not row["failure"]]
+    assert all(row["milliseconds"] > 0 for row in timed + result["limits"])
     assert (tmp_path / "a.png").exists()
     ours = [row for row in result["results"] if row["peer"] == "cupy_losses"]
     largest = 2.0**-21 if dtype == "float32" else 2.0**-8

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from cupy_losses import value_and_grad
+from cupy_losses import cross_entropy, value_and_grad
 
 from .. import emulator
 from ..emulator import installed
+from ..tables.arrays import DTYPES
 from ..tables.losses import LOSSES, Case
 from ..tables.rows import ROWS, RowCase
 from ..tools import levels
@@ -171,3 +173,25 @@ def test_on_a_device(problem: Problem) -> None:
             check(found, ours(poisoned, np.asarray, np.asarray))
             if poisoned.of_torch is not None:
                 check(found, as_promised(poisoned))
+
+
+@pytest.mark.parametrize("columns", [2, 5, 21, 210])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_infinite_scores(dtype: str, columns: int) -> None:
+    """A row of -inf has no loss; infinite ones of the target and of another class."""
+    emulator.require()
+    scores = np.zeros((5, columns), DTYPES.get(dtype, np.float32))
+    scores[0] = scores[1, 1:] = scores[3, 0] = scores[4, 0] = -np.inf
+    scores[2, 0] = scores[4, 1] = np.inf
+    target = np.zeros(5, np.int64)
+    wide = torch.tensor(scores.astype(np.float64))
+    for smoothing, z_loss in ((0.0, 0.0), (0.25, 0.0), (0.0, 0.5)):
+        options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": "none"}
+        expected = F.cross_entropy(wide, torch.tensor(target), **options).numpy()
+        with installed(seed=1) as device:
+            arrays = device.asarray(scores), device.asarray(target)
+            found = cross_entropy(*arrays, z_loss=z_loss, **options).get()
+        if z_loss:
+            np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+        else:
+            np.testing.assert_array_equal(found.astype(np.float64), expected)

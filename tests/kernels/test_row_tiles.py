@@ -14,6 +14,7 @@ from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, plan_rows, sources
 from cupy_losses._device.row_tiling import (
     LONG_BYTES,
+    LONG_HIDDEN,
     MOST_ROWS,
     SHARE,
     TILE_LIMIT,
@@ -29,14 +30,26 @@ from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
-from .test_rows_emulated import NLL, STRUCTURES, check_last_rows, close, exercise, names
+from .test_rows_emulated import (
+    NLL,
+    PROBABILITIES,
+    SMOOTHED,
+    STRUCTURES,
+    check_last_rows,
+    close,
+    exercise,
+    names,
+)
 
 # Rows of which a thread has one, with a tile and a part of one at least, or of which 2, 4, 8 or 16
 # have one, as they have one operand or several; and their lengths.
-SHAPES = [(400, 9), (150, 47), (40, 101), (18, 241)]
+SHAPES = [(400, 9), (150, 47), (40, 101), (18, 197)]
+LONG_SHAPE = (18, 241)
 # But for one that reads no elements, and powers, which are slow here.
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
+# Of others the kernels hide elements.
+LONG_CASES = [SMOOTHED, PROBABILITIES, *CASES[4:]]
 KEPT = 64  # bytes of a row of three sums in float32
 
 
@@ -62,6 +75,14 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert tile.begins[1] >= tile.rows * columns * size + 15
             assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
     assert row_tile(100, 1, {}, {0: 8}, KEPT) is None
+
+
+@pytest.mark.quick
+def test_long_rows_that_hide_elements_have_no_tiles() -> None:
+    for columns in range(1, 1000):
+        tile = row_tile(columns, 1, {0: 4}, {1: 8}, KEPT, hides=True)
+        others = row_tile(columns, 1, {0: 4}, {1: 8}, KEPT)
+        assert tile == (others if columns < LONG_HIDDEN else None)
 
 
 def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
@@ -95,7 +116,13 @@ def test_a_tile_leaves_room_for_what_is_kept_of_its_rows() -> None:
         np.testing.assert_allclose(result.get(), wanted, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize(("case", "shape"), levels.covering(3, CASES, SHAPES))
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    [
+        *levels.covering(3, CASES, SHAPES),
+        *levels.covering(1, LONG_CASES, [LONG_SHAPE]),
+    ],
+)
 def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -107,7 +134,7 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
     ("case", "shape"),
     [
         levels.case(
-            case, shape, default=case is FAST and shape[1] in (47, 241), id=f"{case}-{shape}"
+            case, shape, default=case is FAST and shape[1] in (47, 197), id=f"{case}-{shape}"
         )
         for case in CASES
         for shape in SHAPES
@@ -141,7 +168,7 @@ def test_the_copy_engine_writes_where_threads_have_written(
 
 @pytest.mark.parametrize(
     ("dtype", "columns"),
-    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 333]),
+    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 197]),
 )
 def test_dtypes(dtype: str, columns: int) -> None:
     """Units of two elements, rows of an odd and of an even number of them."""
@@ -169,7 +196,7 @@ def test_any_alignment(case: RowCase, dtype: str) -> None:
 
 def test_rows_of_no_use() -> None:
     """An index out of range gives NaN to its row alone; an ignored row gives nothing."""
-    for columns in (9, 201):
+    for columns in (9, 197):
         x = np.random.default_rng(7).standard_normal((200, columns)).astype(np.float32)
         target = np.arange(200) % columns
         target[[3, 150]] = columns, -1
@@ -192,7 +219,7 @@ def test_rows_of_no_use() -> None:
             assert not gradient.get().any()
 
 
-@pytest.mark.parametrize("columns", levels.first([205, 11]))
+@pytest.mark.parametrize("columns", levels.first([197, 11]))
 def test_the_gradient_takes_the_memory_of_the_input(columns: int) -> None:
     x = np.random.default_rng(8).standard_normal((300, columns)).astype(np.float32)
     target = np.arange(300) % columns
@@ -253,7 +280,7 @@ def test_operands_of_different_dtypes(first: str, second: str) -> None:
 
 def check_rows_beyond_32_bits() -> None:
     """The block of more than 2^32 elements that has the last rows."""
-    rows, columns = (9 << 20) + 3, 497
+    rows, columns = (21 << 20) + 3, 197
     tile: Any = row_tile(columns, 2, {0: 2}, {1: 8}, KEPT)
     tiles = -(-rows // tile.rows)
 

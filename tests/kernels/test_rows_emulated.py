@@ -25,7 +25,8 @@ from cupy_losses import (
     value_and_grad,
 )
 from cupy_losses._api.entrance import prepare_of
-from cupy_losses._core.loss import Request
+from cupy_losses._core.loss import Request, losses
+from cupy_losses._core.rows import RowFormula
 from cupy_losses._device import compiler, driver, plan_rows, row_team, sources
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
@@ -228,6 +229,46 @@ def test_rows_that_begin_inside_vectors_of_two(
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, dtype=dtype)
         assert any("Team<" in name and ", 2, " in name for name in names(device))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "columns", "layout"),
+    [
+        levels.case(*values, default=values[0] is CROSS_ENTROPY and (k + k // 4) % 4 == 0)
+        for k, values in enumerate(
+            itertools.product(
+                [CROSS_ENTROPY, STRUCTURES[4]],
+                ["float32", "bfloat16"],
+                [211, 333, 501, 1001, 1203, 2003, 2501],
+                ["dense", "misaligned", "sliced"],
+            )
+        )
+    ],
+)
+def test_the_last_slot_of_a_row_is_padded(
+    case: RowCase, dtype: str, columns: int, layout: str
+) -> None:
+    """Rows of a part of a warp and of a whole one, in one batch and in several; of half precision
+    those of one warp begin at odd places and at even ones."""
+    operands = case.draw(np.random.default_rng(21), (9, columns), DTYPES.get(dtype, dtype))
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, layout, dtype)
+        lanes = [int(name) for k in names(device) for name in re.findall(r"Team<\d+, (\d+)", k)]
+        assert 1 < max(lanes) <= 32
+
+
+@pytest.mark.quick
+def test_losses_that_hide_elements_say_so() -> None:
+    text = sources.source("kernels/rows.cu")
+    rules = {"true": True, "false": False}
+    for loss in losses().values():
+        of_struct = isinstance(loss, RowFormula) and text.partition(f"struct {loss.struct} ")[2]
+        if isinstance(loss, RowFormula) and of_struct:
+            found = re.search(r"HIDES = (!?\w+);", of_struct)
+            assert found
+            rule = found[1]
+            hides = not loss.options[0] if rule == "!SMOOTHED" else rules[rule]
+            assert loss.hides == hides, loss.name
 
 
 @pytest.mark.parametrize(

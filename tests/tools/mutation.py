@@ -237,7 +237,7 @@ EQUIVALENT: dict[str, str] = {
     "constexpr bool FEW = decltype(elements)::NUMBERS < 8;": "hidden in the other place: slower",
     "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
-    "return Loaded{get<FIRST - I>(vectors[p]).at[j], get<Loaded::SLOPE>(vectors[p]).at[j]};": (
+    "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
         "only the first operand has an element of its own"
     ),
     "const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 1;": (
