@@ -48,14 +48,14 @@ __global__ void __launch_bounds__(THREADS)
       }
     }
   }
-  Sum<double> sum = own.widened();
+  Sum<double> sums[] = {own.widened()};
   if constexpr (OUTPUTS_PER_BLOCK == 1) {
-    sum = block_sum<THREADS>(sum);
+    block_sums<THREADS>(sums);
   } else {
-    sum = interleaved_sums<THREADS, OUTPUTS_PER_BLOCK>(sum);
+    sums[0] = interleaved_sums<THREADS, OUTPUTS_PER_BLOCK>(sums[0]);
   }
   if (thread == 0 && output < outputs) {
     result[output * gridDim.y + blockIdx.y] =
-        reduced<EMPTY_IS_ZERO, Result>(sum, divisor, scaling.value());
+        reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
   }
 }

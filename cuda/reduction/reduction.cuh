@@ -179,6 +179,7 @@ struct Factor {
 template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
+  using Sums = Sum<double>[SUMS];
   Result* value;
   unsigned* counter;
   double* partials;
@@ -191,11 +192,9 @@ struct Reduction {
   template <bool ALONE = false, class T>
   __device__ __forceinline__ void add(long long segment, const Sum<T>& sum,
                                       const Sum<T>& own_denominator) const {
-    Sum<double> parts[2] = {sum.widened(), own_denominator.widened()};
-    if constexpr (!ALONE) {
-      parts[0] = block_sum<THREADS>(parts[0]);
-      if constexpr (SUMS == 2) parts[1] = block_sum<THREADS>(parts[1]);
-    }
+    Sums parts = {sum.widened()};
+    if constexpr (SUMS == 2) parts[1] = own_denominator.widened();
+    if constexpr (!ALONE) block_sums<THREADS>(parts);
     if (threadIdx.x != 0 || value == nullptr) return;
     if constexpr (VALUES == COUNT) {
       atomicAdd(value, parts[0].total());
@@ -235,16 +234,22 @@ struct Reduction {
   __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
     if (!has_teams()) return;
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
-    const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
-    if (!is_last(before, unsigned(members))) return;
-    Sum<double> sums[2];
-    add_up(sums, partials + team * TEAM * SUMS * 2, members);
-    if (teams == 1) {
-      if (threadIdx.x == 0) write(sums);
-    } else {
-      double* const of_teams = partials + segments * SUMS * 2;
+    double* const of_teams = partials + segments * SUMS * 2;
+    const double* from = partials + team * TEAM * SUMS * 2;
+    long long count = team + 1 < teams ? TEAM : segments - team * TEAM;
+    // The segments of this team, and then all teams.
+#pragma unroll 1
+    while (is_last(before, unsigned(count))) {
+      Sums sums;
+      add_up<1>(sums, from, count);
+      if (teams == 1 || from == of_teams) {
+        if (threadIdx.x == 0) write(sums);
+        return;
+      }
       if (threadIdx.x == 0) store(of_teams, team, sums);
-      if (is_last(arrive_at(counter), unsigned(teams))) finish(of_teams, teams);
+      before = arrive_at(counter);
+      from = of_teams;
+      count = teams;
     }
   }
 
@@ -255,19 +260,20 @@ struct Reduction {
   static __device__ __forceinline__ unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
   }
-  static __device__ __forceinline__ void store(double* to, long long index,
-                                               const Sum<double> (&parts)[2]) {
+  static __device__ __forceinline__ void store(double* to, long long index, const Sums& parts) {
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) {
       to[(index * SUMS + s) * 2] = parts[s].high;
       to[(index * SUMS + s) * 2 + 1] = parts[s].low;
     }
   }
-  // The sums of `count` partial ones; the result is thread 0's alone.
-  static __device__ __forceinline__ void add_up(Sum<double> (&sums)[2], const double* from,
-                                                long long count) {
-    sums[0] = sums[1] = Sum<double>::zero();
-#pragma unroll 4
+  // The sums of `count` partial ones, of which a thread reads LOADS at a time; the result is thread
+  // 0's alone.
+  template <int LOADS>
+  static __device__ __forceinline__ void add_up(Sums& sums, const double* from, long long count) {
+#pragma unroll
+    for (int s = 0; s < SUMS; ++s) sums[s] = Sum<double>::zero();
+#pragma unroll(LOADS)
     for (long long i = threadIdx.x; i < count; i += THREADS) {
 #pragma unroll
       for (int s = 0; s < SUMS; ++s) {
@@ -275,16 +281,15 @@ struct Reduction {
         sums[s] += Sum<double>{part.x, part.y};
       }
     }
-    sums[0] = block_sum<THREADS>(sums[0]);
-    if constexpr (SUMS == 2) sums[1] = block_sum<THREADS>(sums[1]);
+    block_sums<THREADS>(sums);
   }
   __device__ __forceinline__ void finish(const double* from, long long count) const {
-    Sum<double> sums[2];
-    add_up(sums, from, count);
+    Sums sums;
+    add_up<4>(sums, from, count);
     if (threadIdx.x == 0) write(sums);
   }
-  __device__ __forceinline__ void write(const Sum<double> (&sums)[2]) const {
-    const double divisor = SUMS == 2 ? sums[1].total() : denominator;
+  __device__ __forceinline__ void write(const Sums& sums) const {
+    const double divisor = SUMS == 2 ? sums[SUMS - 1].total() : denominator;
     if (SUMS == 2 && counted != nullptr) *counted = divisor;
     *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
   }

@@ -33,36 +33,47 @@ struct Sum {
   }
 };
 
-__device__ __forceinline__ Sum<double> warp_sum(Sum<double> sum) {
-#pragma unroll
+// What is done once a block is in loops. Unrolled it would be half of what a kernel has to compile.
+
+// COUNT sums over a warp; the results are those of its first thread.
+template <int COUNT>
+__device__ __forceinline__ void warp_sums(Sum<double> (&sums)[COUNT]) {
+#pragma unroll 1
   for (int distance = 16; distance > 0; distance /= 2) {
-    Sum<double> other;
-    other.high = __shfl_down_sync(0xffffffffu, sum.high, distance);
-    other.low = __shfl_down_sync(0xffffffffu, sum.low, distance);
-    sum += other;
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c) {
+      Sum<double> other;
+      other.high = __shfl_down_sync(0xffffffffu, sums[c].high, distance);
+      other.low = __shfl_down_sync(0xffffffffu, sums[c].low, distance);
+      sums[c] += other;
+    }
   }
-  return sum;
 }
 
-// The sum over a block of THREADS threads; the result is thread 0's alone.
-template <int THREADS>
-__device__ __forceinline__ Sum<double> block_sum(Sum<double> sum) {
+// COUNT sums over a block of THREADS threads; the results are thread 0's alone.
+template <int THREADS, int COUNT>
+__device__ __forceinline__ void block_sums(Sum<double> (&sums)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
-  __shared__ double high[WARPS], low[WARPS];
+  __shared__ double high[COUNT][WARPS], low[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  sum = warp_sum(sum);
+  warp_sums(sums);
   __syncthreads();  // the previous call may still be reading
-  if (lane == 0) {
-    high[warp] = sum.high;
-    low[warp] = sum.low;
+#pragma unroll
+  for (int c = 0; c < COUNT; ++c) {
+    if (lane == 0) {
+      high[c][warp] = sums[c].high;
+      low[c][warp] = sums[c].low;
+    }
   }
   __syncthreads();
   if (warp == 0) {
-    sum = Sum<double>::zero();
-    if (lane < WARPS) sum = {high[lane], low[lane]};
-    sum = warp_sum(sum);
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c) {
+      sums[c] = Sum<double>::zero();
+      if (lane < WARPS) sums[c] = {high[c][lane], low[c][lane]};
+    }
+    warp_sums(sums);
   }
-  return sum;
 }
 
 // COUNT sums over a block of THREADS threads, those of threads whose numbers are equal modulo
@@ -93,7 +104,7 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
       totals[c] += __shfl_down_sync(0xffffffffu, totals[c], distance);
     }
   };
-#pragma unroll
+#pragma unroll 1
   for (int distance = 16; distance > 0; distance /= 2) add_neighbours(distance);
   __syncthreads();  // the previous call may still be reading
 #pragma unroll
@@ -104,7 +115,7 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
   if (warp == 0) {
 #pragma unroll
     for (int c = 0; c < COUNT; ++c) totals[c] = lane < WARPS ? parts[c][lane] : 0.0;
-#pragma unroll
+#pragma unroll 1
     for (int distance = WARPS / 2; distance > 0; distance /= 2) add_neighbours(distance);
   }
 }

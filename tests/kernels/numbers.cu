@@ -57,8 +57,9 @@ template <class T>
 __global__ void long_sum(T term, int count, double* out) {
   Sum<T> sum = Sum<T>::zero();
   for (int i = 0; i < count; ++i) sum += term;
-  const Sum<double> all = block_sum<64>(sum.widened());
-  if (threadIdx.x == 0) *out = all.total();
+  Sum<double> all[] = {sum.widened()};
+  block_sums<64>(all);
+  if (threadIdx.x == 0) *out = all[0].total();
 }
 
 // A loss with its hyper-parameters, which are all of its fields.
