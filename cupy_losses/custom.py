@@ -281,10 +281,11 @@ def row_loss(
 ) -> RowLossFunction:
     """Make a loss function from the formula of one row, with all that the built-in ones have.
 
-    A formula is a function in Python of whole rows: what is in np.sum or np.mean is of each
-    element, and the result is of these sums. So the kernels read a row once, accumulate all sums in
-    that pass, and compute the gradient of each element from the derivatives by the sums. Use it as
-    a decorator, or pass a name and a function, as `pointwise_loss` says: the function is traced
+    A formula is a function in Python of whole rows: what is in np.sum, np.mean or
+    np.logaddexp.reduce is of each element, and the result is of these sums. So the kernels read a
+    row once, accumulate all sums in that pass, and compute the gradient of each element from the
+    derivatives by the sums. np.logaddexp.reduce(x) is log(sum(exp(x))), which does not overflow:
+    what a softmax needs. Use it as a decorator, or pass a name and a function, as `pointwise_loss` says: the function is traced
     once, here, its arguments without a default are the operands, those with one the parameters.
 
     Inside and outside of the sums it may use what a pointwise formula may. np.size(x) is the number
@@ -339,7 +340,7 @@ def row_loss(
         roles=dict.fromkeys(operands, ELEMENTS),
         parameters=tuple(defaults),
         broadcasts=True,
-        sums=len(program.terms),
+        sums=program.sums,
         of_user=True,
         source=row_source(name, text),
     )

@@ -1,9 +1,11 @@
 // Losses over rows that are a function of sums over the elements: those of one's own.
 //
 // Formula has its parameters as fields, OPERANDS, SUMS, and
+//   LOGS                    bit I: sum I is the log of the sum of the exponentials of its terms
 //   term(Constant<I>(), x...)   what an element adds to sum I
 //   loss(length, sums...)       the loss of a row of so many elements
-// The gradient of an element is the sum over I of dloss/dsum_I * dterm_I/dx, both by dual numbers.
+// The gradient of an element is the sum over I of dloss/dsum_I * dterm_I/dx, both by dual numbers,
+// times its part of the sum where that is one of exponentials.
 #pragma once
 #include "losses/rows.cuh"
 
@@ -15,6 +17,71 @@ __device__ __forceinline__ auto varied(const N& x) {
   } else {
     return x;
   }
+}
+
+// A sum of terms, or the LOG of the sum of their exponentials. These are of the distances from the
+// largest term so far, which is finite: exp(inf) is infinite, and no NaN.
+template <class N, bool LOG>
+struct Accumulated {
+  using T = typename ScalarOf<N>::type;
+  RunningSum<N> sum;
+  static __device__ __forceinline__ Accumulated empty() { return {RunningSum<N>::zero()}; }
+  __device__ __forceinline__ T least() const { return T(0); }
+  template <bool FIRST>
+  __device__ __forceinline__ void rise(T) {}
+  template <class Y>
+  __device__ __forceinline__ Y of(Y term) const {
+    return term;
+  }
+  __device__ __forceinline__ N total() const { return sum.total(); }
+  friend __device__ __forceinline__ Accumulated combine(const Accumulated& a,
+                                                        const Accumulated& b) {
+    return {a.sum + b.sum};
+  }
+  using Part = Nothing;
+  __device__ __forceinline__ Part part() const { return {}; }
+};
+
+template <class N>
+struct Accumulated<N, true> {
+  using T = typename ScalarOf<N>::type;
+  T top;
+  RunningSum<N> sum;
+  static __device__ __forceinline__ Accumulated empty() {
+    return {lowest<T>(), RunningSum<N>::zero()};
+  }
+  __device__ __forceinline__ T least() const { return top; }
+  template <bool FIRST>
+  __device__ __forceinline__ void rise(T to) {
+    to = to < -lowest<T>() ? to : -lowest<T>();
+    if constexpr (!FIRST) sum.scale(exponential(top - to));
+    top = to;
+  }
+  template <class Y>
+  __device__ __forceinline__ Y of(Y term) const {
+    return exponential(term - Real<T>(top));
+  }
+  __device__ __forceinline__ N total() const { return Real<T>(top) + log(sum.total()); }
+  friend __device__ __forceinline__ Accumulated combine(Accumulated a, Accumulated b) {
+    const T to = larger(a.top, b.top);
+    a.template rise<false>(to);
+    b.template rise<false>(to);
+    return {to, a.sum + b.sum};
+  }
+  // The part that a term has of the sum.
+  struct Part {
+    T top;
+    N inverse;
+    __device__ __forceinline__ N of(N term) const {
+      return exponential(term - Real<T>(top)) * inverse;
+    }
+  };
+  __device__ __forceinline__ Part part() const { return {top, 1.0 / sum.total()}; }
+};
+
+template <bool RAISES, class T, class Y>
+__device__ __forceinline__ void raise(T& top, const Y& term) {
+  if constexpr (RAISES) top = larger(top, plain(term));
 }
 
 template <class T, class Formula, class I = Range<Formula::SUMS>,
@@ -29,33 +96,47 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   static constexpr bool SINGLE = false, HIDES = false;
   Formula formula;
 
+  template <int S>
+  static constexpr bool IS_LOG = bool(Formula::LOGS >> S & 1u);
+
   template <class N>
   struct State {
-    RunningSum<N> sum[SUMS];
+    Tuple<Accumulated<N, IS_LOG<I>>...> sums;
     static __device__ __forceinline__ State empty() {
-      State none;
-      ((none.sum[I] = RunningSum<N>::zero()), ...);
-      return none;
+      return {{{Accumulated<N, IS_LOG<I>>::empty()}...}};
     }
-    friend __device__ __forceinline__ State combine(State a, const State& b) {
-      ((a.sum[I] = a.sum[I] + b.sum[I]), ...);
-      return a;
+    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+      return {{{combine(get<I>(a.sums), get<I>(b.sums))}...}};
     }
   };
 
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
                                       Elements& elements) const {
+    if constexpr (Formula::LOGS != 0) {
+      T top[SUMS];
+      ((top[I] = get<I>(state.sums).least()), ...);
+      elements.each([&](int, auto, const auto& x) {
+        (raise<IS_LOG<I>>(top[I], formula.term(Constant<I>(), get<K>(x)...)), ...);
+      });
+      (get<I>(state.sums).template rise<FIRST>(top[I]), ...);
+    }
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
     elements.each([&](int, auto, const auto& x) {
-      ((sum[I] = sum[I] + formula.term(Constant<I>(), get<K>(x)...)), ...);
+      ((sum[I] = sum[I] + get<I>(state.sums).of(formula.term(Constant<I>(), get<K>(x)...))), ...);
     });
-    (put<FIRST>(state.sum[I], sum[I]), ...);
+    (put<FIRST>(get<I>(state.sums).sum, sum[I]), ...);
   }
 
+  template <class N, bool ANY>
+  struct Parts {
+    Tuple<typename Accumulated<N, IS_LOG<I>>::Part...> parts;
+  };
   template <class N>
-  struct Finished {
+  struct Parts<N, false> {};
+  template <class N>
+  struct Finished : Parts<N, (Formula::LOGS != 0)> {
     N value, by[SUMS];  // the derivatives by the sums
     T denominator;
   };
@@ -63,8 +144,9 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
                                                 const State<N>& state, bool) const {
     const Real<T> length(T(row.columns));
-    const N sum[SUMS] = {state.sum[I].total()...};
+    const N sum[SUMS] = {get<I>(state.sums).total()...};
     Finished<N> done;
+    if constexpr (Formula::LOGS != 0) ((get<I>(done.parts) = get<I>(state.sums).part()), ...);
     done.value = N(formula.loss(length, sum[I]...));
     ((done.by[I] = slope_by<I>(length, sum)), ...);
     done.denominator = T(1);
@@ -79,9 +161,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
                                         const X& x) const {
     N slope = N(0.0);
-    (add_slope<(order<LossBy<I, N>> > order<N>)>(
-         slope, done.by[I], formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)),
-     ...);
+    (add_slope<I>(slope, done, formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)), ...);
     return slope;
   }
 
@@ -92,14 +172,18 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
 
   template <int BY, class N>
   __device__ __forceinline__ N slope_by(Real<T> length, const N (&sum)[SUMS]) const {
-    N slope = N(0.0);
-    add_slope<true>(slope, N(1.0), formula.loss(length, varied<I == BY>(sum[I])...));
-    return slope;
+    auto y = formula.loss(length, varied<I == BY>(sum[I])...);
+    if constexpr (order<decltype(y)> > order<N>) return y.slope;
+    return N(0.0);
   }
-  // Adds a factor times the slope of y, where the factor VARIES. What does not depend on what
+  // Adds the derivative of the loss by a sum times that of a term y. What does not depend on what
   // varies has no slope and is no factor: 0 times infinity would be NaN.
-  template <bool VARIES, class N, class Y>
-  static __device__ __forceinline__ void add_slope(N& sum, const N& factor, const Y& y) {
-    if constexpr (VARIES && order<Y> > order<N>) sum = sum + factor * y.slope;
+  template <int S, class N, class Y>
+  static __device__ __forceinline__ void add_slope(N& slope, const Finished<N>& done, const Y& y) {
+    if constexpr (order<LossBy<S, N>> > order<N> && order<Y> > order<N>) {
+      N by = done.by[S];
+      if constexpr (IS_LOG<S>) by = by * get<S>(done.parts).of(y.value);
+      slope = slope + by * y.slope;
+    }
   }
 };

@@ -59,6 +59,7 @@ def row_formula(name: str, program: RowProgram) -> str:
     operands, parameters = map(cpp_name, program.operands), map(cpp_name, program.parameters)
     names = [*operands]
     sizes = f"OPERANDS = {len(names)}, SUMS = {len(program.terms)}"
+    logs = sum(is_log << k for k, is_log in enumerate(program.logs))
     methods = []
     for k, term in enumerate(program.terms):
         methods.append(_method("term", [f"Constant<{k}>"], names, term.cpp()))
@@ -66,7 +67,7 @@ def row_formula(name: str, program: RowProgram) -> str:
     methods.append(_method("loss", [f"Real<T> {length}"], sums, program.loss.cpp()))
     return (
         f"template <class T>\nstruct {struct_of(name)} {{\n"
-        f"  static constexpr int {sizes};\n{_fields([*parameters])}\n{''.join(methods)}}};"
+        f"  static constexpr int {sizes};\n  static constexpr unsigned LOGS = {logs}u;\n{_fields([*parameters])}\n{''.join(methods)}}};"
     )
 
 

@@ -69,7 +69,7 @@ try typedef typeid typename union unsigned using virtual void volatile wchar_t w
 """
 _TAKEN = {
     *(*_KEYWORDS.split(), *_CALLS.values()),
-    *("T", "Real", "Parameter", "Highest", "Constant", "OPERANDS", "SUMS"),
+    *("T", "Real", "Parameter", "Highest", "Constant", "OPERANDS", "SUMS", "LOGS"),
     *("formula", "term", "loss"),
 }
 _LONGEST = 60  # characters of an expression that has no name

@@ -1,4 +1,7 @@
-"""A formula of rows as steps: what an element adds to each of some sums, and the loss of these."""
+"""A formula of rows as steps: what an element adds to each of some sums, and the loss of these.
+
+A sum is one of terms, or the log of the sum of their exponentials.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import numpy as np
 from .program import Program, Step
 
 LENGTH = "_length"  # the number of elements of a row
-MOST_SUMS = 8  # which the kernels have room for
+LOG_SUM_EXP = np.logaddexp.reduce
+SUMS = (np.sum, LOG_SUM_EXP)
+MOST_SUMS = 8  # which the kernels have room for; a log of a sum takes that of two
 MOST_OPERANDS = 8  # each with a tangent and a gradient: the kernels tell up to 32 arrays apart
 
 
@@ -26,24 +31,33 @@ class RowProgram:
 
     Attributes:
         terms: What an element adds to each sum, of the operands.
+        logs: Whether each is the log of the sum of the exponentials of its terms.
         loss: The loss, of the length of the row and the sums.
 
     """
 
     terms: tuple[Program, ...]
+    logs: tuple[bool, ...]
     loss: Program
 
     @classmethod
     def split(cls, whole: Program) -> RowProgram:
-        """The parts of a program whose sums are steps of `np.sum`."""
-        arguments = {
-            k: value.arguments[0]
+        """The parts of a program whose sums are steps of functions in `SUMS`."""
+        steps = {
+            k: value
             for k, value in enumerate(whole.values)
-            if isinstance(value, Step) and value.function is np.sum
+            if isinstance(value, Step) and value.function in SUMS
         }
-        names = {k: name_of_sum(n) for n, k in enumerate(arguments)}
-        terms = tuple(whole.part(k, {}) for k in arguments.values())
-        return cls(terms, whole.part(len(whole.values) - 1, names, (LENGTH, *names.values())))
+        names = {k: name_of_sum(n) for n, k in enumerate(steps)}
+        terms = tuple(whole.part(step.arguments[0], {}) for step in steps.values())
+        logs = tuple(step.function == LOG_SUM_EXP for step in steps.values())
+        loss = whole.part(len(whole.values) - 1, names, (LENGTH, *names.values()))
+        return cls(terms, logs, loss)
+
+    @property
+    def sums(self) -> int:
+        """How many sums the kernels are to have room for."""
+        return len(self.terms) + sum(self.logs)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -82,9 +96,13 @@ class RowProgram:
                     at.append(append(value))
             return at[-1]
 
+        both = {
+            False: lambda a, b: append(Step(np.add, (a, b))),
+            True: lambda a, b: append(Step(np.logaddexp, (a, b))),
+        }
         sums = [len(values) - 1]
-        for term in self.terms:
+        for term, is_log in zip(self.terms, self.logs, strict=True):
             added = [include(term, [places[name] for name in names]) for names in elements]
-            sums.append(functools.reduce(lambda a, b: append(Step(np.add, (a, b))), added))
+            sums.append(functools.reduce(both[is_log], added))
         result = include(self.loss, sums)
         return Program(tuple(operands), self.parameters, tuple(values)).part(result, {})

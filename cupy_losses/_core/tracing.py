@@ -6,6 +6,7 @@ cannot be traced is an error that shows the line of the function and says what t
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
-from .row_program import LENGTH, MOST_SUMS, RowProgram
+from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, SUMS, RowProgram
 
 _WORDS = "Python's operators and NumPy's functions"
 _NO_FUNCTION = "{} is no function of a formula: write {}"
@@ -33,14 +34,17 @@ _NUMBER = (
 _ELEMENT = "a formula is of one element, which has no length, no parts and no order"
 _ROW = (
     "a formula of rows has no parts of a row and no order of its elements, but np.sum(x), "
-    "np.mean(x) and np.size(x)"
+    "np.mean(x), np.logaddexp.reduce(x) and np.size(x)"
 )
 _CONSTANT = "a constant must be a number of Python or NumPy, got {}: an array is to be an operand"
 _REDUCED = (
     "{} is over several elements, and a formula is of one: leave it to reduction= of the loss, or "
     "make the result an operand"
 )
-_ACCUMULATED = "{} is not what a row accumulates: write np.sum or np.mean, if these can say it"
+_ACCUMULATED = (
+    "{} is not what a row accumulates: write np.sum, np.mean or np.logaddexp.reduce, if these can "
+    "say it"
+)
 _SECOND_PASS = (
     "an element meets a sum, or np.size, here, which would take a second pass over the row: sum "
     "the elements alone, or make what is of the row, such as its mean, an operand of shape (…, 1)"
@@ -50,7 +54,10 @@ _ALONE = (
     "the loss, and np.where(mask, x, 0.0) leaves out elements"
 )
 _NO_ELEMENTS = "np.{} is of the elements of a row, and what it got here is the same for all of them"
-_NO_SUM = "the loss of a row is one number: return one made of np.sum or np.mean of the elements"
+_NO_SUM = (
+    "the loss of a row is one number: return one made of np.sum, np.mean or np.logaddexp.reduce of "
+    "the elements"
+)
 _REDUCTIONS = {
     *("all", "amax", "amin", "any", "argmax", "argmin", "argsort", "average", "count_nonzero"),
     *("cumprod", "cumsum", "dot", "einsum", "max", "mean", "median", "min", "nanmax", "nanmean"),
@@ -266,7 +273,12 @@ class _RowRecorder(_Recorder):
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         super().__init__(operands, parameters)
-        self.reductions = {"sum": self._sum, "mean": self._mean, "size": self._size}
+        self.reductions = {
+            "sum": functools.partial(self._sum, "sum", np.sum),
+            "mean": self._mean,
+            "logaddexp.reduce": functools.partial(self._sum, "logaddexp.reduce", LOG_SUM_EXP),
+            "size": self._size,
+        }
 
     def refusal(self, shown: str, name: str) -> str:
         """Only sums are accumulated."""
@@ -287,18 +299,23 @@ class _RowRecorder(_Recorder):
     def program(self, result: Any) -> Program:
         """The program of a result, which is one number of a row."""
         program = super().program(result)
-        sums = [x for x in program.values if isinstance(x, Step) and x.function is np.sum]
+        sums = [x for x in program.values if isinstance(x, Step) and x.function in SUMS]
         if not sums or result.of_element:
             raise _TraceError(_NO_SUM)
-        if len(sums) > MOST_SUMS:
-            raise _TraceError(f"a formula has at most {MOST_SUMS} different sums, not {len(sums)}")
+        count = len(sums) + sum(x.function == LOG_SUM_EXP for x in sums)
+        if count > MOST_SUMS:
+            raise _TraceError(
+                f"a formula has at most {MOST_SUMS} different sums, not {count}, of which each "
+                "np.logaddexp.reduce is two"
+            )
         return program
 
-    def _sum(self, x: Any) -> Value:
-        return self._value(Step(np.sum, (self._elements("sum", x).place,)), of_row=True)
+    def _sum(self, name: str, function: Callable[..., Any], x: Any) -> Value:
+        return self._value(Step(function, (self._elements(name, x).place,)), of_row=True)
 
     def _mean(self, x: Any) -> Value:
-        return self.step(np.true_divide, self._sum(x), self._value(LENGTH, of_row=True))
+        sum_of_row = self._sum("mean", np.sum, x)
+        return self.step(np.true_divide, sum_of_row, self._value(LENGTH, of_row=True))
 
     def _size(self, x: Any) -> Value:
         self._elements("size", x)
@@ -391,7 +408,7 @@ class Value:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__":
-            raise _TraceError(self.recorder.refusal(f"np.{ufunc.__name__}.{method}", method))
+            return self._reduced(f"{ufunc.__name__}.{method}", method, inputs, options)
         _without(options, ufunc.__name__)
         return _apply(self.recorder, ufunc, *inputs)
 
@@ -405,10 +422,16 @@ class Value:
         if function is np.clip:
             return _clipped(*args, **options)
         if name in self.recorder.reductions:
-            if len(args) > 1 or options:
-                raise _TraceError(_ALONE.format(name))
-            return self.recorder.reductions[name](*args)
+            return self._reduced(name, name, args, options)
         raise _TraceError(self.recorder.refusal(shown, name))
+
+    def _reduced(self, name: str, kind: str, inputs: Any, options: Any) -> Value:
+        """A function over several elements, if the formula may use it."""
+        if name not in self.recorder.reductions:
+            raise _TraceError(self.recorder.refusal(f"np.{name}", kind))
+        if len(inputs) > 1 or options:
+            raise _TraceError(_ALONE.format(name))
+        return self.recorder.reductions[name](*inputs)
 
     @classmethod
     def __torch_function__(

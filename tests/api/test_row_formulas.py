@@ -62,6 +62,28 @@ def eight_sums_of_torch(x: Any, y: Any) -> Any:
     return both + (x > y).double().sum(-1)
 
 
+def poly_cross_entropy(input: Any, target: Any, epsilon: float = 1.0) -> Any:
+    log_p = np.sum(target * input) - np.sum(target) * np.logaddexp.reduce(input)
+    return epsilon * (1 - np.exp(log_p)) - log_p
+
+
+def poly_cross_entropy_of_torch(x: Any, y: Any, epsilon: float = 1.0) -> Any:
+    log_p = (y * x).sum(-1) - y.sum(-1) * x.logsumexp(-1)
+    return epsilon * (1 - torch.exp(log_p)) - log_p
+
+
+def four_logs(x: Any, y: Any) -> Any:
+    """As many sums of exponentials as there may be."""
+    return functools.reduce(lambda a, b: a * b + a, (np.logaddexp.reduce(x * y / k) for k in K))
+
+
+def four_logs_of_torch(x: Any, y: Any) -> Any:
+    return functools.reduce(lambda a, b: a * b + a, ((x * y / k).logsumexp(-1) for k in K))
+
+
+K = range(1, 5)
+
+
 @dataclass(frozen=True)
 class Written:
     """A formula, and the same in torch along the last axis."""
@@ -93,6 +115,8 @@ TABLE = [
         lambda x, c=1.0: (np.sum(x * x) - np.sum(x) ** 2 / np.size(x)) / (np.size(x) - c),
         lambda x, c=1.0: x.var(-1),
     ),
+    Written("poly_cross_entropy", poly_cross_entropy, poly_cross_entropy_of_torch),
+    Written("four_logs", four_logs, four_logs_of_torch),
     Written("unused", lambda x, y: np.mean(np.exp(x)), lambda x, y: x.exp().mean(-1) + 0 * y[:, 0]),
 ]
 
@@ -204,12 +228,41 @@ def test_a_sum_that_only_decides_has_none_on_the_emulator() -> None:
     np.testing.assert_array_equal(by_y, np.zeros((1, 3)))
 
 
+INFINITE = row_loss("log_sum_exp", lambda x: np.logaddexp.reduce(x))
+EXPONENTS = np.array(
+    [[-np.inf, -np.inf], [np.inf, 0.0], [np.nan, 0.0], [-1e9, -1e9], [1e30, 0.0], [90.0, 89.0]],
+)
+LOGS = [-np.inf, np.inf, np.nan, -1e9 + np.log(2), 1e30, 90 + np.log1p(np.exp(-1))]
+
+
+def test_sums_of_exponentials_do_not_overflow(library: Library) -> None:
+    found = library.host(INFINITE(library.array(EXPONENTS), reduction="none"))
+    np.testing.assert_allclose(found, LOGS, rtol=1e-15)
+    gradient = library.host(grad(INFINITE)(library.array(EXPONENTS), reduction="sum"))
+    np.testing.assert_allclose(gradient[3:5], [[0.5, 0.5], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize("length", [2, 40, 4100])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_sums_of_exponentials_do_not_overflow_on_the_emulator(dtype: str, length: int) -> None:
+    emulator.require()
+    rows = np.full((len(EXPONENTS), length), -np.inf)
+    rows[:, -2:] = EXPONENTS
+    with installed() as device:
+        x = device.asarray(rows.astype(dtype))
+        each = INFINITE(x, reduction="none").get()
+        gradient = grad(INFINITE)(x, reduction="sum").get()
+    np.testing.assert_allclose(each, LOGS, rtol=1e-6)
+    np.testing.assert_allclose(gradient[3:5, -2:], [[0.5, 0.5], [1.0, 0.0]])
+
+
 def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
     loss = row_loss("mean_of_squares", lambda x: np.mean(x * x))
     assert np.isnan(library.host(loss(library.array(np.zeros((0, 3))))))
     nothing = library.array(np.zeros((2, 0)))
     assert np.isnan(library.host(loss(nothing, reduction="none"))).all()
     assert library.host(row_loss("sum", lambda x: np.sum(x) + 1)(nothing)) == 1
+    assert library.host(INFINITE(nothing)) == -np.inf
 
 
 SHAPES = {
@@ -222,11 +275,13 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("name", levels.first(["eight_sums", "four_logs"]))
 @pytest.mark.parametrize("kernel", levels.first(SHAPES))
-def test_the_kernels_have_room_for_the_most_sums(kernel: str) -> None:
+def test_the_kernels_have_room_for_the_most_sums(kernel: str, name: str) -> None:
     """Second derivatives of eight sums in float64: what is kept of a row has a fixed size."""
     requirements.nvrtc()
-    call = prepare_of(TABLE[0].loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
+    loss = next(written.loss for written in TABLE if written.name == name)
+    call = prepare_of(loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
     operands = (SHAPES[kernel],) * 3
     request = Request(wanted=(0, 1), tangents=(0,))
     ahead.compile_kernels(call, request, operands, driver.architectures()[-1])
@@ -274,14 +329,14 @@ def test_copies_and_pickles() -> None:
 
 
 UNTRACEABLE: list[tuple[Any, str]] = [
-    (lambda x: x, "the loss of a row is one number: return one made of np.sum or np.mean"),
+    (lambda x: x, "the loss of a row is one number: return one made of np.sum, np.mean or np.loga"),
     (lambda x: 1.0, "the loss of a row is one number"),
     (lambda x: np.size(x), "the loss of a row is one number"),
     (lambda x: np.sum(x) * x, r"an element meets a sum, .* an operand of shape \(…, 1\)"),
     (lambda x: np.sum(x - np.mean(x)), "an element meets a sum, or np.size, here"),
     (lambda x: np.sum(x / np.size(x)), "an element meets a sum, or np.size, here"),
     (lambda x: np.sum(np.mean(x)), "an element meets a sum"),
-    (lambda x: np.max(x), "np.max is not what a row accumulates: write np.sum or np.mean"),
+    (lambda x: np.max(x), "np.max is not what a row accumulates: write np.sum, np.mean or np.loga"),
     (lambda x: x.max(), r"\.max\(\) is not what a row accumulates"),
     (lambda x: np.add.reduce(x), "np.add.reduce is not what a row accumulates: write np.sum"),
     (lambda x: x.sum(), r"a value of a formula has no methods: write np.sum\(x\)"),
@@ -294,6 +349,9 @@ UNTRACEABLE: list[tuple[Any, str]] = [
     (lambda x: np.sum(x) / len(x), r"no parts of a row and no order .*, but .* np.size\(x\)"),
     (lambda x: np.sum(x) / x.shape[-1], r"np.size\(x\): it has no .shape"),
     (lambda x: np.sum(x[1:] - x[:-1]), "no order of its elements"),
+    (lambda x: np.logaddexp.reduce(x, axis=-1), "np.logaddexp.reduce takes the elements of a row"),
+    (lambda x: np.logaddexp.reduce(x - np.mean(x)), "an element meets a sum, or np.size, here"),
+    (lambda x: np.logaddexp.accumulate(x), "np.logaddexp.accumulate is not what a row accumulates"),
     (lambda x, y: x @ y, r"@ is no function of a formula: write np.sum\(a \* b\)"),
     (lambda x, y: np.dot(x, y), r"np.dot is no function of a formula: write np.sum\(a \* b\)"),
     (lambda x: np.linalg.norm(x), r"norm is no .*: write np.sqrt\(np.sum\(x \* x\)\)"),
@@ -305,6 +363,10 @@ UNTRACEABLE: list[tuple[Any, str]] = [
     ),
     (lambda x: np.sum(x) ** np.mean(x), "the exponent of a power must be a constant"),
     (lambda x: sum(np.sum(x**k) for k in range(1, 10)), "at most 8 different sums, not 9"),
+    (
+        lambda x: np.sum(x) + sum(np.logaddexp.reduce(k * x) for k in K),
+        "not 9, of which each np.logaddexp.reduce is two",
+    ),
     (lambda x: (np.sum(x), np.sum(x)), "it must return one number, got tuple"),
 ]
 

@@ -246,9 +246,10 @@ def triplet_margin(
 
 @cupy_losses.row_loss
 def tversky_loss(input: Array, target: Array, alpha: float = 0.5) -> Array:
-    """A loss over rows of a user's: Tversky's index, and a mean of squares."""
+    """A loss over rows of a user's: Tversky's index, a mean of squares, a soft maximum."""
     counted = alpha * np.sum(input) + (1.0 - alpha) * np.sum(target)
-    return 1.0 - np.sum(input * target) / counted + np.mean((input - target) ** 2)
+    index = 1.0 - np.sum(input * target) / counted
+    return index + np.mean((input - target) ** 2) + np.logaddexp.reduce(input - target)
 
 
 def tversky(input: Array, target: Array, alpha: float) -> tuple[Array, Array]:
@@ -257,6 +258,7 @@ def tversky(input: Array, target: Array, alpha: float) -> tuple[Array, Array]:
     counted = part * input.sum(axis=-1) + (1 - part) * target.sum(axis=-1)
     squares = ((input - target) ** 2).sum(axis=-1) / input.shape[-1]
     value = 1 - (input * target).sum(axis=-1) / counted + squares
+    value = value + np.log(np.exp(input - target).sum(axis=-1))
     return value, np.ones(value.shape)
 
 
