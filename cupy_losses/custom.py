@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
-from ._api.compiled import refuse
 from ._api.entrance import Prepared, call_of
-from ._api.own import OwnLoss, arguments_of, checked_names, doc_of, named_formula, place_of
-from ._core.arguments import Flag, Integer
+from ._api.own import Definition, OwnLoss, arguments_of, checked_names, defined
+from ._core.arguments import Integer
 from ._core.formula import row_formula, row_source, row_struct_of, source, struct_of
 from ._core.program import cpp_name
 from ._core.row_program import MOST_OPERANDS
@@ -108,7 +107,13 @@ class RowLossFunction(OwnLoss):
 
 
 @overload
-def pointwise_loss(name: Callable[..., Any], /) -> LossFunction: ...
+def pointwise_loss(name: Callable[..., Any], /, *, check: bool = ...) -> LossFunction: ...
+
+
+@overload
+def pointwise_loss(
+    name: str | None = ..., *, check: bool = ...
+) -> Callable[[Callable[..., Any]], LossFunction]: ...
 
 
 @overload
@@ -130,21 +135,22 @@ def pointwise_loss(
 
 
 def pointwise_loss(
-    name: str | Callable[..., Any],
+    name: str | Callable[..., Any] | None = None,
     formula: str | Callable[..., Any] | None = None,
     *,
     operands: Sequence[str] = _OPERANDS,
     parameters: Mapping[str, float] | None = None,
     numpy: Callable[..., Any] | None = None,
     check: bool = False,
-) -> LossFunction:
+) -> LossFunction | Callable[[Callable[..., Any]], LossFunction]:
     """Make a loss function from the formula of one element, with all that the built-in ones have.
 
     A formula is a function in Python, with the operands as arguments and the parameters as
     arguments with a default. Use it as a decorator, which takes the name and the docstring of the
-    function, or pass a name and a function. The function is called once, here: what it does to its
-    arguments is traced, and serves arrays on the host and, as C++, on the device. Its derivatives,
-    first and second, follow from it.
+    function, `@pointwise_loss`, or with options, `@pointwise_loss(check=True)`; or pass a name and
+    a function. The function is called once, here: what it does to its arguments is traced, and
+    serves arrays on the host and, as C++, on the device. Its derivatives, first and second, follow
+    from it.
 
     It may use + - * /, ** to a constant or a parameter, abs, comparisons, &, | and ~ of
     comparisons, numbers, functions of its own and NumPy's functions exp, expm1, log, log1p, sqrt,
@@ -161,8 +167,10 @@ def pointwise_loss(
     half_square.
 
     Args:
-        name: The name of the function, an identifier; or a function, which has it.
-        formula: The loss of one element. In C++ it is compiled when the loss is first called.
+        name: The name of the loss, an identifier; or a function, which has it. A decorator with
+            options takes that of its function by default.
+        formula: The loss of one element; None for a decorator. In C++ it is compiled when the loss
+            is first called.
         operands: Of a text, the names of the arrays, which are the first arguments of the loss.
         parameters: Of a text, the names of numbers, which are keyword arguments, and their
             defaults.
@@ -180,7 +188,8 @@ def pointwise_loss(
         `check` looks for derivatives that are NaN, for overflow and for loss of accuracy. A text
         that does not compile raises ValueError with its line and column when it is called; so does
         a NumPy formula that does not return one real number for each element, or is not
-        elementwise, which is seen from a few elements.
+        elementwise, which is seen from a few elements. Without a formula, what makes such a
+        function of the one that it decorates.
 
     Raises:
         TypeError: If the formula is neither a function nor a text, or is a function that cannot be
@@ -213,36 +222,46 @@ def pointwise_loss(
     0.6931471805599453
 
     """
-    refuse("pointwise_loss, whose function is to be made outside,")
-    name, formula = named_formula(name, formula)
     if isinstance(formula, str):
-        defaults = checked_names(name, operands, parameters or {}, LossFunction.options())
-        host = None if numpy is None else Elementwise(name, numpy)
-        cpp = source(name, formula, operands, tuple(defaults))
-        loss = _pointwise(name, operands, defaults, host, cpp)
-        made = LossFunction(loss, formula, defaults, (__name__, name), None)
-    elif operands is not _OPERANDS or parameters is not None or numpy is not None:
+        given = parameters or {}
+        return defined(
+            lambda own: _of_text(own, operands, given, numpy), pointwise_loss, name, formula, check
+        )
+    if operands is not _OPERANDS or parameters is not None or numpy is not None:
         raise TypeError(
             "operands, parameters and numpy go with a formula in C++: a function has them in its "
             "signature"
         )
-    else:
-        made = _traced(name, formula)
-    if Flag().checked("check", check):
-        made.compile()
-    return made
+    return defined(_traced, pointwise_loss, name, formula, check)
 
 
-def _traced(name: str, function: Callable[..., Any]) -> LossFunction:
+def _of_text(
+    own: Definition,
+    operands: Sequence[str],
+    parameters: Mapping[str, float],
+    numpy: Callable[..., Any] | None,
+) -> LossFunction:
+    """The loss of a formula in C++."""
+    name, text, place, doc = own
+    assert isinstance(text, str)
+    defaults = checked_names(name, operands, parameters, LossFunction.options())
+    host = None if numpy is None else Elementwise(name, numpy)
+    cpp = source(name, text, operands, tuple(defaults))
+    loss = _pointwise(name, operands, defaults, host, cpp)
+    return LossFunction(loss, text, defaults, place, doc)
+
+
+def _traced(own: Definition) -> LossFunction:
     """The loss of a formula in Python."""
+    name, function, place, doc = own
+    assert not isinstance(function, str)
     operands, numbers, by_keyword = arguments_of(function)
     defaults = checked_names(name, operands, numbers, LossFunction.options())
     program = trace(name, function, operands, tuple(defaults), by_keyword)
     text = program.cpp()
     cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
     loss = _pointwise(name, operands, defaults, Replay(program), cpp)
-    place = place_of(name, function, __name__)
-    return LossFunction(loss, text, defaults, place, doc_of(name, function))
+    return LossFunction(loss, text, defaults, place, doc)
 
 
 def _pointwise(
@@ -264,7 +283,13 @@ def _pointwise(
 
 
 @overload
-def row_loss(name: Callable[..., Any], /) -> RowLossFunction: ...
+def row_loss(name: Callable[..., Any], /, *, check: bool = ...) -> RowLossFunction: ...
+
+
+@overload
+def row_loss(
+    name: str | None = ..., *, check: bool = ...
+) -> Callable[[Callable[..., Any]], RowLossFunction]: ...
 
 
 @overload
@@ -274,27 +299,30 @@ def row_loss(
 
 
 def row_loss(
-    name: str | Callable[..., Any],
+    name: str | Callable[..., Any] | None = None,
     formula: Callable[..., Any] | None = None,
     *,
     check: bool = False,
-) -> RowLossFunction:
+) -> RowLossFunction | Callable[[Callable[..., Any]], RowLossFunction]:
     """Make a loss function from the formula of one row, with all that the built-in ones have.
 
     A formula is a function in Python of whole rows: what is in np.sum, np.mean or
     np.logaddexp.reduce is of each element, and the result is of these sums. So the kernels read a
     row once, accumulate all sums in that pass, and compute the gradient of each element from the
     derivatives by the sums. np.logaddexp.reduce(x) is log(sum(exp(x))), which does not overflow:
-    what a softmax needs. Use it as a decorator, or pass a name and a function, as `pointwise_loss` says: the function is traced
-    once, here, its arguments without a default are the operands, those with one the parameters.
+    what a softmax needs. Use it as a decorator, with options or without, or pass a name and a
+    function, as `pointwise_loss` says: the function is traced once, here, its arguments without a
+    default are the operands, those with one the parameters.
 
     Inside and outside of the sums it may use what a pointwise formula may. np.size(x) is the number
-    of elements of a row. A formula has up to eight arrays and eight different sums, and no sum is
-    of what depends on another one, as that would take a second pass over the row.
+    of elements of a row. A formula has up to eight arrays and eight different sums, of which each
+    np.logaddexp.reduce is two, and no sum is of what depends on another one, as that would take a
+    second pass over the row.
 
     Args:
-        name: The name of the function, an identifier; or a function, which has it.
-        formula: The loss of one row.
+        name: The name of the loss, an identifier; or a function, which has it. A decorator with
+            options takes that of its function by default.
+        formula: The loss of one row; None for a decorator.
         check: Whether to compile the formula at once, which needs NVRTC and no GPU.
 
     Returns:
@@ -302,7 +330,8 @@ def row_loss(
         and, by keyword, `reduction`, `scale`, `where`, `sample_weight`, `axis` and the parameters;
         shapes, dtypes and errors as `cupy_losses.embedding` says. Its attribute `source` is the
         formula in C++. Its method `check` looks for derivatives that are NaN, for overflow and for
-        loss of accuracy.
+        loss of accuracy. Without a formula, what makes such a function of the one that it
+        decorates.
 
     Raises:
         TypeError: If the formula is no function, or cannot be traced; the message shows its line
@@ -322,8 +351,12 @@ def row_loss(
     (0.4, [[-0.28, -0.28, 0.12]])
 
     """
-    refuse("row_loss, whose function is to be made outside,")
-    name, function = named_formula(name, formula)
+    return defined(_of_rows, row_loss, name, formula, check)
+
+
+def _of_rows(own: Definition) -> RowLossFunction:
+    """The loss of a formula of rows."""
+    name, function, place, doc = own
     if isinstance(function, str):
         raise TypeError("formula must be a function in Python: a text is of one element alone")
     operands, numbers, by_keyword = arguments_of(function)
@@ -344,8 +377,4 @@ def row_loss(
         of_user=True,
         source=row_source(name, text),
     )
-    place = place_of(name, function, __name__)
-    made = RowLossFunction(loss, text, defaults, place, doc_of(name, function))
-    if Flag().checked("check", check):
-        made.compile()
-    return made
+    return RowLossFunction(loss, text, defaults, place, doc)

@@ -1,4 +1,4 @@
-"""What losses of one's own have in common: how they are called, copied, pickled and checked."""
+"""What losses of one's own have in common: how they are made, called, copied and checked."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._core.arguments import Argument, Real
+from .._core.arguments import Argument, Flag, Real
 from .._core.formula import is_identifier
 from .._core.loss import Call, Loss
 from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
+from .compiled import refuse
 from .entrance import Array, Prepared, loss_function, stands_for
 
 
@@ -223,35 +224,82 @@ def arguments_of(
     return operands, numbers, [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
 
 
-def place_of(name: str, function: Callable[..., Any], module: str) -> tuple[str, str]:
-    """Where a loss is found: where its function is that is decorated, which has its name."""
-    decorated = getattr(function, "__name__", "") == name
-    qualname = function.__qualname__ if decorated else name
-    return getattr(function, "__module__", None) or module, qualname
+class Definition(NamedTuple):
+    """What a loss of one's own is defined by.
 
-
-def doc_of(name: str, function: Callable[..., Any]) -> str | None:
-    """The docstring of a loss: that of its function where that is decorated."""
-    return function.__doc__ if getattr(function, "__name__", "") == name else None
-
-
-def named_formula(
-    name: str | Callable[..., Any], formula: Any
-) -> tuple[str, str | Callable[..., Any]]:
-    """A name and a formula, from both or from a function that is decorated.
-
-    Raises:
-        TypeError: If the name is no text, or the formula neither a text nor a function.
+    Attributes:
+        name: Its name.
+        formula: Its formula, a function or a text in C++.
+        place: The module and the qualified name that it is found by.
+        doc: Its docstring, where it is that of the function that is decorated.
 
     """
-    if callable(name) and formula is None:
-        name, formula = getattr(name, "__name__", ""), name
-    if not isinstance(name, str):
+
+    name: str
+    formula: str | Callable[..., Any]
+    place: tuple[str, str]
+    doc: str | None
+
+    @classmethod
+    def of(
+        cls, name: str | None, formula: str | Callable[..., Any], module: str, decorates: bool
+    ) -> Definition:
+        """That of a formula, whose name may be that of its function.
+
+        A loss is found where a function is that is decorated, which one of the same name is taken
+        to be; else in the module of its function, or in the one that is given.
+        """
+        own = getattr(formula, "__name__", "")
+        module = getattr(formula, "__module__", None) or module
+        place = getattr(formula, "__qualname__", "") if decorates or own == name else ""
+        name = own if name is None else name
+        return cls(name, formula, (module, place or name), formula.__doc__ if place else None)
+
+
+Made = TypeVar("Made", bound=OwnLoss)
+
+
+def defined(
+    make: Callable[[Definition], Made],
+    public: Callable[..., Any],
+    name: str | Callable[..., Any] | None,
+    formula: Any,
+    check: bool,
+) -> Made | Callable[[Callable[..., Any]], Made]:
+    """A loss of a name and a formula, or of a function; without either what decorates a function.
+
+    Args:
+        make: Makes the loss of a definition.
+        public: The public function that the user calls.
+        name: The name, or the function.
+        formula: The formula, or None.
+        check: Whether to compile the loss at once.
+
+    Raises:
+        TypeError: If the name is no text, the formula neither a text nor a function, or check no
+            bool.
+
+    """
+    check = Flag().checked("check", check)
+    decorates = formula is None
+    if decorates and callable(name):
+        name, formula = None, name
+    elif not isinstance(name, str) and not (decorates and name is None):
         raise TypeError(f"name must be a string, got {type(name).__name__}")
-    if not (callable(formula) or isinstance(formula, str)):
-        got = type(formula).__name__
-        raise TypeError(f"formula must be a function or a string, got {got}")
-    return name, formula
+
+    def made_of(formula: Any) -> Made:
+        refuse(f"{public.__name__}, whose function is to be made outside,")
+        if not (callable(formula) or (isinstance(formula, str) and not decorates)):
+            what = "what is decorated must be a function"
+            if not decorates:
+                what = "formula must be a function or a string"
+            raise TypeError(f"{what}, got {type(formula).__name__}")
+        loss = make(Definition.of(name, formula, public.__module__, decorates))
+        if check:
+            loss.compile()
+        return loss
+
+    return made_of if formula is None else made_of(formula)
 
 
 def _found_at(module: str, qualname: str) -> Any:

@@ -21,15 +21,15 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import grad, mse_loss, pointwise_loss, value_and_grad
+from cupy_losses import grad, mse_loss, pointwise_loss, row_loss, value_and_grad
+from cupy_losses._api import own
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core import tracing
-from cupy_losses._core.loss import Call
+from cupy_losses._core.loss import Call, Loss
 from cupy_losses._core.program import FUNCTIONS, LOGICAL, Program, Step
 from cupy_losses._device import compiler
 from cupy_losses._host import dual
 from cupy_losses._host.replay import Replay
-from cupy_losses._kinds.pointwise import PointwiseLoss
 
 from .. import emulator
 from ..emulator import Module, installed
@@ -255,13 +255,11 @@ def kernel(written: Written, real: str) -> str:
     return test_numbers.kernel_name(written.call, real, len(written.operands))
 
 
-def formula_of(loss: Any) -> PointwiseLoss:
+def formula_of(loss: Any) -> Loss:
     """The loss that a public function computes."""
     names = inspect.signature(loss).parameters.values()
     ones = [np.ones(1) for name in names if name.default is name.empty]
-    found = prepare_of(loss)(*ones)[0].loss
-    assert isinstance(found, PointwiseLoss)
-    return found
+    return prepare_of(loss)(*ones)[0].loss
 
 
 def program_of(loss: Any) -> Program:
@@ -508,6 +506,18 @@ def module_level(input: Any, target: Any, c: float = 1.0) -> Any:
 named = pointwise_loss("named", lambda input, target: input * target)
 
 
+@pointwise_loss(name="renamed_loss")
+def renamed(input: Any, target: Any, c: float = 2.0) -> Any:
+    """A loss whose name is not that of its function."""
+    return c * np.square(input - target)
+
+
+@row_loss(name="renamed_row_loss")
+def renamed_row(input: Any, target: Any) -> Any:
+    """A loss over rows whose name is not that of its function."""
+    return np.mean(input * target)
+
+
 def of_text(numpy: Any) -> Any:
     text = "auto d = (input - target) / c; return d * d;"
     return pointwise_loss("of_text", text, parameters={"c": 2.0}, numpy=numpy)
@@ -519,7 +529,7 @@ def squared(input: Any, target: Any, c: float) -> Any:
 
 
 def test_functions_and_losses_are_pickled() -> None:
-    for function in (module_level, named):
+    for function in (module_level, named, renamed, renamed_row):
         assert pickle.loads(pickle.dumps(function)) is function
     loss = formula_of(quadratic(3.0))
     same = pickle.loads(pickle.dumps(loss))
@@ -612,6 +622,11 @@ def test_signatures_of_no_formula(formula: Any, error: Any, message: str) -> Non
         pointwise_loss("mine", formula)
 
 
+def squares(x: Any, y: Any, c: float = 1.0) -> Any:
+    """A formula of rows."""
+    return np.sum((x - y) ** 2) / c
+
+
 def test_forms_do_not_mix() -> None:
     with pytest.raises(ValueError, match="identifier of ASCII letters, got '<lambda>'"):
         pointwise_loss(lambda x: x)
@@ -619,6 +634,55 @@ def test_forms_do_not_mix() -> None:
     for options in ({"operands": ["x"]}, {"parameters": {"c": 1.0}}, {"numpy": tukey}):
         with pytest.raises(TypeError, match="go with a formula in C\\+\\+"):
             pointwise_loss("tukey", tukey, **options)
+        with pytest.raises(TypeError, match="go with a formula in C\\+\\+"):
+            pointwise_loss(**options)
+
+
+@pytest.mark.parametrize(("make", "function"), [(pointwise_loss, tukey), (row_loss, squares)])
+def test_decorators_with_options(make: Any, function: Any) -> None:
+    """They make what the plain decorator makes, of the name that is given."""
+    plain = make(function)
+    x, y = np.random.default_rng(0).normal(0, 1, (2, 3, 5))
+    for loss in (make()(function), make(check=False)(function), make(function, check=False)):
+        assert loss(x, y, c=3.0) == plain(x, y, c=3.0)
+        assert formula_of(loss) == formula_of(plain)
+        assert inspect.signature(loss) == inspect.signature(plain)
+        for name in ("__name__", "__qualname__", "__module__", "__doc__", "source"):
+            assert getattr(loss, name) == getattr(plain, name)
+    loss = make(name="other")(function)
+    assert formula_of(loss) == formula_of(make("other")(function))
+    assert loss(x, y) == plain(x, y)
+    assert (loss.__name__, loss.__qualname__) == ("other", function.__name__)
+    assert (loss.__module__, loss.__doc__) == (plain.__module__, plain.__doc__)
+    part = make(name="part")(functools.partial(function, c=3.0))
+    assert (part.__qualname__, part(x, y)) == ("part", plain(x, y, c=3.0))
+    assert "Formula: " in part.__doc__
+
+
+@pytest.mark.parametrize("make", [pointwise_loss, row_loss])
+def test_mistakes_of_decorators_with_options(make: Any) -> None:
+    """Those in the options are seen before a function comes."""
+    with pytest.raises(TypeError, match="check must be True or False, got 1"):
+        make(check=1)
+    with pytest.raises(TypeError, match="name must be a string, got int"):
+        make(name=3)
+    with pytest.raises(TypeError, match="name must be a string, got NoneType"):
+        make(formula=np.sum)
+    with pytest.raises(TypeError, match="what is decorated must be a function, got str"):
+        make(check=True)("x * x")
+    with pytest.raises(ValueError, match="identifier of ASCII letters, got 'no name'"):
+        make(name="no name")(squares)
+
+
+@pytest.mark.parametrize(("make", "function"), [(pointwise_loss, tukey), (row_loss, squares)])
+def test_a_decorator_compiles(make: Any, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `check`, where the function is decorated."""
+    compiled: list[Call] = []
+    monkeypatch.setattr(own, "compile_once", compiled.append)
+    decorator = make(check=True)
+    assert not compiled
+    loss = decorator(function)
+    assert [call.loss for call in compiled] == [formula_of(loss)]
 
 
 def branch(x: Any) -> Any:

@@ -180,6 +180,12 @@ def test_a_text_is_compiled_where_it_is_defined() -> None:
         pointwise_loss("mine", "input - targt", check=True)
     assert pointwise_loss("mine", "input - target", check=True).source == "input - target"
     assert pointwise_loss("mine", lambda input, target: input - target, check=True)
+
+    @pointwise_loss(check=True)
+    def decorated(input: Any, target: Any) -> Any:
+        return input - target
+
+    assert decorated.source == "input - target"
     with pytest.raises(TypeError, match="check must be True or False, got 1"):
         pointwise_loss("mine", "input - target", check=1)  # type: ignore[call-overload]
     wrong = pointwise_loss("mine", "input - targt").check()

@@ -39,6 +39,7 @@ from cupy_losses import (
 from cupy_losses._api.entrance import known
 from cupy_losses._core.arguments import Choice
 from cupy_losses._core.types import Array, ArrayT, Reduction
+from cupy_losses.custom import LossFunction, RowLossFunction
 
 Numpy = npt.NDArray[Any]
 
@@ -57,6 +58,18 @@ def cauchy(input: float, target: float, c: float = 1.0) -> float:
 def overlap(input: Any, target: Any, smooth: float = 1.0) -> Any:
     """A formula of a row."""
     return (np.sum(input * target) + smooth) / (np.sum(input) + np.sum(target) + smooth)
+
+
+@pointwise_loss(check=False)
+def absolute(input: float, target: float, c: float = 1.0) -> float:
+    """A formula of one element, decorated with an option."""
+    return abs(input - target) / c
+
+
+@row_loss(name="product", check=False)
+def multiplied(input: Any, target: Any) -> Any:
+    """A formula of a row, under another name."""
+    return np.sum(input * target) / np.sum(target)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -182,6 +195,10 @@ def test_losses_of_ones_own() -> None:
     assert_type(value_and_grad(overlap)(X, ZERO), tuple[Numpy, Numpy])
     with pytest.raises(TypeError, match="unexpected argument 'weight'"):
         overlap(X, ZERO, weight=X)
+    assert_type(absolute(x, ZERO, c=2.0, weight=x), Tensor)
+    assert_type(value_and_grad(absolute)(X, ZERO), tuple[Numpy, Numpy])
+    assert_type(multiplied(X, X, axis=0), Numpy)
+    assert_type(multiplied.source, str)
 
     def product(input: Any, target: Any) -> Any:
         return input * target
@@ -190,6 +207,13 @@ def test_losses_of_ones_own() -> None:
     assert_type(value_and_grad(text)(X, ZERO), tuple[Numpy, Numpy])
     named = pointwise_loss("named", product)
     assert_type(named(X, ZERO), Numpy)
+    assert_type(pointwise_loss(product, check=False), LossFunction)
+    assert_type(pointwise_loss("other")(product), LossFunction)
+
+    def total(input: Any) -> Any:
+        return np.sum(input)
+
+    assert_type(row_loss()(total), RowLossFunction)
 
 
 def test_distance_of_ones_own() -> None:
@@ -254,6 +278,10 @@ def test_mistakes() -> None:
         cauchy(x, x, reduction="avg")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="c must be a real number"):
         cauchy(x, x, c="1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="check must be True or False"):
+        pointwise_loss(check="yes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        row_loss(operands=("x",))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     with pytest.raises(AttributeError):
         nn.MeanSquaredLoss()  # type: ignore[attr-defined]  # pyright: ignore
     with pytest.raises(TypeError, match="epsilon"):

@@ -198,6 +198,9 @@ def test_a_graph_of_a_loss_that_is_not_defined() -> None:
         evaluate(other, [x, y])
 
 
+decorator = row_loss(name="own")
+
+
 def of_itself(x: Tensor) -> Tensor:
     return mse_loss(x, x)
 
@@ -212,6 +215,7 @@ def in_check_values(x: Tensor) -> Any:
     [
         (lambda x: compiled(lambda x: cauchy()(x, x), x), "pointwise_loss, whose function"),
         (lambda x: compiled(lambda x: row_loss("own", np.sum)(x), x), "row_loss, whose function"),
+        (lambda x: compiled(lambda x: decorator(np.sum)(x), x), "row_loss, whose function"),
         (lambda x: compiled(lambda x: value_and_grad(mse_loss)(x, x), x), "value_and_grad, which"),
         (lambda x: compiled(value_and_grad(mse_loss), x, x), "value_and_grad, which"),
         (
