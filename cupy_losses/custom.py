@@ -328,10 +328,11 @@ def row_loss(
     Returns:
         A function of the operands, which are arrays of elements that broadcast against each other,
         and, by keyword, `reduction`, `scale`, `where`, `sample_weight`, `axis` and the parameters;
-        shapes, dtypes and errors as `cupy_losses.embedding` says. Its attribute `source` is the
-        formula in C++. Its method `check` looks for derivatives that are NaN, for overflow and for
-        loss of accuracy. Without a formula, what makes such a function of the one that it
-        decorates.
+        shapes, dtypes and errors as `cupy_losses.embedding` says. All operands but one may be
+        boolean or integer: they are numbers in the formula, have no gradient, and do not decide on
+        the dtype of the result; TypeError where all are. Its attribute `source` is the formula in
+        C++. Its method `check` looks for derivatives that are NaN, for overflow and for loss of
+        accuracy. Without a formula, what makes such a function of the one that it decorates.
 
     Raises:
         TypeError: If the formula is no function, or cannot be traced; the message shows its line
@@ -373,6 +374,7 @@ def _of_rows(own: Definition) -> RowLossFunction:
         roles=dict.fromkeys(operands, ELEMENTS),
         parameters=tuple(defaults),
         broadcasts=True,
+        takes_integers=True,
         sums=program.sums,
         of_user=True,
         source=row_source(name, text),

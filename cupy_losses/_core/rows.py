@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .dtypes import FLOATING, INTEGER
+from .dtypes import FLOATING, INTEGER, check_dtypes
 from .loss import Call, Domain, Formula, Loss, Request, of_weight
 from .outputs import COUNT, PAIR, Output, gradient_output, value_output
 from .reduction import Denominator
@@ -59,6 +59,8 @@ class RowFormula(Loss):
             and of how much each element counts, and these counts. It takes the call, the number of
             elements of a row, their weights, and the weight of each row's class or else the target.
         broadcasts: Whether operands of elements broadcast.
+        takes_integers: Whether all of them but one may be boolean or integer: these are numbers
+            that the loss is not differentiated by.
         gathers: Whether the element of the target is all that is read of a row.
         precise: See above.
         hides: Whether the kernels hide elements that a row is not to accumulate: the struct HIDES.
@@ -75,6 +77,7 @@ class RowFormula(Loss):
     weighted_mean: bool = False
     counts: Callable[[Call, int, Any, Any], tuple[Call, Any]] | None = None
     broadcasts: bool = False
+    takes_integers: bool = False
     gathers: bool = False
     precise: bool = False
     hides: bool = False
@@ -192,6 +195,8 @@ class RowFormula(Loss):
         for name, operand in named.items():
             self._check_dtype(name, operand)
         elements = [name for name in self.operands if self.role(name) == ELEMENTS]
+        if self.takes_integers:
+            check_dtypes([named[name].dtype for name in elements], elements)
         first = named[elements[0]]
         if self.overwrites and overlaps(first):
             raise ValueError(
@@ -258,6 +263,8 @@ class RowFormula(Loss):
             allowed, what = (*FLOATING, *INTEGER), "a real dtype"
         elif role == "where":
             allowed, what = ("bool",), "dtype bool"
+        elif role == ELEMENTS and self.takes_integers:
+            return  # `shape_of` checks them together
         else:
             allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .._core.dtypes import c_type, item_size
+from .._core.dtypes import FLOATING, c_type, item_size
 from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
 from . import compiler, driver
@@ -128,9 +128,12 @@ class RowLaunches(Launches):
 
     def _row_memory(self) -> RowMemory:
         """How the rows of the first operand lie, and what is read of each element."""
-        main = self._inputs[self._problem.leading]
+        own = self._inputs[self._problem.leading :]
+        main = own[0]
         size = item_size(main.dtype)
         starts = (*(main.strides[a] for a in self._row_axes), main.misaligned // size)
+        if main.dtype not in FLOATING:
+            size = min(item_size(a.dtype) for a in own if a.streamed and a.dtype in FLOATING)
         streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
         step = main.strides[self._space.axis]
         of_loss = self._lies_apart(), self._loss.precise, self._loss.hides

@@ -61,10 +61,11 @@ class StridedRows:
 def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
     """Who works on rows so long, given the bytes of an element of each array that is read.
 
-    `state`: the bytes of what a thread accumulates of a row.
+    One array at least is floating. `state`: the bytes of what a thread accumulates of a row.
     """
+    narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     # Elements of half precision may be read in pairs.
-    state *= 2 if min(sizes) == 2 else 1
+    state *= 2 if narrowest == 2 else 1
     words = sum(max(1, size // 4) for size in sizes)
     longest = 0
     for lanes, counts in COUNTS.items():
@@ -74,10 +75,10 @@ def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
             if columns <= lanes * count:
                 return _rows(lanes, count, longest // lanes, True, count * words, state)
             longest = lanes * count
-    lanes, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[min(sizes)])
+    lanes, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[narrowest])
     count = max((n for n in COUNTS[1] if n * words <= most), default=COUNTS[1][0])
     # The states and contexts of two rows take as many registers again.
-    return _rows(lanes, count, 0, False, 2 * BATCH if min(sizes) == 2 else most, state)
+    return _rows(lanes, count, 0, False, 2 * BATCH if narrowest == 2 else most, state)
 
 
 def _rows(lanes: int, count: int, sure: int, stays: bool, words: int, state: int) -> StridedRows:

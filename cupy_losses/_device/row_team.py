@@ -87,7 +87,8 @@ class RowMemory:
     Attributes:
         rows: How many there are.
         columns: The elements of a row.
-        size: The bytes of an element of the first operand.
+        size: The bytes of an element of the first operand, where that is floating, or else of the
+            narrowest one that is.
         element_sizes: Those of an element of each array that is read element by element.
         step: From an element of the first operand to the next one of its row, in elements.
         starts: From a row to the next ones, and where the first one begins, in elements.

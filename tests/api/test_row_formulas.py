@@ -265,6 +265,94 @@ def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
     assert library.host(INFINITE(nothing)) == -np.inf
 
 
+INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+# A mask, numbers to differentiate by, and labels: a mask alone decides on which elements count.
+MASKED = row_loss(
+    "masked",
+    lambda mask, x, label: (
+        np.sum(np.where(mask, (x - label) ** 2, 0.0)) / (1 + np.sum(mask)) + np.mean(x * label)
+    ),
+)
+
+
+def masked_of_torch(mask: Any, x: Any, label: Any) -> Any:
+    squares = torch.where(mask != 0, (x - label) ** 2, 0.0).sum(-1)
+    return squares / (1 + mask.sum(-1)) + (x * label).mean(-1)
+
+
+def masked_operands(mask: str, label: str) -> list[Array]:
+    rng = np.random.default_rng(7)
+    drawn = rng.integers(0, 2, (3, 7)), rng.normal(0, 1, (3, 7)), rng.integers(0, 100, (3, 7))
+    return [x.astype(dtype) for x, dtype in zip(drawn, (mask, "f8", label), strict=True)]
+
+
+@pytest.mark.parametrize("label", INTEGERS)
+@pytest.mark.parametrize("mask", ["bool", "uint8"])
+def test_integers_against_torch(mask: str, label: str, torch_library: Library) -> None:
+    """Values, and what autograd makes of them: integers are constants."""
+    mask_of, x, label_of = map(torch_library.array, masked_operands(mask, label))
+    wide = [operand.double() for operand in (mask_of, label_of)]
+    leaf = x.clone().requires_grad_()
+    for reduction in ("none", "mean", "sum"):
+        loss = MASKED(mask_of, leaf, label_of, reduction=reduction)
+        expected = masked_of_torch(wide[0], leaf, wide[1])
+        if reduction != "none":
+            expected = getattr(expected, reduction)()
+        torch.testing.assert_close(loss, expected, rtol=1e-13, atol=1e-13)
+        slopes = [torch.autograd.grad(each.sum(), leaf)[0] for each in (loss, expected)]
+        torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-13, atol=1e-13)
+    assert torch.autograd.gradcheck(lambda x: MASKED(mask_of, x, label_of), leaf)
+    assert torch.autograd.gradgradcheck(lambda x: MASKED(mask_of, x, label_of), leaf)
+
+
+def test_integers_are_numbers(library: Library) -> None:
+    """The bits of the same numbers in the floating dtype, on which they do not decide."""
+    hosts = masked_operands("bool", "int16")
+    where, weight = library.array(np.array([True, False, True])), library.array(np.ones(3))
+    for dtype in ("f2", "f4", "f8"):
+        hosts[1] = hosts[1].astype(dtype)
+        for options in ({}, {"reduction": "none"}, {"where": where, "sample_weight": weight}):
+            arrays = [library.array(host) for host in hosts]
+            floating = [library.array(host.astype(dtype)) for host in hosts]
+            found, expected = MASKED(*arrays, **options), MASKED(*floating, **options)
+            assert found.dtype == expected.dtype == floating[0].dtype
+            np.testing.assert_array_equal(library.host(found), library.host(expected))
+        one, other = (grad(MASKED, 1)(*operands) for operands in (arrays, floating))
+        np.testing.assert_array_equal(library.host(one), library.host(other))
+
+
+def test_integers_broadcast_and_lie_along_an_axis(library: Library) -> None:
+    """A mask of the elements that all rows share, and a label for each row."""
+    mask, x, label = masked_operands("bool", "int64")
+    parts = mask[:1], x, label[:, :1]
+    whole = [np.broadcast_to(part, x.shape) for part in parts]
+    for axis in (1, 0):
+        found, expected = (
+            value_and_grad(MASKED, 1)(*(library.array(h) for h in hosts), axis=axis)
+            for hosts in (parts, whole)
+        )
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(library.host(ours), library.host(theirs))
+    turned = [library.array(np.ascontiguousarray(part.T)) for part in parts]
+    along = library.host(MASKED(*turned, axis=0))
+    np.testing.assert_allclose(along, MASKED(*parts), rtol=1e-14)
+
+
+def test_integers_that_are_refused(library: Library) -> None:
+    mask, x, label = map(library.array, masked_operands("bool", "int64"))
+    with pytest.raises(TypeError, match="mask must be floating to differentiate by it, got bool"):
+        grad(MASKED)(mask, x, label)
+    with pytest.raises(TypeError, match="label must be floating to differentiate by it, got int64"):
+        value_and_grad(MASKED, (1, 2))(mask, x, label)
+    with pytest.raises(TypeError, match=r"at least one of mask, x, label must be floating, got ma"):
+        MASKED(mask, label, label)
+    with pytest.raises(TypeError, match=r"x must have a real dtype \(float16, .*, got complex128"):
+        MASKED(mask, library.array(np.ones((3, 7), complex)), label)
+    with pytest.raises(TypeError, match="where must have dtype bool, got int64"):
+        MASKED(mask, x, label, where=library.array(np.ones(3, np.int64)))
+
+
 SHAPES = {
     "tiles": ArraySpec("float64", (64, 8), (8, 1)),
     "rows": ArraySpec("float64", (64, 1001), (1001, 1)),

@@ -186,6 +186,21 @@ def test_losses_of_users(loss: Callable[..., Any]) -> None:
     assert compiled(loss, x, y) == loss(x, y)  # no function, but an object that is called
 
 
+@row_loss
+def masked_square(mask: Any, input: Any, label: Any) -> Any:
+    return np.sum(np.where(mask, (input - label) ** 2, 0.0)) / (1 + np.sum(mask))
+
+
+def test_integers_of_a_loss_over_rows() -> None:
+    """In a graph, and as samples of torch.vmap."""
+    x = tables()[0]
+    mask, label = x > 0, (4 * x).to(torch.int16)
+    assert compiled(lambda x: masked_square(mask, x, label), x) == masked_square(mask, x, label)
+    found = vmap(grad(masked_square, 1), in_dims=(None, 0, None))(mask, torch.stack([x, -x]), label)
+    expected = [grad(masked_square, 1)(mask, x, label) for x in (x, -x)]
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
 def test_a_graph_of_a_loss_that_is_not_defined() -> None:
     """As of a program that another process has saved: the formula must be the same."""
     x, y = tables()
