@@ -58,8 +58,11 @@ def row_formula(name: str, program: RowProgram) -> str:
     """The class template of a formula of rows, as cuda/losses/sums.cuh wants it."""
     operands, parameters = map(cpp_name, program.operands), map(cpp_name, program.parameters)
     names = [*operands]
-    sizes = f"OPERANDS = {len(names)}, SUMS = {len(program.terms)}"
     logs = sum(is_log << k for k, is_log in enumerate(program.logs))
+    constants = (
+        f"  static constexpr int OPERANDS = {len(names)}, SUMS = {len(program.terms)};\n"
+        f"  static constexpr unsigned LOGS = {logs}u;\n"
+    )
     methods = []
     for k, term in enumerate(program.terms):
         methods.append(_method("term", [f"Constant<{k}>"], names, term.cpp()))
@@ -67,7 +70,7 @@ def row_formula(name: str, program: RowProgram) -> str:
     methods.append(_method("loss", [f"Real<T> {length}"], sums, program.loss.cpp()))
     return (
         f"template <class T>\nstruct {struct_of(name)} {{\n"
-        f"  static constexpr int {sizes};\n  static constexpr unsigned LOGS = {logs}u;\n{_fields([*parameters])}\n{''.join(methods)}}};"
+        f"{constants}{_fields([*parameters])}\n{''.join(methods)}}};"
     )
 
 
