@@ -1,7 +1,7 @@
 // Losses over rows that are a function of sums over the elements: those of one's own.
 //
 // Formula has its parameters as fields, OPERANDS, SUMS, and
-//   LOGS                    bit I: sum I is the log of the sum of the exponentials of its terms
+//   LOGS                        bit I: sum I is the log of the sum of exponentials of its terms
 //   term(Constant<I>(), x...)   what an element adds to sum I
 //   loss(length, sums...)       the loss of a row of so many elements
 // The gradient of an element is the sum over I of dloss/dsum_I * dterm_I/dx, both by dual numbers,
