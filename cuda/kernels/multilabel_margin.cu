@@ -684,7 +684,7 @@ struct MarginWorker {
 // The compiler holds more in registers for these architectures, and would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 template <class Team>
-constexpr int resident_blocks = (Team::RESIDENT * 2 + 2) / 3;
+constexpr int resident_blocks = (Team::RESIDENT + 1) / 2;
 #else
 template <class Team>
 constexpr int resident_blocks = Team::RESIDENT;

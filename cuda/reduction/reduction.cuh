@@ -234,22 +234,16 @@ struct Reduction {
   __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
     if (!has_teams()) return;
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
-    double* const of_teams = partials + segments * SUMS * 2;
-    const double* from = partials + team * TEAM * SUMS * 2;
-    long long count = team + 1 < teams ? TEAM : segments - team * TEAM;
-    // The segments of this team, and then all teams.
-#pragma unroll 1
-    while (is_last(before, unsigned(count))) {
-      Sums sums;
-      add_up<1>(sums, from, count);
-      if (teams == 1 || from == of_teams) {
-        if (threadIdx.x == 0) write(sums);
-        return;
-      }
+    const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
+    if (!is_last(before, unsigned(members))) return;
+    Sums sums;
+    add_up<1>(sums, partials + team * TEAM * SUMS * 2, members);
+    if (teams == 1) {
+      if (threadIdx.x == 0) write(sums);
+    } else {
+      double* const of_teams = partials + segments * SUMS * 2;
       if (threadIdx.x == 0) store(of_teams, team, sums);
-      before = arrive_at(counter);
-      from = of_teams;
-      count = teams;
+      if (is_last(arrive_at(counter), unsigned(teams))) finish(of_teams, teams);
     }
   }
 
