@@ -234,12 +234,12 @@ def test_rows_that_begin_inside_vectors_of_two(
 @pytest.mark.parametrize(
     ("case", "dtype", "columns", "layout"),
     [
-        levels.case(*values, default=values[0] is CROSS_ENTROPY and (k + k // 4) % 4 == 0)
+        levels.case(*values, default=values[0] is CROSS_ENTROPY and k % 5 == 0)
         for k, values in enumerate(
             itertools.product(
                 [CROSS_ENTROPY, STRUCTURES[4]],
                 ["float32", "bfloat16"],
-                [211, 333, 501, 1001, 1203, 2003, 2501],
+                [211, 501, 1203, 2501],
                 ["dense", "misaligned", "sliced"],
             )
         )
