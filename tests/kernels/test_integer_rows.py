@@ -72,7 +72,7 @@ KERNELS: dict[str, tuple[str | tuple[str, ...], tuple[int, int], Any]] = {
     "long": ("strided_rows<", (34, 1100), "F"),
     "few": (("rows<", "strided_rows<"), (300, 3), "F"),  # which a thread holds if it can
 }
-TOLERANCES = {"float32": 2e-5, "float64": 1e-12, "float16": 3e-3, "bfloat16": 2e-2}
+TOLERANCES = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}
 
 
 def close(found: Any, expected: Any, tolerance: float) -> None:
@@ -119,7 +119,7 @@ def _emulator() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "which", "floating"),
-    levels.covering(5, KERNELS, LOSSES, ["float32", "float64", "float16", "bfloat16"]),
+    levels.covering(4, KERNELS, LOSSES, ["float32", "float64", "bfloat16"]),
 )
 def test_every_kernel(kernel: str, which: str, floating: str) -> None:
     name, shape, order = KERNELS[kernel]
@@ -129,11 +129,11 @@ def test_every_kernel(kernel: str, which: str, floating: str) -> None:
 
 @pytest.mark.parametrize(
     ("mask", "label"),
-    levels.covering(
-        9,
-        ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"],
-        ["int8", "int16", "int32", "int64", "bool", "uint8", "uint16", "uint32", "uint64"],
-    ),
+    [
+        *[("bool", "int8"), ("int8", "int16"), ("int16", "int32"), ("int32", "int64")],
+        *[("int64", "bool"), ("uint8", "uint32"), ("uint16", "uint8"), ("uint32", "uint64")],
+        ("uint64", "uint16"),
+    ],
 )
 def test_every_dtype(mask: str, label: str) -> None:
     exercise("first", of_first((5, 133), "float32", mask, label), TOLERANCES["float32"])
@@ -193,7 +193,7 @@ SPECS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
 
 @pytest.mark.parametrize(
     ("kernel", "floating", "mask"),
-    levels.covering(5, SPECS, ["float32", "float64", "bfloat16"], ["bool", "int16", "uint64"]),
+    levels.covering(3, SPECS, ["float64", "bfloat16"], ["bool", "uint64"]),
 )
 def test_nvrtc_compiles_them(kernel: str, floating: str, mask: str) -> None:
     requirements.nvrtc()
