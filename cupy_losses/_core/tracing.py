@@ -99,6 +99,7 @@ _INSTEAD_OF_ROWS = {
     "var": "np.mean(x * x) - np.mean(x) ** 2",
     "vdot": "np.sum(a * b)",
 }
+_INSTEAD_OF_TORCH = {"logsumexp": "np.logaddexp.reduce(x), in a loss over rows"}
 _OPERATORS = {"floor_divide": "//", "remainder": "%", "divmod": "divmod", "matmul": "@"}
 # The largest whole exponent that becomes multiplications.
 _MOST = 16
@@ -438,9 +439,9 @@ class Value:
         cls, function: Any, types: Any, args: Any = (), options: Any = None
     ) -> NoReturn:
         name = getattr(function, "__name__", "function")
+        instead = _INSTEAD_OF_TORCH.get(name, f"np.{name}, where NumPy has it")
         raise _TraceError(
-            f"torch's {name} takes tensors, and a formula is made of {_WORDS}: write np.{name}, "
-            "where NumPy has it"
+            f"torch's {name} takes tensors, and a formula is made of {_WORDS}: write {instead}"
         )
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -438,6 +438,7 @@ UNTRACEABLE: list[tuple[Any, str]] = [
     (lambda x: np.sum(x) / x.shape[-1], r"np.size\(x\): it has no .shape"),
     (lambda x: np.sum(x[1:] - x[:-1]), "no order of its elements"),
     (lambda x: np.logaddexp.reduce(x, axis=-1), "np.logaddexp.reduce takes the elements of a row"),
+    (lambda x: torch.logsumexp(x, -1), r"write np.logaddexp.reduce\(x\), in a loss over rows"),
     (lambda x: np.logaddexp.reduce(x - np.mean(x)), "an element meets a sum, or np.size, here"),
     (lambda x: np.logaddexp.accumulate(x), "np.logaddexp.accumulate is not what a row accumulates"),
     (lambda x, y: x @ y, r"@ is no function of a formula: write np.sum\(a \* b\)"),
