@@ -19,25 +19,25 @@ __device__ __forceinline__ auto varied(const N& x) {
   }
 }
 
-// A sum of terms, or the LOG of the sum of their exponentials. These are of the distances from the
-// largest term so far, which is finite: exp(inf) is infinite, and no NaN.
+// A sum of terms, or the LOG of the sum of their exponentials.
 template <class N, bool LOG>
 struct Accumulated {
-  using T = typename ScalarOf<N>::type;
   RunningSum<N> sum;
   static __device__ __forceinline__ Accumulated empty() { return {RunningSum<N>::zero()}; }
-  __device__ __forceinline__ T least() const { return T(0); }
-  template <bool FIRST>
-  __device__ __forceinline__ void rise(T) {}
-  template <class Y>
-  __device__ __forceinline__ Y of(Y term) const {
-    return term;
-  }
-  __device__ __forceinline__ N total() const { return sum.total(); }
   friend __device__ __forceinline__ Accumulated combine(const Accumulated& a,
                                                         const Accumulated& b) {
     return {a.sum + b.sum};
   }
+  // What a term adds, and what adds a sum of these.
+  template <class Y>
+  __device__ __forceinline__ Y of(Y y) const {
+    return y;
+  }
+  template <bool FIRST>
+  __device__ __forceinline__ void add(N added) {
+    put<FIRST>(sum, added);
+  }
+  __device__ __forceinline__ N total() const { return sum.total(); }
   using Part = Nothing;
   __device__ __forceinline__ Part part() const { return {}; }
 };
@@ -45,44 +45,39 @@ struct Accumulated {
 template <class N>
 struct Accumulated<N, true> {
   using T = typename ScalarOf<N>::type;
-  T top;
-  RunningSum<N> sum;
-  static __device__ __forceinline__ Accumulated empty() {
-    return {lowest<T>(), RunningSum<N>::zero()};
+  using Exponentials = Softmax<N, false, Terms<T>>;
+  Exponentials of_terms;
+  static __device__ __forceinline__ Accumulated empty() { return {Exponentials::empty()}; }
+  friend __device__ __forceinline__ Accumulated combine(const Accumulated& a,
+                                                        const Accumulated& b) {
+    return {combine(a.of_terms, b.of_terms)};
   }
-  __device__ __forceinline__ T least() const { return top; }
+  // The top is finite: exp(inf) is infinite then, and no NaN.
   template <bool FIRST>
-  __device__ __forceinline__ void rise(T to) {
-    to = to < -lowest<T>() ? to : -lowest<T>();
-    if constexpr (!FIRST) sum.scale(exponential(top - to));
-    top = to;
+  __device__ __forceinline__ void rise(T top) {
+    of_terms.template rise<FIRST>(top < -lowest<T>() ? top : -lowest<T>());
   }
   template <class Y>
-  __device__ __forceinline__ Y of(Y term) const {
-    return exponential(term - Real<T>(top));
+  __device__ __forceinline__ Y of(Y y) const {
+    return term(Terms<T>::up_to(of_terms.top), y);
   }
-  __device__ __forceinline__ N total() const { return Real<T>(top) + log(sum.total()); }
-  friend __device__ __forceinline__ Accumulated combine(Accumulated a, Accumulated b) {
-    const T to = larger(a.top, b.top);
-    a.template rise<false>(to);
-    b.template rise<false>(to);
-    return {to, a.sum + b.sum};
+  template <bool FIRST>
+  __device__ __forceinline__ void add(N added) {
+    put<FIRST>(of_terms.sum, added);
+  }
+  __device__ __forceinline__ N total() const {
+    return Real<T>(of_terms.top) + log(of_terms.sum.total());
   }
   // The part that a term has of the sum.
   struct Part {
-    T top;
+    Terms<T> terms;
     N inverse;
-    __device__ __forceinline__ N of(N term) const {
-      return exponential(term - Real<T>(top)) * inverse;
-    }
+    __device__ __forceinline__ N of(N y) const { return term(terms, y) * inverse; }
   };
-  __device__ __forceinline__ Part part() const { return {top, 1.0 / sum.total()}; }
+  __device__ __forceinline__ Part part() const {
+    return {Terms<T>::up_to(of_terms.top), 1.0 / of_terms.sum.total()};
+  }
 };
-
-template <bool RAISES, class T, class Y>
-__device__ __forceinline__ void raise(T& top, const Y& term) {
-  if constexpr (RAISES) top = larger(top, plain(term));
-}
 
 template <class T, class Formula, class I = Range<Formula::SUMS>,
           class K = Range<Formula::OPERANDS>>
@@ -113,20 +108,13 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   template <bool FIRST, class N, class Row, class Elements>
   __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
                                       Elements& elements) const {
-    if constexpr (Formula::LOGS != 0) {
-      T top[SUMS];
-      ((top[I] = get<I>(state.sums).least()), ...);
-      elements.each([&](int, auto, const auto& x) {
-        (raise<IS_LOG<I>>(top[I], formula.term(Constant<I>(), get<K>(x)...)), ...);
-      });
-      (get<I>(state.sums).template rise<FIRST>(top[I]), ...);
-    }
+    (rise<I, FIRST>(get<I>(state.sums), elements), ...);
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
     elements.each([&](int, auto, const auto& x) {
       ((sum[I] = sum[I] + get<I>(state.sums).of(formula.term(Constant<I>(), get<K>(x)...))), ...);
     });
-    (put<FIRST>(get<I>(state.sums).sum, sum[I]), ...);
+    (get<I>(state.sums).template add<FIRST>(sum[I]), ...);
   }
 
   template <class N, bool ANY>
@@ -166,6 +154,17 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   }
 
  private:
+  // Exponentials are of the distances from the largest term so far.
+  template <int S, bool FIRST, class Sum, class Elements>
+  __device__ __forceinline__ void rise(Sum& sum, Elements& elements) const {
+    if constexpr (IS_LOG<S>) {
+      T top = sum.of_terms.top;
+      elements.each([&](int, auto, const auto& x) {
+        top = larger(top, plain(formula.term(Constant<S>(), get<K>(x)...)));
+      });
+      sum.template rise<FIRST>(top);
+    }
+  }
   // The loss as a function of one of the sums.
   template <int BY, class N>
   using LossBy = decltype(Formula().loss(Real<T>(), varied<I == BY>(N())...));

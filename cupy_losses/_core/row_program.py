@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .program import Program, Step
+from .program import Function, Program, Step
 
 LENGTH = "_length"  # the number of elements of a row
 LOG_SUM_EXP = np.logaddexp.reduce
@@ -96,13 +96,13 @@ class RowProgram:
                     at.append(append(value))
             return at[-1]
 
-        both = {
-            False: lambda a, b: append(Step(np.add, (a, b))),
-            True: lambda a, b: append(Step(np.logaddexp, (a, b))),
-        }
+        def join(function: Function, a: int, b: int) -> int:
+            return append(Step(function, (a, b)))
+
         sums = [len(values) - 1]
         for term, is_log in zip(self.terms, self.logs, strict=True):
             added = [include(term, [places[name] for name in names]) for names in elements]
-            sums.append(functools.reduce(both[is_log], added))
+            joined = functools.partial(join, np.logaddexp if is_log else np.add)
+            sums.append(functools.reduce(joined, added))
         result = include(self.loss, sums)
         return Program(tuple(operands), self.parameters, tuple(values)).part(result, {})

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
-from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, SUMS, RowProgram
+from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
 
 _WORDS = "Python's operators and NumPy's functions"
 _NO_FUNCTION = "{} is no function of a formula: write {}"
@@ -300,13 +300,12 @@ class _RowRecorder(_Recorder):
     def program(self, result: Any) -> Program:
         """The program of a result, which is one number of a row."""
         program = super().program(result)
-        sums = [x for x in program.values if isinstance(x, Step) and x.function in SUMS]
-        if not sums or result.of_element:
+        rows = RowProgram.split(program)
+        if not rows.terms or result.of_element:
             raise _TraceError(_NO_SUM)
-        count = len(sums) + sum(x.function == LOG_SUM_EXP for x in sums)
-        if count > MOST_SUMS:
+        if rows.sums > MOST_SUMS:
             raise _TraceError(
-                f"a formula has at most {MOST_SUMS} different sums, not {count}, of which each "
+                f"a formula has at most {MOST_SUMS} different sums, not {rows.sums}, of which each "
                 "np.logaddexp.reduce is two"
             )
         return program
