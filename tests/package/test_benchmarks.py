@@ -198,6 +198,13 @@ def test_checks_of_a_sweep(shape: rows.Shape, draws: rows.Draw, dtype: str) -> N
         rows.check(Wrong(**fields, wrong=scaled), operands, 2)
 
 
+def test_gradients_that_are_subnormal_pass() -> None:
+    """In float16, where numbers below 2^-14 are as far apart as those at it."""
+    problem = rows.cross_entropy(12, 1000, torch.float16)
+    input, target = problem.draw(0, "cpu")
+    rows.check(problem, [2 * input, target], 4)
+
+
 @pytest.mark.parametrize("place", [0, 20, 39])
 def test_checks_of_gradients(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     """A gradient that is wrong at an end or in the middle."""
