@@ -31,22 +31,21 @@ struct Team {
   static_assert(!HELD || LANES <= 32, "a short row");
   // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
   // vector of each of them. Where rows may begin anywhere, that is moved in lines of vectors, and
-  // ends in one more.
+  // ends in one more. Where none does, the stretches of a warp begin in different banks of shared
+  // memory, so that the words of all its threads are read at once.
   static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32;
   static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
-  static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + (SHIFTS ? VECTORS_OF_LINE : 0);
+  static constexpr int BETWEEN = SHIFTS ? VECTORS_OF_LINE : LANES < 32 ? (LANES + 3) / 4 : 0;
+  static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + BETWEEN;
   static constexpr int PLACES = THREADS / NEIGHBOURS * PLACES_OF_STRETCH;
 
   // Unsigned: of signed numbers the addresses took two registers more.
   static __device__ __forceinline__ unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
   static __device__ __forceinline__ unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
+  // For all of the warp, even if it has several rows: to wait for a part of it, threads first find
+  // out which ones are there, by slow instructions.
   static __device__ __forceinline__ void wait_for_neighbours() {
-    if constexpr (NEIGHBOURS == 32) {
-      __syncwarp();
-    } else if constexpr (NEIGHBOURS > 1) {
-      const unsigned first = threadIdx.x % 32 / NEIGHBOURS * NEIGHBOURS;
-      __syncwarp(((1u << NEIGHBOURS) - 1) << first);
-    }
+    if constexpr (NEIGHBOURS > 1) __syncwarp();
   }
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
@@ -233,44 +232,40 @@ struct RowWorker {
       if constexpr (UNIT > 1 && Team::SHIFTS) aligned = __all_sync(0xffffffffu, aligned);
       if (context.status == ACTIVE) {
         using Whole = Last<Team::SLOTS>;
-        constexpr bool FEW = Whole::NUMBERS <= 8;
         Whole elements{Column(Team::neighbour()) * UNIT, Team::NEIGHBOURS * UNIT, share.end};
-        if (!FEW) elements.template hide<Team>(context.column, shared, 0, share.shift);
-        elements.template fetch<Team>(shared, 0, share.shift, aligned);
-        if (FEW) elements.hide(context.column);
-        loss.template add<true>(state, share.row, context, elements);
+        fetch(elements, share, 0, context, aligned);
+        take<true>(state, elements, share, context);
       }
       if constexpr (REPLACE) {
         Team::wait_for_neighbours();
         prefetch(next);
       }
     } else if constexpr (Loss::READS != 0) {
+      constexpr bool FIRST = Team::EXACT && Team::GROUPS == 1;
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
+        const int first = group * Team::BATCH;
         if constexpr (REPLACE) wait_for_group(group);
         Team::wait_for_neighbours();
-        bool replaced = false;
-        batch_of_words(share, group * Team::BATCH, [&](auto elements, int slot) {
-          if (context.status != ACTIVE) return;
-          constexpr bool FEW = decltype(elements)::NUMBERS <= 8;
-          if constexpr (Loss::HIDES) {
-            if (!FEW) elements.template hide<Team>(context.column, shared, slot, share.shift);
-          }
-          elements.template fetch<Team>(shared, slot, share.shift);
-          if constexpr (REPLACE && Team::EXACT) {
-            Team::wait_for_neighbours();
-            prefetch(next, group);
-            replaced = true;
-          }
-          if constexpr (Loss::HIDES) {
-            if (FEW) elements.hide(context.column);
-          }
-          loss.template add<Team::EXACT && Team::GROUPS == 1>(state, share.row, context, elements);
-        });
-        if (REPLACE && !replaced) {
+        if constexpr (REPLACE && Team::EXACT) {
+          const Column begin = share.begin + Column(first) * SLOT;
+          Words<Team::BATCH> elements{begin + Column(Team::neighbour()) * UNIT,
+                                      Team::NEIGHBOURS * UNIT, share.end};
+          if (context.status == ACTIVE) fetch(elements, share, first, context, true);
           Team::wait_for_neighbours();
           prefetch(next, group);
+          if (context.status == ACTIVE) take<FIRST>(state, elements, share, context);
+        } else {
+          batch_of_words(share, first, [&](auto elements, int slot) {
+            if (context.status != ACTIVE) return;
+            fetch(elements, share, slot, context, share.shift % UNIT == 0);
+            take<FIRST>(state, elements, share, context);
+          });
+          if constexpr (REPLACE) {
+            Team::wait_for_neighbours();
+            prefetch(next, group);
+          }
         }
       }
     }
@@ -338,6 +333,24 @@ struct RowWorker {
   }
 
  private:
+  // From shared memory to registers; what a state then takes of that. An element is hidden in
+  // shared memory, or in registers where a thread has few.
+  template <class E>
+  static constexpr bool FEW = E::NUMBERS <= 8;
+  template <class E, class Context>
+  __device__ __forceinline__ void fetch(E& elements, const Share& share, int slot,
+                                        const Context& context, bool aligned) const {
+    if constexpr (Loss::HIDES && !FEW<E>) {
+      elements.template hide<Team>(context.column, shared, slot, share.shift);
+    }
+    elements.template fetch<Team>(shared, slot, share.shift, aligned);
+  }
+  template <bool FIRST, class E, class Context>
+  __device__ __forceinline__ void take(State& state, E& elements, const Share& share,
+                                       const Context& context) const {
+    if constexpr (Loss::HIDES && FEW<E>) elements.hide(context.column);
+    loss.template add<FIRST>(state, share.row, context, elements);
+  }
   // Waits for what a group reads: where rows may begin anywhere, to the first line of the next.
   __device__ __forceinline__ void wait_for_group(int group) const {
     constexpr int BEHIND = Team::GROUPS - 1;

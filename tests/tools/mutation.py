@@ -234,7 +234,7 @@ EQUIVALENT: dict[str, str] = {
     "if (slot == Team::SLOTS - REST && begin >= 0 && share.end - begin > SLOT * REST) {": (
         "a full batch as a partial one: slower"
     ),
-    "constexpr bool FEW = decltype(elements)::NUMBERS < 8;": "hidden in the other place: slower",
+    "static constexpr bool FEW = E::NUMBERS < 8;": "hidden in the other place: slower",
     "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
