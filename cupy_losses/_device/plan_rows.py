@@ -243,7 +243,8 @@ class RowLaunches(Launches):
         main = self._inputs[self._problem.leading]
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
         kept = self._state + self._finished
-        return row_tile(self._columns, unit, elements, numbers, kept, self._loss.hides)
+        of_loss = self._loss.hides, self._loss.precise
+        return row_tile(self._columns, unit, elements, numbers, kept, *of_loss)
 
     def _strided(self) -> StridedRows | None:
         """Who works on rows that lie side by side; None for other rows."""

@@ -16,17 +16,20 @@ from .row_tiling import VECTOR_BYTES
 # Of a share of a row one thread gets up to LANE_BYTES, or HALF_LANE_BYTES of half precision where
 # the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours then
 # share lines of memory, and of rows of more than LONG_ROW, which have a warp at least, more, with
-# which 2501 numbers have one, and not four. What a warp does once for a row takes as long as 30
-# numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each of them in
-# long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to registers
-# at a time, half of that where several shares follow one another. A block has at most BLOCK
-# threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an H200.
+# which 2501 numbers have one, and not four. Fewer threads than LEAST_LANES, from so many bytes on
+# of a row of whole vectors, would read parts of lines. What a warp does once for a row takes as
+# long as 30 numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each
+# of them in long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to
+# registers at a time, half of that where several shares follow one another. A block has at most
+# BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an
+# H200.
 SHORT_ROW = 256
 LONG_ROW = 4096
 LANE_BYTES = 240
 HALF_LANE_BYTES = 128
 SHORT_LANE_BYTES = 64
 LONG_LANE_BYTES = 320
+LEAST_LANES = {64: 2, 128: 4, 384: 8}
 PARALLEL_BYTES = 128
 BATCH_BYTES = 128
 BLOCK = 256
@@ -120,6 +123,11 @@ class RowMemory:
         return few and self.columns * self.element_bytes <= HELD_APART and self.apart
 
     @property
+    def is_whole_vectors(self) -> bool:
+        """Whether a row, its elements side by side, is some vectors, wherever it begins."""
+        return self.step == 1 and self.columns * self.size % VECTOR_BYTES == 0
+
+    @property
     def width(self) -> int:
         """The elements of a vector; vectors of a few do not reach beyond the row."""
         if self.step != 1 and self.columns > 1:
@@ -170,8 +178,11 @@ class RowTeam:
     def places(self) -> int:
         """The vectors that shared memory has room for."""
         neighbours = min(self.lanes, WARP)
-        line = min(neighbours, VECTORS_OF_LINE) if self.shifts else 0
-        return self.threads // neighbours * (self.slots * neighbours + line)
+        if self.shifts:
+            between = min(neighbours, VECTORS_OF_LINE)
+        else:
+            between = -(-self.lanes // 4) if self.lanes < WARP else 0
+        return self.threads // neighbours * (self.slots * neighbours + between)
 
     def workers(self, memory: RowMemory, few: bool) -> int:
         """The blocks, or clusters, that end together; `few` where they sum, or write nothing."""
@@ -232,6 +243,8 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     # Where no element is read, gradients are written.
     moved = row_bytes or vectors * width * memory.size
     lanes = _power_of_two_from(-(-moved // (ranks * _lane_bytes(moved, memory))))
+    if memory.is_whole_vectors:
+        lanes = max(lanes, *(n for size, n in LEAST_LANES.items() if moved >= size), 1)
     if lanes <= WARP and ranks == 1:
         threads = BLOCK
         while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:

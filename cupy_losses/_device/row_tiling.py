@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 VECTOR_BYTES = 16
 
-# A row of at most SHORT_BYTES waits in the registers of a thread, or of half as many where it is no
-# whole number of words, one of a multiple of VECTOR_BYTES is read in whole vectors, and of one of
-# more than LONG_BYTES a thread has much to do: cuda/kernels/rows.cu is faster on an H200 for all
-# these. So it is from LONG_HIDDEN elements on for losses that hide some.
-SHORT_BYTES = 32
+# A row of at most SHORT_BYTES, or SHORT_PRECISE of a precise loss, which reads a tile twice, waits
+# in the registers of a thread, or of half as many where it is no whole number of words; threads
+# that read rows of an even number of vectors side by side wait for each other's banks of shared
+# memory; and of a row of more than LONG_BYTES a thread has much to do. cuda/kernels/rows.cu is
+# faster on an H200 for all these. So it is from LONG_HIDDEN elements on for losses that hide some.
+SHORT_BYTES = 16
+SHORT_PRECISE = 24
 LONG_BYTES = 1000
 LONG_HIDDEN = 200
 WORD_BYTES = 4
@@ -71,18 +73,21 @@ def row_tile(
     numbers: Mapping[int, int],
     kept: int,
     hides: bool = False,
+    precise: bool = False,
 ) -> RowTile | None:
     """The tile of rows so long, given the bytes of an element of each array; None for no tiles.
 
     `kept`: the bytes that a block keeps of a row beside the tile. `hides`: of a loss that hides
-    elements.
+    elements. `precise`: of a precise one.
     """
     if not elements or (hides and columns >= LONG_HIDDEN):
         return None
     lengths = [columns * size for size in elements.values()]
-    short = SHORT_BYTES // 2 if any(length % WORD_BYTES for length in lengths) else SHORT_BYTES
+    short = SHORT_PRECISE if precise else SHORT_BYTES
+    if any(length % WORD_BYTES for length in lengths):
+        short //= 2
     if not short < max(lengths) <= LONG_BYTES or not any(
-        length % VECTOR_BYTES for length in lengths
+        length % (2 * VECTOR_BYTES) for length in lengths
     ):
         return None
     row_bytes = sum(lengths) + sum(numbers.values())

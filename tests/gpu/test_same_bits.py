@@ -24,7 +24,7 @@ Shape = tuple[int, int]
 
 
 # Lanes of a warp; a block; the blocks of a cluster; two launches.
-SHAPES = [(20_000, 12), (5000, 333), (5000, 1000), (40, 20_000), (3, 300_000)]
+SHAPES = [(20_000, 16), (5000, 333), (5000, 1000), (40, 20_000), (3, 300_000)]
 # The same where rows begin anywhere in a vector.
 ODD = [(5000, 2003), (40, 20_001), (3, 300_001)]
 

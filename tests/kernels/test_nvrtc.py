@@ -110,7 +110,7 @@ def test_all_kernels_compile(architecture: int, part: int) -> None:
 # Lanes of a warp; a block; the blocks of a cluster, rows that begin inside a vector; two launches;
 # tiles of rows of one thread each, and of several.
 ROW_SHAPES = [
-    (4096, 12),
+    (4096, 16),
     (1024, 4096),
     (300, 100_001),
     (3, 1_000_000),

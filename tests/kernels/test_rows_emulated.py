@@ -38,7 +38,7 @@ from ..tables.rows import ROWS, SAMPLED, Operands, RowCase, losses_of_all_sizes,
 from ..tables.shapes import ODD, Shapes, of_shapes
 from ..tools import levels
 
-SHAPE = (37, 12)
+SHAPE = (37, 16)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
     next(case for case in ROWS if str(case).startswith(start))
     for start in (
@@ -350,7 +350,7 @@ def test_rows_of_no_elements() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
+@pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 16), (40, 1100)])
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,7 +467,7 @@ def test_double_backward_of_rows_that_end_inside_a_batch() -> None:
 @pytest.mark.parametrize("layout", levels.first(["dense", "transposed"]))
 def test_launches_of_masks_and_weights(layout: str) -> None:
     """One, and one that sums what gradients of a mean are divided by; nothing is as large."""
-    operands = OF_CLASSES.draw(np.random.default_rng(11), (37, 12), np.float32)
+    operands = OF_CLASSES.draw(np.random.default_rng(11), SHAPE, np.float32)
     both = value_and_grad(cross_entropy)
     with installed(multiprocessors=3, seed=1) as device:
         arrays = on_device(device, operands, layout)
