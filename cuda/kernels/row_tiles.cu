@@ -5,7 +5,7 @@
 // copies a tile of whole rows to shared memory, while it works on the tile before. LANES threads
 // work on a row there. Gradients take the place of the elements that they belong to, and go back as
 // one stretch. Bytes of device memory an element, with operands and gradients of s bytes: the loss
-// of one operand s, with its gradient 2s.
+// of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
 //
 // Order of summation: a thread adds its elements of a row in order, then threads are added in
 // pairs. Who has which elements follows from the length of a row and the dtypes, so that the bits
@@ -234,8 +234,13 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   const long long n;
   const int columns;
 
+  // Whether array S has a tile in shared memory, and whether it is copied there: of elements that
+  // the loss does not read there are the places alone, for their gradients.
   template <int S>
   static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::NUMBERS) >> S & 1u);
+  template <int S>
+  static constexpr bool IS_COPIED =
+      bool(Team::NUMBERS >> S & 1u) || (IS_STAGED<S> && Row::template is_read<S>());
   // What a row has in array S.
   template <int S>
   __device__ __forceinline__ int count() const {
@@ -253,22 +258,26 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     (load_array<K>(copies, turn, tile, stage), ...);
     copies.commit(turn);
   }
-  // The pointers, to shared memory where a tile is there.
+  // The pointers, to shared memory where a tile is there, or where it is COPIED there.
+  template <bool COPIED = false>
   __device__ __forceinline__ Pointers staged(long long tile, unsigned char* stage) const {
     Pointers staged = pointers;
-    (stage_pointer<K>(staged, tile, stage), ...);
+    (stage_pointer<K, COPIED>(staged, tile, stage), ...);
     return staged;
   }
   // Row `own` of a tile.
+  template <bool COPIED = false>
   __device__ __forceinline__ Row row_at(long long tile, int own, const Pointers& staged) const {
     using Index = typename Layout::Index;
     Row row{layout, staged, layout.rows.locate(Index(tile * places.rows + own)), columns};
-    ((IS_STAGED<K> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
+    ((is_at<K, COPIED> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
     return row;
   }
 
   // What is known of a row ahead of its elements. Hides one of them from what follows.
-  __device__ __forceinline__ auto begin(const Row& row) const {
+  __device__ __forceinline__ auto begin(long long tile, int own, unsigned char* stage) const {
+    const Pointers copied = staged<true>(tile, stage);
+    const Row row = row_at<true>(tile, own, copied);
     const auto context = loss.begin(row, loss.ahead(row));
     if constexpr (Loss::HIDES) {
       if (context.status == ACTIVE) set<FIRST>(row, context.column, T(-INFINITY));
@@ -289,7 +298,9 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   __device__ __forceinline__ auto accumulate(const Elements& elements,
                                              const Context& context) const {
     State state = State::empty();
-    if (context.status == ACTIVE) loss.template add<true>(state, elements.row, context, elements);
+    if constexpr (Loss::READS != 0) {
+      if (context.status == ACTIVE) loss.template add<true>(state, elements.row, context, elements);
+    }
     return joined_in_warp<Team::LANES>(settle(state, SameTop()));
   }
 
@@ -352,15 +363,17 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   template <int S>
   __device__ __forceinline__ void load_array(const Copies& copies, unsigned turn, long long tile,
                                              unsigned char* stage) const {
-    if constexpr (IS_STAGED<S>) {
+    if constexpr (IS_COPIED<S>) {
       copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
                   rows_of(tile) * count<S>());
     }
   }
-  template <int S>
+  template <int S, bool COPIED>
+  static constexpr bool is_at = COPIED ? IS_COPIED<S> : IS_STAGED<S>;
+  template <int S, bool COPIED>
   __device__ __forceinline__ void stage_pointer(Pointers& staged, long long tile,
                                                 unsigned char* stage) const {
-    if constexpr (IS_STAGED<S>) {
+    if constexpr (is_at<S, COPIED>) {
       const int behind = misalignment(get<S>(pointers) + first_of<S>(tile));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
@@ -426,7 +439,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       copies.commit(turn + 1);  // of nothing
     }
     copies.wait(turn);
-    const Pointers staged = work.staged(tile, shared + turn % 2 * places.bytes);
+    unsigned char* const stage = shared + turn % 2 * places.bytes;
+    const Pointers staged = work.staged(tile, stage);
     const int rows = work.rows_of(tile);
     const auto take = [&](int own, const auto& outcome) {
       if constexpr (VALUES == EACH_VALUE) {
@@ -439,7 +453,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll 1
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
         const auto row = work.row_at(tile, own, staged);
-        const auto context = work.begin(row);
+        const auto context = work.begin(tile, own, stage);
         const auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
@@ -455,7 +469,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     } else {
       // One thread does what is done once for a row, LANES threads what is done for its elements.
-      using Context = decltype(work.begin(work.row_at(0, 0, staged)));
+      using Context = decltype(work.begin(0, 0, stage));
       using State =
           decltype(work.accumulate(work.elements_of(work.row_at(0, 0, staged), true), Context()));
       using Finished = typename Work::Finished;
@@ -463,7 +477,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       State* const states = states_of_block<State, Team::MOST_ROWS>();
       Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1>();
       const int mine = threadIdx.x;
-      if (mine < rows) contexts[mine] = work.begin(work.row_at(tile, mine, staged));
+      if (mine < rows) contexts[mine] = work.begin(tile, mine, stage);
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;
       __syncthreads();
 #pragma unroll 1

@@ -177,6 +177,11 @@ class RowLaunches(Launches):
         results = _Results(values, value, denominator, wanted, outputs)
         device = self._problem.device
         team = row_team(self._memory, bool(wanted), device)
+        if wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
+            # Many threads write a row of which one has the value.
+            reading = row_team(self._memory, False, device)
+            self._launch(reading, _Results(values, value, denominator))
+            results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
             self._launch_segments(self._tiled(tile, outputs), results)
         elif strided := self._strided():
@@ -185,11 +190,6 @@ class RowLaunches(Launches):
             memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.splits))
             self._launch(team, _Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS), "SPLIT", memory)
             self._launch(team, results, "MERGE", memory)
-        elif wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
-            # Many threads write a row of which one has the value.
-            reading = row_team(self._memory, False, device)
-            self._launch(reading, _Results(values, value, denominator))
-            self._launch(team, replace(results, values="NO_VALUES", value=NO_ADDRESS))
         else:
             self._launch(team, results)
         for k, array, address in summed:
@@ -240,6 +240,8 @@ class RowLaunches(Launches):
                 numbers[k] = item_size(array.dtype)
         if not all(self._lies(array, dense) for array in outputs):
             return None
+        if outputs and not elements:  # their places are for the gradients alone
+            elements[self._problem.leading] = item_size(outputs[0].dtype)
         main = self._inputs[self._problem.leading]
         unit = 2 if main.dtype in ("float16", "bfloat16") else 1
         kept = self._state + self._finished
