@@ -86,7 +86,10 @@ def tiling_of(
             and not rows * columns % width
             and all(steps[k][-2] == columns * steps[k][-1] for k in (*direct, -1))
         )
-        width = width if flat else 1
+        if not flat:
+            width = 1
+            if columns < lengths[1]:
+                columns = _power_of_two(lengths[1], columns, column_line)
     vectorised = [
         k
         for k, (step, size) in enumerate(zip(steps[:-1], sizes, strict=True))
@@ -137,6 +140,17 @@ def _part(length: int, most: int, line: int) -> int:
     granule = max(GRANULE, most // 8)
     parts = -(-length // most)
     return -(-length // (parts * granule)) * granule
+
+
+def _power_of_two(length: int, most: int, line: int) -> int:
+    """A power of two up to `most`, of which a dimension is some parts with little left over.
+
+    The elements of a thread are then in one column, with constant steps between them.
+    """
+    part = 1 << (most.bit_length() - 1)
+    while part > line // 2 and 8 * (-length % part) > length:
+        part //= 2
+    return part
 
 
 def _aligned(steps: Shape, size: int, access: int, misaligned: int) -> bool:
