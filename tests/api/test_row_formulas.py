@@ -307,7 +307,8 @@ def test_integers_against_torch(mask: str, label: str, torch_library: Library) -
 
 
 def test_integers_are_numbers(library: Library) -> None:
-    """The bits of the same numbers in the floating dtype, on which they do not decide."""
+    """Those of the floating dtype, on which they do not decide; a GPU adds in another order."""
+    most_ulps = 2 if library.name in ("cupy", "torch cuda") else 0
     hosts = masked_operands("bool", "int16")
     where, weight = library.array(np.array([True, False, True])), library.array(np.ones(3))
     for dtype in ("f2", "f4", "f8"):
@@ -317,7 +318,8 @@ def test_integers_are_numbers(library: Library) -> None:
             floating = [library.array(host.astype(dtype)) for host in hosts]
             found, expected = MASKED(*arrays, **options), MASKED(*floating, **options)
             assert found.dtype == expected.dtype == floating[0].dtype
-            np.testing.assert_array_equal(library.host(found), library.host(expected))
+            found, expected = library.host(found), library.host(expected)
+            np.testing.assert_array_max_ulp(found, expected, most_ulps)
         one, other = (grad(MASKED, 1)(*operands) for operands in (arrays, floating))
         np.testing.assert_array_equal(library.host(one), library.host(other))
 
