@@ -218,6 +218,34 @@ FAST_SHAPES = [
 ]
 
 
+WAIT = "if constexpr (NEIGHBOURS > 1) __syncwarp();"
+PARTIAL_WAIT = "__syncwarp(((1u << NEIGHBOURS) - 1) << threadIdx.x % 32 / NEIGHBOURS * NEIGHBOURS);"
+
+
+def test_threads_of_a_warp_wait_for_all_of_it() -> None:
+    """In rows of 4, 8 and 16 threads, also where they begin anywhere."""
+    static_checks.require_disassembler()
+    loss = multiclass._CROSS_ENTROPY[False, False, False]
+    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    shapes = [(1 << 20, columns) for columns in (16, 64, 256, 300, 333, 512)]
+    with planned() as names:
+        for shape, asked in itertools.product(shapes, (FORWARD, Request(wanted=(0,)))):
+            operands = (
+                static_checks.dense("float32", *shape),
+                static_checks.dense("int64", shape[0]),
+            )
+            problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
+            loss.plan(static_checks.NO_LIBRARY, problem)
+    rows = [name for name in names if "Denominator" not in name]
+    for lanes in (4, 8, 16):
+        assert any(f"Team<256, {lanes}, " in name for name in rows), lanes
+    source = sources.source("kernels/rows.cu")
+    assert not static_checks.partial_waits(static_checks.compile_program(source, rows, 90))
+    slow = source.replace(WAIT, PARTIAL_WAIT)
+    some = [name for name in rows if "Team<256, 8, " in name]
+    assert static_checks.partial_waits(static_checks.compile_program(slow, some, 90)) == some
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("asked", [FORWARD, Request(wanted=(0,))], ids=["loss", "gradient"])
 def test_row_kernels_do_not_spill(asked: Request) -> None:

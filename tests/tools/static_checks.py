@@ -679,6 +679,15 @@ def machine_code_findings(program: Program) -> list[str]:
     ]
 
 
+def partial_waits(program: Program) -> list[str]:
+    """The kernels in which threads wait for a part of their warp.
+
+    They find out which of it are there by MATCH, which takes longer than to wait for all.
+    """
+    code = _disassemble(program.cubin)
+    return [kernel.name for kernel in program.kernels if "MATCH" in code[kernel.symbol]]
+
+
 def copy_findings(program: Program) -> list[str]:
     """Asynchronous copies of 16 bytes, which have a cache policy, to an address that is uniform.
 
