@@ -41,6 +41,12 @@ def classes_last(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str
     return sorted(of_dtype, key=lambda row: int(row["shape"][1]))
 
 
+def row_lengths(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
+    """The results of a dtype over the lengths of rows, as they were measured."""
+    found = [row for result in results for row in result.get("row_lengths", ())]
+    return [row for row in found if row["dtype"] == dtype]
+
+
 def shapes(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
     """Those of strided shapes, and those of memory orders that `benchmarks.run` measured."""
     found = []
@@ -59,9 +65,9 @@ def points(rows: Sequence[dict[str, Any]], name: str) -> list[tuple[int, float]]
     return [(k, ratio) for k, ratio in found if ratio is not None]
 
 
-def span(rows: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def span(rows: Sequence[dict[str, Any]], drawn: Sequence[Any] = SERIES) -> tuple[float, float]:
     """The limits of an axis for the ratios of these rows; 1 and 2 are within."""
-    names = {name for series in SERIES for name in series[0]}
+    names = {name for series in drawn for name in series[0]}
     found = [ratio for name in names for _, ratio in points(rows, name)]
     return min(0.9, *(0.95 * ratio for ratio in found)), max(2.1, *(1.1 * x for x in found))
 
@@ -72,11 +78,12 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
-    sections = ("classes_last", "classes_strided", "orders")
+    sections = ("classes_last", "row_lengths", "classes_strided", "orders")
     dtypes = dict.fromkeys(
         row["dtype"] for result in results for name in sections for row in result.get(name, ())
     )
     parts = [(_lines, classes_last(results, dtype), 4.0, dtype) for dtype in dtypes]
+    parts += [(_losses, row_lengths(results, dtype), 5.0, dtype) for dtype in dtypes]
     for dtype in dtypes:
         rows = shapes(results, dtype)
         parts.append((_dots, rows, 1.0 + SHORT * len(rows), dtype))
@@ -93,8 +100,9 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
             axes.set_title(f"{dtype}, {PASSES[number]}")
     figure.suptitle(source(results), fontsize="medium")
     labels = [series[1] for series in SERIES if series[1] in handles]
-    legend = [handles[label] for label in labels]
-    figure.legend(legend, labels, loc="outside lower center", ncols=len(labels))
+    if labels:
+        legend = [handles[label] for label in labels]
+        figure.legend(legend, labels, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=100)
 
 
@@ -111,6 +119,23 @@ def _lines(axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict
     axes.set_xlabel("classes of cross_entropy, the last axis")
     axes.set_ylabel("time / time of the bytes")
     _scale(axes, axes.yaxis, span(rows))
+
+
+def _losses(
+    axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict[str, Any]
+) -> None:
+    """Over the length of a row, a line a loss of this package, with a legend of its own."""
+    name = SERIES[0][0][number]
+    for loss in dict.fromkeys(row["loss"] for row in rows):
+        own = [row for row in rows if row["loss"] == loss]
+        lengths = [row["shape"][-1] for row in own]
+        axes.plot(lengths, [ratios(row)[name] for row in own], marker=".", label=loss)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("elements of a row")
+    axes.set_ylabel("time / time of the bytes, cupy_losses")
+    axes.legend(fontsize="small")
+    _scale(axes, axes.yaxis, span(rows, SERIES[:1]))
 
 
 def _dots(axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict[str, Any]) -> None:

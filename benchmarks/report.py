@@ -341,13 +341,14 @@ def accuracy(rows: list[dict[str, Any]]) -> str:
 SWEEPS = """
 `python -m benchmarks.sweep --output benchmarks/results/NAME.json` times `cross_entropy` of 2^27
 logits over class counts from 2 to 262144 (powers of two, counts of data sets and vocabularies, odd
-ones), and with the classes along another axis than the last, forward and with the gradient. Each
-loss, and a sample of its gradients, is checked against float64 first. torch, torch.compile,
-Liger-Kernel and QuACK are timed in the same run; those that are not installed are left out, and
-where one fails the result says why. `--quick` takes a few shapes, `--only classes_last` or `--only
-classes_strided` one part, `--classes 21 1000` these counts, `--dtype float16` another dtype than
-float32 and bfloat16, `--peers eager quack` these peers, `--peers` none. Most of the time goes to
-compilers: those of torch.compile and QuACK work anew for each shape.
+ones, small multiples), and with the classes along another axis than the last, forward and with the
+gradient; and the other losses over rows, of 3 to 10000 elements. Each loss, and a sample of its
+gradients, is checked against float64 first. torch, torch.compile, Liger-Kernel and QuACK are timed
+in the same run; those that are not installed are left out, and where one fails the result says why.
+`--quick` takes a few shapes, `--only classes_last`, `classes_strided` or `row_lengths` one part,
+`--classes 21 1000` these counts, `--dtype float16` another dtype than float32 and bfloat16,
+`--peers eager quack` these peers, `--peers` none. Most of the time goes to compilers: those of
+torch.compile and QuACK work anew for each shape.
 
 `python -m benchmarks.sweep --draw benchmarks/results/NAME.json PICTURE.svg` draws the times in
 units of the time of the bytes: what passes over dense operands take on an H200, which is 4.62 TB/s

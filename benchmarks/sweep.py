@@ -1,4 +1,4 @@
-"""Sweep cross_entropy over class counts and strided shapes; write the results as JSON, draw them.
+"""Measure losses over rows at many class counts, strided shapes and lengths; write JSON, draw it.
 
     python -m benchmarks.sweep --output benchmarks/results/NAME.json [--quick] [--only SECTION …]
         [--dtype DTYPE …] [--peers PEER …] [--classes COUNT …]
@@ -35,8 +35,9 @@ POWERS_OF_TWO = [1 << exponent for exponent in range(1, 19)]
 # Digits, CIFAR, Cityscapes, Pascal VOC, COCO, Food, ADE20K, Places, ImageNet; vocabularies.
 OF_DATA_SETS = [10, 19, 21, 80, 91, 100, 101, 150, 365, 1000, 21841]
 OF_MODELS = [32000, 50257, 128256, 151936]
-ODD = [3, 5, 17, 33, 257, 333, 1001, 2049, 8191, 10000, 100003]
-CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *ODD})
+ODD = [3, 5, 7, 17, 33, 257, 333, 1001, 2049, 8191, 10000, 100003]
+SMALL_MULTIPLES = [6, 12, 14, 20, 24, 40, 48, 60, 96, 120, 160, 200, 300, 768]
+CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *ODD, *SMALL_MULTIPLES})
 QUICK_CLASSES = [2, 21, 333, 1000, 32000, 131072]
 
 # (N, C, d...); some of them also with channels last.
@@ -57,12 +58,16 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
 ]
 QUICK_STRIDED = STRIDED[:2]
 
+# The elements of a row of other losses.
+LENGTHS = [3, 7, 10, 16, 32, 50, 64, 100, 101, 128, 200, 300, 512, 768, 1000, 2048, 4096, 10000]
+QUICK_LENGTHS = [10, 1000]
+
 DTYPES = ("float32", "bfloat16", "float16")
 RUNS = 9
 SLOW = 5.0  # milliseconds
 SLOW_RUNS = 3
 OURS = ("forward", "value_and_grad", "forward_backward")
-SECTIONS = ("classes_last", "classes_strided")
+SECTIONS = ("classes_last", "classes_strided", "row_lengths")
 CHECKED = 1 << 20  # logits whose gradients are checked, at both ends and in the middle
 
 
@@ -78,13 +83,40 @@ def classes_strided(shape: rows.Shape, draws: rows.Draw, dtype: str) -> rows.Pro
     return rows.Problem("cross_entropy", shape, getattr(torch, dtype), draws, label=label)
 
 
+def row_lengths(length: int, dtype: str) -> list[rows.Problem]:
+    """Losses other than cross_entropy of classes, over rows so long."""
+    dtype_ = getattr(torch, dtype)
+    size = dtype_.itemsize
+
+    def problem(name: str, draws: rows.Draw, vectors: int = 1, **fields: Any) -> rows.Problem:
+        return rows.Problem(name, (LOGITS // (vectors * length), length), dtype_, draws, **fields)
+
+    smoothed = "cross_entropy(label_smoothing=0.1)"
+    labels_read = 8 * min(length, rows.LABELS + 1)
+    return [
+        problem("cross_entropy", rows.classes, options={"label_smoothing": 0.1}, label=smoothed),
+        problem("cross_entropy", rows.probabilities, 2, label="cross_entropy of probabilities"),
+        problem("nll_loss", rows.log_probabilities, read=size + 8),
+        problem("multi_margin_loss", rows.classes),
+        problem("multilabel_margin_loss", rows.labels, read=length * size + labels_read),
+        problem("cosine_embedding_loss", rows.signs, 2, leaves=2),
+        problem("triplet_margin_loss", rows.triplets, 3, leaves=3),
+    ]
+
+
 def sections(
-    classes: Sequence[int], strided: Sequence[tuple[rows.Shape, rows.Draw]], dtypes: Sequence[str]
+    classes: Sequence[int],
+    strided: Sequence[tuple[rows.Shape, rows.Draw]],
+    lengths: Sequence[int],
+    dtypes: Sequence[str],
 ) -> dict[str, list[rows.Problem]]:
     """What is measured."""
     return {
         "classes_last": [classes_last(count, dtype) for dtype in dtypes for count in classes],
         "classes_strided": [classes_strided(*case, dtype) for dtype in dtypes for case in strided],
+        "row_lengths": [
+            problem for dtype in dtypes for n in lengths for problem in row_lengths(n, dtype)
+        ],
     }
 
 
@@ -180,7 +212,8 @@ def main() -> None:
     if not all(1 <= count <= LOGITS for count in classes):
         options.error(f"--classes takes counts from 1 to {LOGITS}")
     strided = QUICK_STRIDED if chosen.quick else STRIDED
-    every = sections(classes, strided, chosen.dtype)
+    lengths = QUICK_LENGTHS if chosen.quick else LENGTHS
+    every = sections(classes, strided, lengths, chosen.dtype)
     run({section: every[section] for section in chosen.only}, chosen.peers, chosen.output)
 
 

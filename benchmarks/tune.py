@@ -72,6 +72,7 @@ CONSTANTS = [
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
+    Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
     Constant(row_tiling, "SHARE", (40, 75, 150), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),

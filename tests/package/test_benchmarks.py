@@ -143,9 +143,9 @@ def test_grid_of_a_sweep() -> None:
     assert counts == sorted(counts)
     assert all(later <= 2 * count for count, later in itertools.pairwise(counts))
     assert set(sweep.QUICK_CLASSES) < set(counts)
-    problems = sweep.sections(counts, sweep.STRIDED, sweep.DTYPES)
+    problems = sweep.sections(counts, sweep.STRIDED, sweep.LENGTHS, sweep.DTYPES)
     assert [*problems] == [*sweep.SECTIONS]
-    of_classes, strided = problems.values()
+    of_classes, strided, of_lengths = problems.values()
     assert len(of_classes) == len(counts) * len(sweep.DTYPES)
     for problem in of_classes:
         size, count = math.prod(problem.shape), problem.shape[1]
@@ -154,6 +154,24 @@ def test_grid_of_a_sweep() -> None:
     assert all(len(p.shape) > 2 for p in strided)
     cache = 50 << 20
     assert all(math.prod(p.shape) * p.dtype.itemsize > 1.5 * cache for p in strided)
+    assert set(sweep.QUICK_LENGTHS) < set(sweep.LENGTHS)
+    assert (min(sweep.LENGTHS), max(sweep.LENGTHS)) == (3, 10_000)
+    assert len({(p.shape, str(p), p.dtype) for p in of_lengths}) == len(of_lengths)
+
+
+@pytest.mark.parametrize("length", [3, 40])
+@pytest.mark.parametrize("dtype", sweep.DTYPES)
+def test_losses_of_a_sweep(monkeypatch: pytest.MonkeyPatch, length: int, dtype: str) -> None:
+    """They are right, and what they read is no more than their operands."""
+    monkeypatch.setattr(sweep, "LOGITS", 1200)
+    problems = sweep.row_lengths(length, dtype)
+    assert len({str(problem) for problem in problems}) == len(problems) == 7
+    for problem in problems:
+        operands = problem.draw(0, "cpu")
+        assert rows.check(problem, operands, 2) <= 2, problem
+        every = sum(x.numel() * x.element_size() for x in operands)
+        assert 0 < problem.bytes_read(operands) <= every
+        assert problem.bytes_written(operands) <= every
 
 
 def test_operands_of_a_sweep() -> None:
@@ -335,6 +353,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sweep, "LOGITS", 1 << 10)
         monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
+        monkeypatch.setattr(sweep, "QUICK_LENGTHS", [9, 20])
         monkeypatch.setattr(sweep, "milliseconds", milliseconds)
         monkeypatch.setattr(sweep, "in_turn", in_turn)
         monkeypatch.setattr(sweep, "environment", lambda: ENVIRONMENT)
@@ -353,6 +372,9 @@ def test_a_sweep_is_written(swept: Path) -> None:
         "cross_entropy",
         "cross_entropy, channels_last",
     ]
+    losses = [row["loss"] for row in results["row_lengths"]]
+    assert losses == 2 * losses[:7]
+    assert results["row_lengths"][-1]["shape"] == [3, 17, 20]
 
 
 def test_what_is_drawn(swept: Path) -> None:
@@ -361,6 +383,7 @@ def test_what_is_drawn(swept: Path) -> None:
     counts = [row["shape"][1] for row in picture.classes_last([results], "float32")]
     assert counts == [2, 3, 7]
     assert not picture.classes_last([results], "bfloat16")
+    assert picture.row_lengths([results], "float32") == results["row_lengths"]
     assert picture.points(results["classes_last"], "compiled_forward_ms") == []
     assert len(picture.points(results["classes_last"], "eager_forward_ms")) == 3
     assert picture.source([results, results]).endswith("quack-kernels 0.6, 2026-11-21")
