@@ -62,7 +62,7 @@ LOSSES = {"first": (mask_first, of_first, (1,)), "last": (mask_last, of_last, (0
 # The kernel that works on the rows, with their shape, which are dense or beside each other.
 KERNELS: dict[str, tuple[str | tuple[str, ...], tuple[int, int], Any]] = {
     "tiles": ("row_tiles<", (70, 33), "C"),
-    "held": ("rows<", (40, 4), "C"),
+    "held": (("rows<", "row_tiles<"), (40, 4), "C"),  # which a thread holds if it can
     "rows": ("rows<", (9, 1001), "C"),
     "aligned": ("rows<", (5, 1024), "C"),
     "clusters": (("rows<", "split_rows<"), (3, 20_001), "C"),  # if they fit

@@ -350,7 +350,7 @@ def test_rows_of_no_elements() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 16), (40, 1100)])
+@pytest.mark.parametrize(("rows", "columns"), [(150, 520), (3000, 12), (40, 1100)])
 def test_several_groups_of_a_block(
     rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
