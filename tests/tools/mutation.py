@@ -235,6 +235,17 @@ EQUIVALENT: dict[str, str] = {
         "a full batch as a partial one: slower"
     ),
     "static constexpr bool FEW = E::NUMBERS < 8;": "hidden in the other place: slower",
+    "static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 3 : 2;": (
+        "gradients of more or fewer slots at a time"
+    ),
+    (
+        "static constexpr int HALVES = "
+        "sizeof(typename Row::template Element<Row::FIRST>) == 2 ? 1 : 2;"
+    ): "other words: sums in another order",
+    "if (share.begin >= share.end) ;": "a row that is not there is ignored",
+    "if (begin >= 0 && s + WRITTEN <= Team::BATCH && share.end - begin > SLOT * WRITTEN) {": (
+        "a full batch as a partial one: slower"
+    ),
     "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
