@@ -34,17 +34,11 @@ def source(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def classes_last(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
-    """The results of a dtype over class counts, by these."""
-    found = [row for result in results for row in result.get("classes_last", ())]
+def by_length(results: Sequence[dict[str, Any]], section: str, dtype: str) -> list[dict[str, Any]]:
+    """The results of a section and a dtype, by the class count or the length of a row."""
+    found = [row for result in results for row in result.get(section, ())]
     of_dtype = [row for row in found if row["dtype"] == dtype]
-    return sorted(of_dtype, key=lambda row: int(row["shape"][1]))
-
-
-def row_lengths(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
-    """The results of a dtype over the lengths of rows, as they were measured."""
-    found = [row for result in results for row in result.get("row_lengths", ())]
-    return [row for row in found if row["dtype"] == dtype]
+    return sorted(of_dtype, key=lambda row: int(row["shape"][-1]))
 
 
 def shapes(results: Sequence[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
@@ -82,8 +76,8 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     dtypes = dict.fromkeys(
         row["dtype"] for result in results for name in sections for row in result.get(name, ())
     )
-    parts = [(_lines, classes_last(results, dtype), 4.0, dtype) for dtype in dtypes]
-    parts += [(_losses, row_lengths(results, dtype), 5.0, dtype) for dtype in dtypes]
+    parts = [(_lines, by_length(results, "classes_last", dtype), 4.0, dtype) for dtype in dtypes]
+    parts += [(_losses, by_length(results, "row_lengths", dtype), 5.0, dtype) for dtype in dtypes]
     for dtype in dtypes:
         rows = shapes(results, dtype)
         parts.append((_dots, rows, 1.0 + SHORT * len(rows), dtype))

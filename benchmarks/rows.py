@@ -290,6 +290,18 @@ def cross_entropy(rows: int, columns: int, dtype: Any = torch.float32, **fields:
     return Problem("cross_entropy", (rows, columns), dtype, of_liger=True, **fields)
 
 
+def nll_loss(rows: int, columns: int, dtype: Any = torch.float32, **fields: Any) -> Problem:
+    """Of each row a score is read, and the index of its class."""
+    read = dtype.itemsize + 8
+    return Problem("nll_loss", (rows, columns), dtype, log_probabilities, read=read, **fields)
+
+
+def multilabel_margin_loss(rows: int, columns: int, dtype: Any = torch.float32) -> Problem:
+    """Of each row the scores are read, the labels, and the -1 after them."""
+    read = columns * dtype.itemsize + 8 * min(columns, LABELS + 1)
+    return Problem("multilabel_margin_loss", (rows, columns), dtype, labels, read=read)
+
+
 # The problems of the README, the first two also those of which memory is measured.
 MAIN = [
     cross_entropy(32768, 4096, compiled=True),
@@ -320,17 +332,10 @@ PROBLEMS = [
         label="cross_entropy of probabilities",
         compiled=True,
     ),
-    # A score and the index of its class.
-    Problem("nll_loss", (32768, 4096), draws=log_probabilities, read=4 + 8, compiled=True),
+    nll_loss(32768, 4096, compiled=True),
     Problem("multi_margin_loss", (32768, 4096), compiled=True),
     Problem("cosine_embedding_loss", (32768, 4096), draws=signs, leaves=2, compiled=True),
-    # Scores, labels and the -1 after them.
-    Problem(
-        "multilabel_margin_loss",
-        (131072, 1000),
-        draws=labels,
-        read=1000 * 4 + (LABELS + 1) * 8,
-    ),
+    multilabel_margin_loss(131072, 1000),
 ]
 
 

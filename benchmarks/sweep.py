@@ -85,22 +85,22 @@ def classes_strided(shape: rows.Shape, draws: rows.Draw, dtype: str) -> rows.Pro
 
 def row_lengths(length: int, dtype: str) -> list[rows.Problem]:
     """Losses other than cross_entropy of classes, over rows so long."""
-    dtype_ = getattr(torch, dtype)
-    size = dtype_.itemsize
-
-    def problem(name: str, draws: rows.Draw, vectors: int = 1, **fields: Any) -> rows.Problem:
-        return rows.Problem(name, (LOGITS // (vectors * length), length), dtype_, draws, **fields)
-
-    smoothed = "cross_entropy(label_smoothing=0.1)"
-    labels_read = 8 * min(length, rows.LABELS + 1)
+    shape, dtype_ = (LOGITS // length, length), getattr(torch, dtype)
+    smoothed = rows.cross_entropy(
+        *shape,
+        dtype_,
+        options={"label_smoothing": 0.1},
+        label="cross_entropy(label_smoothing=0.1)",
+    )
+    label = "cross_entropy of probabilities"
     return [
-        problem("cross_entropy", rows.classes, options={"label_smoothing": 0.1}, label=smoothed),
-        problem("cross_entropy", rows.probabilities, 2, label="cross_entropy of probabilities"),
-        problem("nll_loss", rows.log_probabilities, read=size + 8),
-        problem("multi_margin_loss", rows.classes),
-        problem("multilabel_margin_loss", rows.labels, read=length * size + labels_read),
-        problem("cosine_embedding_loss", rows.signs, 2, leaves=2),
-        problem("triplet_margin_loss", rows.triplets, 3, leaves=3),
+        smoothed,
+        rows.Problem("cross_entropy", shape, dtype_, rows.probabilities, label=label),
+        rows.nll_loss(*shape, dtype_),
+        rows.Problem("multi_margin_loss", shape, dtype_),
+        rows.multilabel_margin_loss(*shape, dtype_),
+        rows.Problem("cosine_embedding_loss", shape, dtype_, rows.signs, leaves=2),
+        rows.Problem("triplet_margin_loss", shape, dtype_, rows.triplets, leaves=3),
     ]
 
 

@@ -374,16 +374,16 @@ def test_a_sweep_is_written(swept: Path) -> None:
     ]
     losses = [row["loss"] for row in results["row_lengths"]]
     assert losses == 2 * losses[:7]
-    assert results["row_lengths"][-1]["shape"] == [3, 17, 20]
+    assert results["row_lengths"][-1]["shape"] == [3, 51, 20]
 
 
 def test_what_is_drawn(swept: Path) -> None:
     """Peers that are there, sorted class counts, the orders of another file."""
     results = json.loads(swept.read_text())
-    counts = [row["shape"][1] for row in picture.classes_last([results], "float32")]
+    counts = [row["shape"][1] for row in picture.by_length([results], "classes_last", "float32")]
     assert counts == [2, 3, 7]
-    assert not picture.classes_last([results], "bfloat16")
-    assert picture.row_lengths([results], "float32") == results["row_lengths"]
+    assert not picture.by_length([results], "classes_last", "bfloat16")
+    assert picture.by_length([results], "row_lengths", "float32") == results["row_lengths"]
     assert picture.points(results["classes_last"], "compiled_forward_ms") == []
     assert len(picture.points(results["classes_last"], "eager_forward_ms")) == 3
     assert picture.source([results, results]).endswith("quack-kernels 0.6, 2026-11-21")
