@@ -31,8 +31,8 @@ struct Team {
   static_assert(!HELD || LANES <= 32, "a short row");
   // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
   // vector of each of them. Where rows may begin anywhere, that is moved in lines of vectors, and
-  // ends in one more. Where none does, the stretches of a warp begin in different banks of shared
-  // memory, so that the words of all its threads are read at once.
+  // ends in one more. Where all begin at vectors, the stretches of a warp begin in different banks
+  // of shared memory, so that the words of all its threads are read at once.
   static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32;
   static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
   static constexpr int BETWEEN = SHIFTS ? VECTORS_OF_LINE : LANES < 32 ? (LANES + 3) / 4 : 0;

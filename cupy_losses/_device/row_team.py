@@ -244,7 +244,7 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     moved = row_bytes or vectors * width * memory.size
     lanes = _power_of_two_from(-(-moved // (ranks * _lane_bytes(moved, memory))))
     if memory.is_whole_vectors:
-        lanes = max(lanes, *(n for size, n in LEAST_LANES.items() if moved >= size), 1)
+        lanes = max([lanes, *(least for size, least in LEAST_LANES.items() if moved >= size)])
     if lanes <= WARP and ranks == 1:
         threads = BLOCK
         while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:
