@@ -275,6 +275,14 @@ struct SumsOfPlaces {
   }
 };
 
+// A plain sum in two parts, of every other place each: half as many roundings one after another.
+template <class N>
+struct HalvedSum {
+  PlainSum<N> half[2] = {PlainSum<N>::zero(), PlainSum<N>::zero()};
+  __device__ __forceinline__ void add(int place, N x) { half[place % 2] += x; }
+  __device__ __forceinline__ N total() const { return (half[0] + half[1]).total(); }
+};
+
 // What losses without anything to accumulate have for a state.
 struct Nothing {
   static __device__ __forceinline__ Nothing empty() { return {}; }
@@ -514,20 +522,20 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
     SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
-    N mass = N(0.0), spread = N(0.0);
+    HalvedSum<N> mass, spread;
     elements.each([&](int place, auto column, const auto& x) {
       const N own = term(terms, get<0>(x));
       sums.add(place, SMOOTHED && column == target.column ? N(0.0) : own);
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
-        mass = mass + counts;
-        spread = spread + counts * (get<0>(x) - Real<T>(top));
+        mass.add(place, counts);
+        spread.add(place, counts * (get<0>(x) - Real<T>(top)));
       }
     });
     put<FIRST>(state.sum, sums.total());
     if constexpr (SMOOTHED) {
-      put<FIRST>(state.mass, mass);
-      put<FIRST>(state.spread, spread);
+      put<FIRST>(state.mass, mass.total());
+      put<FIRST>(state.spread, spread.total());
     }
   }
 
@@ -648,17 +656,17 @@ struct CrossEntropyOfProbabilities : OfRow {
     // Where one probability is by far the largest, and its element too, the loss is what the others
     // add to the 1 of that.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
-    N mass = N(0.0), spread = N(0.0);
+    HalvedSum<N> mass, spread;
     elements.each([&](int place, auto, const auto& x) {
       const N below = get<0>(x) - Real<T>(top);
       const N counts = counted(row, x);
       sums.add(place, term(terms, get<0>(x)));
-      mass = mass + counts;
-      spread = spread + counts * below;
+      mass.add(place, counts);
+      spread.add(place, counts * below);
     });
     put<FIRST>(state.sum, sums.total());
-    put<FIRST>(state.mass, mass);
-    put<FIRST>(state.spread, spread);
+    put<FIRST>(state.mass, mass.total());
+    put<FIRST>(state.spread, spread.total());
   }
 
   template <class N>
