@@ -32,7 +32,7 @@ from .measure import environment, in_turn
 DTYPES = ("float32", "bfloat16")
 QUICK = 2  # shapes of each constant
 
-SHORT = (33, 101, 150, 250)
+SHORT = (20, 33, 60, 101, 150, 196)
 MIDDLE = (333, 501, 1000, 1001, 1501)
 LONG = (2003, 4096, 5001, 10007, 20001)
 RANKS = (32001, 50257, 128257, 152064, 262144)
@@ -73,7 +73,7 @@ CONSTANTS = [
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
     Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
-    Constant(row_tiling, "SHARE", (40, 75, 150), SHORT),
+    Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
     Constant(row_striding, "LONG", (256, 1024, 4096), strided=True),

@@ -7,25 +7,30 @@
 // one stretch. Bytes of device memory an element, with operands and gradients of s bytes: the loss
 // of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
 //
-// Order of summation: a thread adds its elements of a row in order, then threads are added in
-// pairs. Who has which elements follows from the length of a row and the dtypes, so that the bits
-// of a row do not depend on its address, on other rows, or on what else is asked for. Tiles form
-// segments, which are added as those of kernels/pointwise.cu are.
+// Order of summation: a thread adds its elements of a row in order, every other one of them to the
+// same sum where a loss has two, then threads are added in pairs. Who has which elements follows
+// from the length of a row and the dtypes, so that the bits of a row do not depend on its address,
+// on other rows, or on what else is asked for. Tiles form segments, which are added as those of
+// kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
-// LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements.
-// A multiprocessor is to hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each
-// one of a row, and a tile of it is in shared memory. Bit k of NUMBERS: it has one number for each
-// row, and so is its tile.
-template <int THREADS_, int LANES_, int UNIT_, int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
+// LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements,
+// BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision, in units of
+// two, of which one is alone at an end. A multiprocessor is to hold RESIDENT blocks. Bit k of
+// ELEMENTS: array k has an element for each one of a row, and a tile of it is in shared memory.
+// Bit k of NUMBERS: it has one number for each row, and so is its tile.
+template <int THREADS_, int LANES_, int UNIT_, int BATCH_, bool PAIRED_, int RESIDENT_,
+          unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {
-  static constexpr int THREADS = THREADS_, LANES = LANES_, UNIT = UNIT_, RESIDENT = RESIDENT_;
+  static constexpr int THREADS = THREADS_, LANES = LANES_, RESIDENT = RESIDENT_;
+  static constexpr int UNIT = UNIT_, BATCH = BATCH_;
+  static constexpr bool PAIRED = PAIRED_;
   static constexpr int ROWS = THREADS / LANES;  // at a time
-  static constexpr int BATCH = 4;               // units of a thread at a time
   static constexpr int MOST_ROWS = 64;          // of a tile, if several threads work on a row
   static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
+  static_assert(!PAIRED || LANES == 1, "who has an element would depend on where a row begins");
 
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
@@ -42,20 +47,24 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
-  static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT;
-  static constexpr int COUNT = 2, WIDTH = Team::BATCH * UNIT;  // many, see SumsOfPlaces
+  static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
+  static constexpr int COUNT = 2;                       // many elements,
+  static constexpr int WIDTH = is_half<First> ? 2 : 4;  // in so many places: see SumsOfPlaces
 
   const Row row;
-  const T top;  // the largest number of the first operand in the row
+  T top = lowest<T>();  // the largest number of the first operand in the row
+
+  explicit __device__ __forceinline__ Share(const Row& row)
+      : row(row), begin(Team::PAIRED ? shift<FIRST>() : 0), aligned(are_aligned()) {}
 
   // f(place, column, x) for each element, get<k>(x) being its number in operand k.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
-    each_unit([&](auto size, auto aligned, int unit, int column) {
+    each_unit([&](auto size, auto aligned, int place, int column) {
       constexpr int SIZE = decltype(size)::value;
       const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) f(unit * UNIT + j, column + j, element_of(numbers, j));
+      for (int j = 0; j < SIZE; ++j) f((place + j) % WIDTH, column + j, element_of(numbers, j));
     });
   }
   // f(size, aligned, column, xs) for each unit, element_of(xs, j) being one such x.
@@ -73,10 +82,10 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   __device__ __forceinline__ T largest(T) const { return top; }
 
   // The largest number of the first operand that this thread has; not -inf, even if all are.
-  static __device__ __forceinline__ T own_largest(const Row& row) {
+  __device__ __forceinline__ T own_largest() const {
     T found = lowest<T>();
     First of_pairs[2] = {convert<First>(found), convert<First>(found)};
-    Share{row, found}.each_unit([&](auto size, auto aligned, int, int column) {
+    each_unit([&](auto size, auto aligned, int, int column) {
       take_larger(found, of_pairs,
                   load_elements<decltype(size)::value, decltype(aligned)::value>(
                       row.template address<FIRST>(column)));
@@ -88,50 +97,78 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   }
 
  private:
-  // Two pairs are compared at once.
-  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && UNIT == 2;
+  // The column of the first unit, and whether a unit is one access, of all operands.
+  const int begin;
+  const bool aligned;
 
-  // f(size, aligned, place, column) for each unit; the last element of a row may be alone. ALIGNED:
-  // a unit of the first operand is one access, in all rows.
+  // Two pairs are compared at once.
+  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 == 0;
+
+  // By how many elements a row of array S begins behind a unit.
+  template <int S>
+  __device__ __forceinline__ int shift() const {
+    using E = typename Row::template Element<S>;
+    const auto start = reinterpret_cast<unsigned long long>(row.template address<S>(0));
+    return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
+  }
+  // Whether that of operand K is `begin`, if it is read element by element.
+  template <int K>
+  __device__ __forceinline__ bool is_aligned() const {
+    if constexpr (bool(Team::ELEMENTS >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
+    return true;
+  }
+  __device__ __forceinline__ bool are_aligned() const {
+    return (Team::PAIRED || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
+  }
+
+  // f(size, aligned, place, column) for each unit, or single element at an end.
   template <class F>
   __device__ __forceinline__ void each_unit(F f) const {
     if constexpr (UNIT == 1) {
       each_unit_of<false>(f);
     } else {
-      const auto start = reinterpret_cast<unsigned long long>(row.template address<FIRST>(0));
-      if (row.columns % UNIT == 0 && start % (UNIT * sizeof(First)) == 0) {
+      if (aligned) {
         each_unit_of<true>(f);
       } else {
         each_unit_of<false>(f);
-        const int last = row.columns - 1;
-        if (row.columns % UNIT != 0 && Team::has(last)) {
-          f(Constant<1>(), Constant<0>(), Team::BATCH - 1, last);
-        }
       }
     }
   }
+  // Where an element is alone at either end, the sums of both places are those of the even and of
+  // the odd columns, or the other way around: the bits do not depend on where a row begins.
   template <bool ALIGNED, class F>
   __device__ __forceinline__ void each_unit_of(F f) const {
-    const int units = row.columns / UNIT;
+    const int units = row.columns / UNIT, last = row.columns - 1;
     int unit = Team::lane();
+    if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0);
 #pragma unroll 1
-    for (; unit + (Team::BATCH - 1) * Team::LANES < units; unit += Team::BATCH * Team::LANES) {
+    for (; unit + (BATCH - 1) * Team::LANES < units; unit += BATCH * Team::LANES) {
 #pragma unroll
-      for (int k = 0; k < Team::BATCH; ++k) {
-        f(Constant<UNIT>(), Constant<ALIGNED>(), k, (unit + k * Team::LANES) * UNIT);
+      for (int k = 0; k < BATCH; ++k) {
+        f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % WIDTH,
+          begin + (unit + k * Team::LANES) * UNIT);
       }
     }
+    if constexpr (BATCH > 1) {
 #pragma unroll 1
-    for (; unit < units; unit += Team::LANES) {
-      f(Constant<UNIT>(), Constant<ALIGNED>(), Team::BATCH - 1, unit * UNIT);
+      for (; unit < units; unit += Team::LANES) {
+        f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT);
+      }
+    }
+    if constexpr (Team::PAIRED) {
+      if (begin == 0) f(Constant<1>(), Constant<0>(), 0, last);
+    } else if constexpr (UNIT > 1 && !ALIGNED) {
+      if (row.columns % UNIT != 0 && Team::has(last)) f(Constant<1>(), Constant<0>(), 0, last);
     }
   }
 
   template <int SIZE>
   static __device__ __forceinline__ void take_larger(T& found, First (&of_pairs)[2],
                                                      const Vector<First, SIZE>& unit) {
-    if constexpr (SIZE == 2 && HAS_PAIRS) {
-      const auto both = __hmax2(pair(of_pairs[0], of_pairs[1]), pair(unit.at[0], unit.at[1]));
+    if constexpr (SIZE > 1 && HAS_PAIRS) {
+      auto both = pair(of_pairs[0], of_pairs[1]);
+#pragma unroll
+      for (int j = 0; j < SIZE; j += 2) both = __hmax2(both, pair(unit.at[j], unit.at[j + 1]));
       of_pairs[0] = both.x;
       of_pairs[1] = both.y;
     } else {
@@ -178,8 +215,7 @@ struct Share<Row, Loss, Team, Indices<I...>> {
       }
     } else {
       using Loaded = typename Row::template Loaded<K>;
-      const auto values = load_wide < SIZE,
-                 ALIGNED && K == 0 > (row.template address<FIRST + K>(column));
+      const auto values = load_wide<SIZE, ALIGNED>(row.template address<FIRST + K>(column));
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         if constexpr (Loaded::HAS_SLOPE) {
@@ -247,7 +283,8 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     return (Team::ELEMENTS >> S & 1u) ? columns : 1;
   }
   __device__ __forceinline__ int rows_of(long long tile) const {
-    return int(min((long long)(places.rows), n - tile * places.rows));
+    using Index = typename Layout::Index;
+    return int(min(Index(places.rows), Index(n) - Index(tile) * Index(places.rows)));
   }
 
   // To shared memory, without waiting.
@@ -286,12 +323,12 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   }
   // The elements of an active row.
   __device__ __forceinline__ Elements elements_of(const Row& row, bool active) const {
-    T top = lowest<T>();
+    Elements elements(row);
     if constexpr (has_top<State>) {
-      if (active) top = Elements::own_largest(row);
-      top = LargestInWarp<Team::LANES>()(top);
+      if (active) elements.top = elements.own_largest();
+      elements.top = LargestInWarp<Team::LANES>()(elements.top);
     }
-    return {row, top};
+    return elements;
   }
   // What the threads of a row accumulate together, in all of them.
   template <class Context>
@@ -330,7 +367,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
           slopes.at[j] = convert<E>(derivative<(TANGENTS != 0)>(slope));
         }
         E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
-        if constexpr (ALIGNED && I == 0) {
+        if constexpr (ALIGNED) {
           store_vector_in_block(place, slopes);
         } else {
 #pragma unroll
@@ -374,7 +411,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   __device__ __forceinline__ void stage_pointer(Pointers& staged, long long tile,
                                                 unsigned char* stage) const {
     if constexpr (is_at<S, COPIED>) {
-      const int behind = misalignment(get<S>(pointers) + first_of<S>(tile));
+      const int behind = misalignment(get<S>(pointers));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
   }
@@ -503,7 +540,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           if (contexts[own].status == ACTIVE) {
             // A copy: a reference would be read anew after each gradient that is stored.
             const Finished done = finished[own];
-            work.differentiate({row, T(0)}, contexts[own], done);
+            work.differentiate(typename Work::Elements(row), contexts[own], done);
           } else {
             work.fill(row, contexts[own].status);
           }

@@ -17,8 +17,8 @@ __device__ __forceinline__ int misalignment(const void* address) {
 struct Pieces {
   int lead, whole, after;
   __device__ __forceinline__ Pieces(const void* first, int bytes)
-      : lead(min((16 - misalignment(first)) % 16, bytes)),
-        whole((bytes - lead) / 16 * 16),
+      : lead(min(-misalignment(first) & 15, bytes)),
+        whole((bytes - lead) & ~15),
         after(bytes - lead - whole) {}
 
   // f(offset) for each piece, among so many threads.
@@ -30,6 +30,7 @@ struct Pieces {
   // f(offset) for each element of SIZE bytes outside of the pieces, among at least 16 threads.
   template <int SIZE, class F>
   __device__ __forceinline__ void each_other(F f) const {
+    if ((lead | after) == 0) return;  // most often
     const int own = SIZE * int(threadIdx.x);
     if (own < lead) f(own);
     if (own < after) f(lead + whole + own);

@@ -156,6 +156,13 @@ union WordsOf {
   unsigned word[COUNT];
 };
 
+template <class E>
+constexpr bool is_half = false;
+template <>
+constexpr bool is_half<__half> = true;
+template <>
+constexpr bool is_half<__nv_bfloat16> = true;
+
 // Two numbers in one register.
 __device__ __forceinline__ __half2 pair(__half a, __half b) { return __halves2half2(a, b); }
 __device__ __forceinline__ __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b) {

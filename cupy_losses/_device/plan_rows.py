@@ -243,10 +243,10 @@ class RowLaunches(Launches):
         if outputs and not elements:  # their places are for the gradients alone
             elements[self._problem.leading] = item_size(outputs[0].dtype)
         main = self._inputs[self._problem.leading]
-        unit = 2 if main.dtype in ("float16", "bfloat16") else 1
+        size = item_size(main.dtype if main.dtype in FLOATING else "float64")
         kept = self._state + self._finished
         of_loss = self._loss.hides, self._loss.precise
-        return row_tile(self._columns, unit, elements, numbers, kept, *of_loss)
+        return row_tile(self._columns, size, elements, numbers, kept, *of_loss)
 
     def _strided(self) -> StridedRows | None:
         """Who works on rows that lie side by side; None for other rows."""
@@ -442,7 +442,9 @@ class RowLaunches(Launches):
         layout, layout_bytes = self._layout(arrays, tile.elements)
         team = template(
             "TileTeam",
-            *map(str, (TILE_THREADS, tile.lanes, tile.unit, self._resident(TILE_THREADS))),
+            *map(str, (TILE_THREADS, tile.lanes, tile.unit, tile.batch)),
+            tile.paired,
+            str(self._resident(TILE_THREADS)),
             bits(tile.elements),
             bits(tile.numbers),
         )
