@@ -223,6 +223,18 @@ def test_gradients_that_are_subnormal_pass() -> None:
     rows.check(problem, [2 * input, target], 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_differences_of_scores_are_exact(dtype: torch.dtype) -> None:
+    """Else a hinge could be on the other side in float64, where a gradient is checked."""
+    for problem in (
+        rows.Problem("multi_margin_loss", (500, 40), dtype),
+        rows.multilabel_margin_loss(500, 40, dtype),
+    ):
+        input = problem.draw(0, "cpu")[0]
+        single, double = ((1 - x[:, :1]) + x for x in (input.float(), input.double()))
+        assert torch.equal(single.double(), double)
+
+
 @pytest.mark.parametrize("place", [0, 20, 39])
 def test_checks_of_gradients(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     """A gradient that is wrong at an end or in the middle."""
