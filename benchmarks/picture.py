@@ -118,7 +118,7 @@ def _lines(axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict
 def _losses(
     axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict[str, Any]
 ) -> None:
-    """Over the length of a row, a line a loss of this package, with a legend of its own."""
+    """Over the length of a row, a line a loss of this package; a legend where the lines fall."""
     name = SERIES[0][0][number]
     for loss in dict.fromkeys(row["loss"] for row in rows):
         own = [row for row in rows if row["loss"] == loss]
@@ -128,7 +128,8 @@ def _losses(
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("elements of a row")
     axes.set_ylabel("time / time of the bytes, cupy_losses")
-    axes.legend(fontsize="small")
+    if number > 0:
+        axes.legend(fontsize="small")
     _scale(axes, axes.yaxis, span(rows, SERIES[:1]))
 
 
