@@ -300,31 +300,8 @@ EQUIVALENT: dict[str, str] = {
         "a turn in which nothing is there"
     ),
     "constexpr int GROUP = ALL < MOST ? MOST : ALL;": "other numbers of accesses at once",
-    "if (row.columns % UNIT == 0 && start % (UNIT + sizeof(First)) == 0) {": (
-        "2 * 2 and 2 + 2 are the same number"
-    ),
-    "if (row.columns % UNIT == 0 && start / (UNIT * sizeof(First)) == 0) {": (
-        "units element by element: slower"
-    ),
-    "if (row.columns % UNIT == 0 && start % (UNIT * sizeof(First)) == 1) {": (
-        "units element by element: slower"
-    ),
-    "if (row.columns / UNIT == 0 && start % (UNIT * sizeof(First)) == 0) {": (
-        "units element by element: slower"
-    ),
-    (
-        "for (; unit + (Team::BATCH + 1) * Team::LANES < units; "
-        "unit += Team::BATCH * Team::LANES) {"
-    ): "a full batch as a partial one: slower",
-    "f(Constant<1>(), Constant<0>(), Team::BATCH - 2, last);": "another one of the sums",
-    "f(Constant<UNIT>(), Constant<ALIGNED>(), Team::BATCH - 2, unit * UNIT);": (
-        "another one of the sums"
-    ),
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
-    "const int behind = misalignment(get<S>(pointers) - first_of<S>(tile));": (
-        "a tile begins a multiple of 8 bytes behind the one before"
-    ),
     "const long long tiles = (n + places.rows + 1) / places.rows;": "an empty tile",
     "const bool ends = tile + segments > tiles;": "an empty tile",
     "if (tile <= tiles) work.load(copies, 0, tile, shared);": "every block has a tile",

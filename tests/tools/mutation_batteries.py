@@ -680,8 +680,11 @@ def _row_tiles(device: Device, rng: Any) -> None:
         hosts = draw(1600, 13)
         compare(device, cross_entropy, hosts, wanted=(0,), roundings=16)  # stored by the engine
     forget()
-    for columns in 21, 22, 149, 150:  # units of two
-        hosts = draw(150, columns, BFLOAT16)
+    for columns, dtype in (
+        *((n, BFLOAT16) for n in (20, 21, 22, 40, 149, 150)),  # units of vectors, parts of one
+        *((n, np.float32) for n in (20, 60, 100)),
+    ):
+        hosts = draw(150, columns, dtype)
         hosts[0][:3] *= 100
         check(hosts)
         compare(device, cross_entropy, hosts, wanted=(0,), roundings=16)
