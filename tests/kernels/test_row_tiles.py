@@ -243,12 +243,13 @@ def test_rows_of_no_use() -> None:
 
 
 @pytest.mark.parametrize("columns", levels.first([197, 11]))
-def test_the_gradient_takes_the_memory_of_the_input(columns: int) -> None:
+@pytest.mark.parametrize("misalignment", [0, 4])
+def test_the_gradient_takes_the_memory_of_the_input(columns: int, misalignment: int) -> None:
     x = np.random.default_rng(8).standard_normal((300, columns)).astype(np.float32)
     target = np.arange(300) % columns
     expected = value_and_grad(cross_entropy)(x, target)
     with installed(multiprocessors=3, seed=1) as device:
-        logits = device.asarray(x, writable=True)
+        logits = device.asarray(x, writable=True, misalignment=misalignment)
         both = value_and_grad(functools.partial(cross_entropy, overwrite_input=True))
         value, gradient = both(logits, device.asarray(target))
         assert gradient is logits

@@ -300,6 +300,25 @@ EQUIVALENT: dict[str, str] = {
         "a turn in which nothing is there"
     ),
     "constexpr int GROUP = ALL < MOST ? MOST : ALL;": "other numbers of accesses at once",
+    (
+        "static constexpr bool HAS_PAIRS = ARCHITECTURE > 800 && is_half<First> && UNIT % 2 == 0;"
+    ): "numbers compared one by one: slower",
+    (
+        "static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 != 0;"
+    ): "numbers compared one by one: slower",
+    (
+        "static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 == 1;"
+    ): "numbers compared one by one: slower",
+    (
+        "static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT / 2 == 0;"
+    ): "numbers compared one by one: slower",
+    "if constexpr (UNIT != 1) {": "units element by element: slower",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k + UNIT % WIDTH,": "another one of the sums",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / WIDTH,": "another one of the sums",
+    "return (Team::PAIRED || row.columns / UNIT == 0) && (is_aligned<I>() && ...);": (
+        "units element by element: slower"
+    ),
+    "} else if constexpr (UNIT > 1 || !ALIGNED) {": "nothing is left where units divide the row",
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "const long long tiles = (n + places.rows + 1) / places.rows;": "an empty tile",
