@@ -275,13 +275,15 @@ def test_targets_that_are_not_neighbours() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [("float32", "float16"), ("float16", "float32")],
+    ("first", "second", "columns"),
+    [("float32", "float16", 27), ("float16", "float32", 27), ("float16", "float32", 40)],
 )
-def test_operands_of_different_dtypes(first: str, second: str) -> None:
+def test_operands_of_different_dtypes(first: str, second: str, columns: int) -> None:
     """With derivatives along the second one, whose tangent comes ahead of the first."""
     rng = np.random.default_rng(12)
-    x, y = ((8 * rng.standard_normal((20, 27))).astype(DTYPES.get(d, d)) for d in (first, second))
+    x, y = (
+        (8 * rng.standard_normal((20, columns))).astype(DTYPES.get(d, d)) for d in (first, second)
+    )
     target = np.where(np.arange(20) % 3, 1, -1)
     call, _ = prepare_of(cosine_embedding_loss)(x, y, target, margin=0.1)
     tangent = rng.standard_normal(y.shape).astype(y.dtype)
