@@ -7,20 +7,20 @@
 // one stretch. Bytes of device memory an element, with operands and gradients of s bytes: the loss
 // of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
 //
-// Order of summation: a thread adds its elements of a row in order, every other one of them to the
-// same sum where a loss has two, then threads are added in pairs. Who has which elements follows
-// from the length of a row and the dtypes, so that the bits of a row do not depend on its address,
-// on other rows, or on what else is asked for. Tiles form segments, which are added as those of
-// kernels/pointwise.cu are.
+// Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
+// the loss, by its place in a batch; then threads are added in pairs. Who has which elements
+// follows from the length of a row and the dtypes, so that the bits of a row do not depend on its
+// address, on other rows, or on what else is asked for. Tiles form segments, which are added as
+// those of kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
 // LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements,
-// BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision, in units of
-// two, of which one is alone at an end. A multiprocessor is to hold RESIDENT blocks. Bit k of
-// ELEMENTS: array k has an element for each one of a row, and a tile of it is in shared memory.
-// Bit k of NUMBERS: it has one number for each row, and so is its tile.
+// BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision, of one
+// thread each, in units of two: the one that is left is alone at an end. A multiprocessor is to
+// hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a tile
+// of it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its tile.
 template <int THREADS_, int LANES_, int UNIT_, int BATCH_, bool PAIRED_, int RESIDENT_,
           unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {
@@ -31,6 +31,7 @@ struct TileTeam {
   static constexpr int MOST_ROWS = 64;          // of a tile, if several threads work on a row
   static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
   static_assert(!PAIRED || LANES == 1, "who has an element would depend on where a row begins");
+  static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
 
   static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
@@ -50,6 +51,8 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
   static constexpr int COUNT = 2;                       // many elements,
   static constexpr int WIDTH = is_half<First> ? 2 : 4;  // in so many places: see SumsOfPlaces
+
+  static_assert(!Team::PAIRED || WIDTH == 2, "the sums of even and of odd columns change places");
 
   const Row row;
   T top = lowest<T>();  // the largest number of the first operand in the row
@@ -97,21 +100,21 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   }
 
  private:
-  // The column of the first unit, and whether a unit is one access, of all operands.
+  // The column of the first unit, and whether units are aligned in all operands that have a tile.
   const int begin;
   const bool aligned;
 
   // Two pairs are compared at once.
   static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 == 0;
 
-  // By how many elements a row of array S begins behind a unit.
+  // By how many of its elements a row of array S begins behind a unit.
   template <int S>
   __device__ __forceinline__ int shift() const {
     using E = typename Row::template Element<S>;
     const auto start = reinterpret_cast<unsigned long long>(row.template address<S>(0));
     return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
   }
-  // Whether that of operand K is `begin`, if it is read element by element.
+  // Whether that of operand K is `begin`, if it has a tile.
   template <int K>
   __device__ __forceinline__ bool is_aligned() const {
     if constexpr (bool(Team::ELEMENTS >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
@@ -134,8 +137,8 @@ struct Share<Row, Loss, Team, Indices<I...>> {
       }
     }
   }
-  // Where an element is alone at either end, the sums of both places are those of the even and of
-  // the odd columns, or the other way around: the bits do not depend on where a row begins.
+  // PAIRED, the sums of both places are those of the even and of the odd columns, or the other way
+  // around: the bits do not depend on where a row begins.
   template <bool ALIGNED, class F>
   __device__ __forceinline__ void each_unit_of(F f) const {
     const int units = row.columns / UNIT, last = row.columns - 1;
@@ -411,6 +414,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
   __device__ __forceinline__ void stage_pointer(Pointers& staged, long long tile,
                                                 unsigned char* stage) const {
     if constexpr (is_at<S, COPIED>) {
+      // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
       const int behind = misalignment(get<S>(pointers));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }

@@ -240,9 +240,12 @@ class RowLaunches(Launches):
                 numbers[k] = item_size(array.dtype)
         if not all(self._lies(array, dense) for array in outputs):
             return None
-        if outputs and not elements:  # their places are for the gradients alone
-            elements[self._problem.leading] = item_size(outputs[0].dtype)
         main = self._inputs[self._problem.leading]
+        if outputs and not elements:  # their places are for the gradients alone
+            if not self._lies(main, dense):
+                return None
+            elements[self._problem.leading] = item_size(outputs[0].dtype)
+        # Of integers vectors of two, and no pairs of half precision.
         size = item_size(main.dtype if main.dtype in FLOATING else "float64")
         kept = self._state + self._finished
         of_loss = self._loss.hides, self._loss.precise

@@ -34,8 +34,8 @@ WAITING = 4
 # A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
 # they are longer, up to TILE_LIMIT or what BLOCK_BYTES leave: two tiles, what is kept of MOST_ROWS
 # and OTHER_BYTES fit into the shared memory of every device, PADDING beside a tile. A row has as
-# few threads as that allows. A thread takes up to BATCH_BYTES at a time, and each time takes as
-# long as TURN elements more. As measured on an H200.
+# few threads as that allows. A thread takes up to BATCH_BYTES of the first operand at a time, and
+# each time takes as long as TURN elements more. As measured on an H200.
 TILE_THREADS = 128
 TILE_BYTES = 20 << 10
 TILE_LIMIT = 28 << 10
@@ -60,7 +60,7 @@ class RowTile:
         lanes: The threads that work on a row.
         unit: The neighbouring elements that a thread takes at once.
         batch: The units of a thread at a time.
-        paired: Whether rows of an odd number of elements are read in words of two.
+        paired: Whether rows of an odd number of elements, of one thread each, are read in pairs.
         bytes: The shared memory that a tile takes.
         begins: Where each array of it begins there.
         elements: The arrays that have an element for each one of a row.
@@ -90,8 +90,9 @@ def row_tile(
 ) -> RowTile | None:
     """The tile of rows so long, given the bytes of an element of each array; None for no tiles.
 
-    `size`: those of an element of the first operand. `kept`: the bytes that a block keeps of a row
-    beside the tile. `hides`: of a loss that hides elements. `precise`: of a precise one.
+    `size`: those of an element of the first operand, 8 of one that is not floating. `kept`: the
+    bytes that a block keeps of a row beside the tile. `hides`: of a loss that hides elements.
+    `precise`: of a precise one.
     """
     if not elements or (hides and columns >= LONG_HIDDEN):
         return None
@@ -106,7 +107,7 @@ def row_tile(
     row_bytes = sum(lengths) + sum(numbers.values())
     room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * kept) // 2 - PADDING
     limit = min(TILE_LIMIT, room)
-    # With so many rows each tile begins at the same place inside a vector.
+    # The kernel needs the tiles of an array, of each of them, at the same place inside a vector.
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
     for lanes in LANES:
         together = max(TILE_THREADS // lanes, whole)

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import cosine_embedding_loss, cross_entropy, triplet_margin_loss, value_and_grad
+from cupy_losses import (
+    cosine_embedding_loss,
+    cross_entropy,
+    nll_loss,
+    triplet_margin_loss,
+    value_and_grad,
+)
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, sources
@@ -208,7 +214,8 @@ def test_dtypes(dtype: str, columns: int) -> None:
 def test_any_alignment(case: RowCase, dtype: str) -> None:
     """Operands that begin at different places of a vector, against those that are aligned."""
     for columns in (22, 23, 24, 60, 103):
-        operands = case.draw(np.random.default_rng(6), (2000 // columns, columns), DTYPES[dtype])
+        shape = 400 if columns < 30 else 140, columns  # more than one tile
+        operands = case.draw(np.random.default_rng(6), shape, DTYPES[dtype])
         bits = []
         for layout in ("dense", "misaligned"):
             with installed(multiprocessors=3, seed=1) as device:
@@ -271,6 +278,27 @@ def test_targets_that_are_not_neighbours() -> None:
             expected = value_and_grad(cross_entropy)(x, target)
             for result, wanted in zip(got, expected, strict=True):
                 np.testing.assert_allclose(result.get(), wanted, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("input", ["dense", "broadcast", "number", "backwards", "others"])
+def test_gradients_of_what_is_not_read(input: str) -> None:
+    """A tile has their places alone, which are those of the input if it is dense."""
+    x = np.random.default_rng(13).standard_normal((200, 18)).astype(np.float32)
+    views = {
+        "dense": np.ascontiguousarray(x[:, :9]),
+        "broadcast": np.broadcast_to(x[:, :1], (200, 9)),
+        "number": np.broadcast_to(x[:1, :1], (200, 9)),
+        "backwards": x[:, 8::-1],
+        "others": x[:, ::2],
+    }
+    target = np.arange(200) % 9
+    expected = value_and_grad(nll_loss)(np.ascontiguousarray(views[input]), target)
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(nll_loss)(device.asarray(views[input]), device.asarray(target))
+        tiled = any(name.startswith("row_tiles<") for name in names(device))
+        assert tiled == (input == "dense")
+        for result, wanted in zip(got, expected, strict=True):
+            np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
 
 
 @pytest.mark.exhaustive
