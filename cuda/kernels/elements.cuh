@@ -20,16 +20,6 @@ struct Tile {
   }
 };
 
-// A number, with the derivative 1 by itself where it VARIES.
-template <bool VARIES, class T>
-__device__ __forceinline__ auto seed(T x) {
-  if constexpr (VARIES) {
-    return Dual<Real<T>>(Real<T>(x), Real<T>(1));
-  } else {
-    return Real<T>(x);
-  }
-}
-
 // One thread's work on vectors of neighbouring elements. Pointers: to the operands, then to the
 // gradients of the operands in WANTED.
 template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
@@ -121,7 +111,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   // The loss of element j, with its derivative by operand I unless that is -1.
   template <int I>
   __device__ __forceinline__ auto evaluate(const Wide& x, int j) const {
-    return loss(seed<K == I>(get<K>(x).at[j])...);
+    return loss(varied<K == I>(Real<T>(get<K>(x).at[j]))...);
   }
 
  private:

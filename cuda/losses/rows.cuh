@@ -401,6 +401,7 @@ struct Always {
   Status status;
 };
 struct OfRow {
+  static constexpr bool WEIGHTED = false, SINGLE = false, HIDES = false;
   template <class Row>
   __device__ __forceinline__ Nothing ahead(const Row&) const {
     return {};
@@ -642,7 +643,6 @@ struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
   static constexpr unsigned READS = 3u | (WEIGHTED ? 4u : 0u);
-  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
@@ -838,9 +838,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
 template <class T>
 struct CosineEmbedding : OfRow {
   static constexpr int OPERANDS = 3;
-  static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 3u;
-  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin;
 
   template <class N>
@@ -954,7 +952,7 @@ struct Norm {
     const N sum = part.sum;
     Distance<N> norm{sum, N(1.0)};
     if constexpr (NORM == 2) {
-      norm.value = root(sum);
+      norm.value = sum == 0.0 ? N(0.0) : sqrt(sum);
       norm.scale = sum == 0.0 ? N(0.0) : N(1.0) / norm.value;
     } else if constexpr (NORM == 3) {
       norm.value = sum == 0.0 ? N(0.0) : pow(sum, Real<T>(T(1)) / p);
@@ -968,13 +966,6 @@ struct Norm {
     if constexpr (NORM == 1) return norm.scale * N(sign(d));
     if constexpr (NORM == 2) return norm.scale * d;
     return d == 0.0 ? N(0.0) : sign(d) * pow(abs(d), p - 1.0) * norm.scale;
-  }
-
- private:
-  // The derivative at 0 is to be 0, not infinite.
-  template <class N>
-  static __device__ __forceinline__ N root(N x) {
-    return x == 0.0 ? N(0.0) : sqrt(x);
   }
 };
 
@@ -1039,9 +1030,7 @@ struct Norm<T, 4> {
 template <class T, int NORM, bool SWAP>
 struct TripletMargin : OfRow {
   static constexpr int OPERANDS = 3;
-  static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = 7u;
-  static constexpr bool SINGLE = false, HIDES = false;
   Parameter<T> margin, p, eps;
   using Metric = Norm<T, NORM>;
 
@@ -1153,34 +1142,21 @@ struct TripletMargin : OfRow {
 
 // A loss whose values are what each row adds to the denominator of a mean.
 template <class Loss>
-struct Denominator {
-  static constexpr int OPERANDS = Loss::OPERANDS;
-  static constexpr bool WEIGHTED = Loss::WEIGHTED;
+struct Denominator : Loss {
   static constexpr unsigned READS = 0u;
   static constexpr bool SINGLE = false, HIDES = false;
-  Loss loss;
 
   template <class N>
   using State = Nothing;
   template <class N>
   struct Finished {
     N value;
-    decltype(plain(N())) denominator;
+    typename ScalarOf<N>::type denominator;
   };
-
-  template <class Row>
-  __device__ __forceinline__ auto ahead(const Row& row) const {
-    return loss.ahead(row);
-  }
-  template <class Row, class Ahead>
-  __device__ __forceinline__ auto begin(const Row& row, const Ahead& ahead) const {
-    return loss.begin(row, ahead);
-  }
   template <class N, class Row, class Context>
   __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target, const Nothing&,
                                                 bool) const {
-    using T = decltype(plain(N()));
-    return {N(Real<T>(target.weight())), target.weight()};
+    return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
   }
 };
 

@@ -9,16 +9,6 @@
 #pragma once
 #include "losses/rows.cuh"
 
-// A number, with the derivative 1 by itself where it VARIES.
-template <bool VARIES, class N>
-__device__ __forceinline__ auto varied(const N& x) {
-  if constexpr (VARIES) {
-    return Dual<N>(x, N(1.0));
-  } else {
-    return x;
-  }
-}
-
 // A sum of terms, or the LOG of the sum of their exponentials.
 template <class N, bool LOG>
 struct Accumulated {
@@ -86,9 +76,7 @@ struct OfSums;
 template <class T, class Formula, int... I, int... K>
 struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   static constexpr int OPERANDS = Formula::OPERANDS, SUMS = Formula::SUMS;
-  static constexpr bool WEIGHTED = false;
   static constexpr unsigned READS = (1u << OPERANDS) - 1;
-  static constexpr bool SINGLE = false, HIDES = false;
   Formula formula;
 
   template <int S>

@@ -83,6 +83,16 @@ __device__ __forceinline__ Dual<X> dual(X value, X slope) {
   return Dual<X>(value, slope);
 }
 
+// A number, with the derivative 1 by itself where it VARIES.
+template <bool VARIES, class N>
+__device__ __forceinline__ auto varied(const N& x) {
+  if constexpr (VARIES) {
+    return Dual<N>(x, N(1.0));
+  } else {
+    return x;
+  }
+}
+
 // The plain number inside, whatever the order.
 template <class N, If<(order<N> < 0)> = 0>
 __device__ __forceinline__ N plain(N literal) {
