@@ -28,7 +28,6 @@
 template <class T>
 struct MultilabelMargin : OfRow {
   static constexpr int OPERANDS = 2;
-  static constexpr bool WEIGHTED = false;
 
   // An element violates a target if the sum of both is positive.
   template <class N>
@@ -180,7 +179,7 @@ struct MarginWorker {
     T value = nothing;
     if constexpr (VALUED) {
       const N total = total_of_row(sum);
-      value += weight * derivative<(TANGENTS != 0)>(total / Real<T>(T(columns)));
+      value += weight * derivative(total / Real<T>(T(columns)));
     }
     return {value, weight};
   }
@@ -723,8 +722,8 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const Reduction<VALUES, Team::THREADS, (TANGENTS != 0), Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling, given.template counted<false>(divisor)};
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -736,20 +735,13 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
       const auto own =
           work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
       if (!present || Team::lane() != 0) continue;
-      if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(own.value);
-      if constexpr (REDUCED) sum += own.value;
-      if constexpr (VALUES == MEAN_OF_VALUES) counted += own.denominator;
+      take<VALUES, Loss>(own, index, value, sum, counted);
     }
     if constexpr (REDUCED) {
-      if constexpr (Team::ROWS > 1 && sizeof(T) == sizeof(float)) {
-        constexpr int LAST = VALUES == MEAN_OF_VALUES ? 1 : 0;
-        double totals[LAST + 1] = {sum.total()};
-        if constexpr (LAST == 1) totals[LAST] = counted.total();
-        block_totals<Team::THREADS>(totals);
-        reduction.template add<true>(segment, Sum<double>{totals[0], 0.0},
-                                     Sum<double>{totals[LAST], 0.0});
+      if constexpr (Team::ROWS > 1) {
+        reduction.add_totals(segment, sum, counted);
       } else {
-        reduction.template add<Team::ROWS == 1>(segment, sum, counted);
+        reduction.template add<true>(segment, sum, counted);
       }
       reduction.finish_in_teams(segment, reduction.arrive_in_team(segment));
       __syncthreads();  // the totals may still be read

@@ -17,13 +17,12 @@ enum Presence { ALL, SOME, OTHERS_HIDDEN };
 
 // Vectors, or words, of LENGTH elements of one thread, `stride` columns apart, from each array that
 // the loss reads. The first SURE of them are there, whatever the others are.
-template <class Row, class Loss, unsigned TANGENTS, int VECTORS, int LENGTH, Presence PRESENT,
-          int SURE = 0, class K = Range<Row::INPUTS>>
+template <class Row, class Loss, int VECTORS, int LENGTH, Presence PRESENT, int SURE = 0,
+          class K = Range<Row::INPUTS>>
 struct Batch;
 
-template <class Row, class Loss, unsigned TANGENTS, int VECTORS_, int LENGTH_, Presence PRESENT,
-          int SURE, int... K>
-struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
+template <class Row, class Loss, int VECTORS_, int LENGTH_, Presence PRESENT, int SURE, int... K>
+struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
@@ -149,7 +148,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
   __device__ __forceinline__ T largest(T so_far) const {
     using Element = typename Row::template Element<FIRST>;
-    if constexpr (PRESENT != SOME && sizeof(Element) == 2 && LENGTH % 2 == 0) {
+    if constexpr (PRESENT != SOME && is_half<Element> && LENGTH % 2 == 0) {
       const auto pair_of = [&](int p, int j) {
         const Stored<FIRST> elements = vector<FIRST>(p);
         return pair(elements.at[j], elements.at[j + 1]);
@@ -370,7 +369,7 @@ struct Batch<Row, Loss, TANGENTS, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...
   template <int I, class Wide>
   static __device__ __forceinline__ N number(const Wide& wide, int j) {
     const Real<T> value(get<FIRST + I>(wide).at[j]);
-    if constexpr (bool(TANGENTS >> I & 1u)) {
+    if constexpr (Row::template Loaded<I>::HAS_SLOPE) {
       return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
     } else {
       return N(value);

@@ -25,9 +25,9 @@ __device__ __forceinline__ void scale_gradients(const Loss& loss, Finished& done
 }
 
 // What is asked for of a number: ALONG a tangent, its derivative.
-template <bool ALONG, class N>
+template <class N>
 __device__ __forceinline__ auto derivative(N number) {
-  if constexpr (ALONG) {
+  if constexpr (order<N> > 0) {
     return plain(number.slope);
   } else {
     return plain(number);
@@ -43,11 +43,7 @@ __device__ __forceinline__ T without_loss(Status status) {
 // The term of the denominator of a row that is not active: one whose target is out of range counts.
 template <class T, class Context>
 __device__ __forceinline__ T denominator_without_loss(const Context& context) {
-  return T(context.status == INVALID);
-}
-template <class T, class Context, class Weight>
-__device__ __forceinline__ T denominator_without_loss(const Sample<Context, Weight>& sample) {
-  return sample.status == INVALID ? sample_weight<T>(sample) : T(0);
+  return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
 // The value of a row, its term of the denominator, and what its gradients need.
@@ -65,7 +61,7 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
       without_loss<T>(context.status), denominator_without_loss<T>(context), {}};
   if (context.status == ACTIVE) {
     outcome.done = loss.template finish<N>(row, context, state, valued);
-    outcome.value = derivative<(order<N> != 0)>(outcome.done.value);
+    outcome.value = derivative(outcome.done.value);
     outcome.denominator = outcome.done.denominator;
     if constexpr (GRADIENTS) {
       if constexpr (Row::HAS_GRAD_OUTPUT) factor = row.grad_output();
@@ -83,6 +79,15 @@ __device__ __forceinline__ void count(Sum<T>& counted, T denominator) {
   } else {
     counted += denominator;
   }
+}
+
+// Takes the outcome of row `index`: its value is stored or added up.
+template <Values VALUES, class Loss, class T, class Result, class O>
+__device__ __forceinline__ void take(const O& outcome, long long index, Result* value, Sum<T>& sum,
+                                     Sum<T>& counted) {
+  if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(outcome.value);
+  if constexpr (VALUES >= SUM_OF_VALUES) sum += outcome.value;
+  if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
 }
 
 // The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends

@@ -367,7 +367,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
         for (int j = 0; j < SIZE; ++j) {
           const N slope = loss.template gradient<I, N>(row, context, done, column + j,
                                                        Elements::element_of(xs, j));
-          slopes.at[j] = convert<E>(derivative<(TANGENTS != 0)>(slope));
+          slopes.at[j] = convert<E>(derivative(slope));
         }
         E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
         if constexpr (ALIGNED) {
@@ -381,7 +381,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (Team::has(context.column)) {
         const N slope = loss.gradient_of_target(context, done);
-        set<FIRST>(row, context.column, derivative<(TANGENTS != 0)>(slope));
+        set<FIRST>(row, context.column, derivative(slope));
       }
     }
   }
@@ -483,13 +483,6 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     unsigned char* const stage = shared + turn % 2 * places.bytes;
     const Pointers staged = work.staged(tile, stage);
     const int rows = work.rows_of(tile);
-    const auto take = [&](int own, const auto& outcome) {
-      if constexpr (VALUES == EACH_VALUE) {
-        value[tile * places.rows + own] = convert<Result>(outcome.value);
-      }
-      if constexpr (REDUCED) sum += outcome.value;
-      if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
-    };
     if constexpr (Team::LANES == 1) {
 #pragma unroll 1
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
@@ -499,7 +492,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
                                                    factor, reciprocal);
-        take(own, outcome);
+        take<VALUES, Loss>(outcome, tile * places.rows + own, value, sum, counted);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
             work.differentiate(elements, context, outcome.done);
@@ -533,7 +526,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
                                   states[mine], VALUES != NO_VALUES, factor, reciprocal);
-        take(mine, outcome);
+        take<VALUES, Loss>(outcome, tile * places.rows + mine, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
       if constexpr (GRADIENTS) {

@@ -64,14 +64,14 @@ struct RowWorker {
   using Finished = typename Loss::template Finished<N>;
   static constexpr int WIDTH = Team::WIDTH;
   template <int SLOTS, Presence PRESENT = ALL>
-  using Vectors = Batch<Row, Loss, TANGENTS, SLOTS, WIDTH, PRESENT>;
+  using Vectors = Batch<Row, Loss, SLOTS, WIDTH, PRESENT>;
   using Elements = Vectors<Team::BATCH>;
   using AtTheEnd = Vectors<1, SOME>;
   // The same elements of neighbours in words: two numbers of half precision, or one.
   static constexpr int HALVES = sizeof(typename Row::template Element<Row::FIRST>) == 2 ? 2 : 1;
   static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
   template <int SLOTS, Presence PRESENT = ALL, int SURE = 0>
-  using Words = Batch<Row, Loss, TANGENTS, SLOTS * UNITS, UNIT, PRESENT, SURE * UNITS>;
+  using Words = Batch<Row, Loss, SLOTS * UNITS, UNIT, PRESENT, SURE * UNITS>;
   // How many slots of a batch that is not full are taken at a time. Where several warps work on a
   // row, all wait for the one in which it ends: that takes a batch at once.
   static constexpr int SLOTS_AT_THE_END = Loss::HIDES ? Team::BATCH : 1;
@@ -141,10 +141,11 @@ struct RowWorker {
 
   // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
   // there, or else for some at a time.
-  template <int SLOTS, class Full, class Rest, class AtTheEnd, class F>
+  template <class Full, class Rest, class AtTheEnd, class F>
   __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
-    constexpr int STEP = AtTheEnd::NUMBERS / WIDTH, REST = Team::rest_of(SLOTS);
+    constexpr int SLOTS = Team::BATCH, REST = Team::rest_of(SLOTS);
+    constexpr int STEP = AtTheEnd::NUMBERS / WIDTH;
     const Column begin = share.begin + Column(slot) * SLOT;  // the same for all neighbours
     const Column first = begin + Column(Team::neighbour()) * Full::LENGTH;
     if constexpr (Team::EXACT) {
@@ -181,12 +182,12 @@ struct RowWorker {
         f(Last<Team::SLOTS - BEFORE>{first, STRIDE, share.end}, slot);
       }
     } else {
-      batch<SLOTS, Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
+      batch<Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
     }
   }
-  template <int SLOTS, class F>
+  template <class F>
   __device__ __forceinline__ void batch_of_vectors(const Share& share, long long slot, F f) const {
-    batch<SLOTS, Vectors<SLOTS>, Vectors<Team::rest_of(SLOTS)>, AtTheEnd>(share, slot, f);
+    batch<Elements, Vectors<Team::rest_of(Team::BATCH)>, AtTheEnd>(share, slot, f);
   }
 
   // What a share accumulates, from device memory.
@@ -297,7 +298,7 @@ struct RowWorker {
       differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
     };
     if constexpr (!Team::SHIFTS) {
-      batch_of_vectors<Team::BATCH>(share, first_slot, write);
+      batch_of_vectors(share, first_slot, write);
     } else {
       constexpr int WRITTEN = Team::WRITTEN;
 #pragma unroll 1
@@ -367,7 +368,7 @@ struct RowWorker {
         if (slot == Team::SLOTS - REST && prefetch_beyond<Vectors<REST>>(share, slot)) return;
       }
     }
-    batch_of_vectors<Team::BATCH>(share, slot, [&](auto elements, int slot) {
+    batch_of_vectors(share, slot, [&](auto elements, int slot) {
       elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
     });
   }
@@ -413,14 +414,14 @@ struct RowWorker {
       }
     }
     write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, Column column, const auto& x) {
-      return derivative<(TANGENTS != 0)>(
+      return derivative(
           loss.template gradient<decltype(which)::value, N>(row, context, done, column, x));
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (elements.has(context.column)) {
         auto* const element = row.template address<Row::INPUTS>(context.column);
         *element = convert<typename Row::template Element<Row::INPUTS>>(
-            derivative<(TANGENTS != 0)>(loss.gradient_of_target(context, done)));
+            derivative(loss.gradient_of_target(context, done)));
       }
     }
   }

@@ -155,7 +155,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     const bool finishes = GRADIENTS || valued;
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
-      own = derivative<(TANGENTS != 0)>(done.value);
+      own = derivative(done.value);
       own_denominator = done.denominator;
     }
     if (context.status != ACTIVE) {

@@ -91,9 +91,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const auto outcome =
           outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), reciprocal);
       if (split == 0 && threadIdx.x == 0) {
-        if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(outcome.value);
-        if constexpr (SUMS) sum += outcome.value;
-        if constexpr (VALUES == MEAN_OF_VALUES) counted += outcome.denominator;
+        take<VALUES, Loss>(outcome, index, value, sum, counted);
       }
       if constexpr (SUMS) {
         // Ahead of the last gradients, which take what this waits for.

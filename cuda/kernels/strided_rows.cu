@@ -315,7 +315,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         const Row row = row_at(rows, R);
         const N slope = loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k),
                                                      batch.template numbers<R>(row, k));
-        return derivative<(TANGENTS != 0)>(slope);
+        return derivative(slope);
       };
       if (((contexts[V].status == ACTIVE) && ...)) {
         write_slopes<I>(batch, rows, slope);
@@ -348,7 +348,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if (context.status != ACTIVE || !batch.has(context.column)) return;
     const N slope = loss.gradient_of_target(context, done);
     *row.template address<Row::INPUTS>(context.column) =
-        convert<typename Row::template Element<Row::INPUTS>>(derivative<(TANGENTS != 0)>(slope));
+        convert<typename Row::template Element<Row::INPUTS>>(derivative(slope));
   }
 };
 
@@ -385,11 +385,6 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const long long tiles = (n + ROWS - 1) / ROWS;
   long long segment = blockIdx.x, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
-  const auto take = [&](long long row, const auto& outcome) {
-    if constexpr (VALUES == EACH_VALUE) value[row] = convert<Result>(outcome.value);
-    if constexpr (REDUCED) sum += outcome.value;
-    if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
-  };
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = Team::LANES == 1;
   Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
@@ -436,7 +431,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
                                                    combined_in_warp<1>(states[v]),
                                                    VALUES != NO_VALUES, factor, reciprocal);
-        if (rows.present) take(rows.first + v, outcome);
+        if (rows.present) take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
         done[v] = outcome.done;
       }
     } else {
@@ -459,7 +454,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                   states_of_rows[mine], VALUES != NO_VALUES, factor, reciprocal);
-        if (index < n) take(index, outcome);
+        if (index < n) take<VALUES, Loss>(outcome, index, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
       if constexpr (GRADIENTS) {

@@ -210,9 +210,10 @@ struct Reduction {
   __device__ __forceinline__ void add_totals(long long segment, const Sum<T>& sum,
                                              const Sum<T>& own_denominator) const {
     if constexpr (sizeof(T) == sizeof(float)) {
-      double totals[2] = {sum.total(), own_denominator.total()};
+      double totals[SUMS] = {sum.total()};
+      if constexpr (SUMS == 2) totals[1] = own_denominator.total();
       block_totals<THREADS>(totals);
-      add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>{totals[1], 0.0});
+      add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>{totals[SUMS - 1], 0.0});
     } else {
       add(segment, sum, own_denominator);
     }
