@@ -696,8 +696,8 @@ constexpr int resident_blocks = Team::RESIDENT;
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
-    multilabel_margin(Loss loss, double scale, Layout layout, long long n, long long columns,
-                      long long window, long long segments, double divisor,
+    multilabel_margin(Loss loss, double scale, Layout layout, long long window, long long n,
+                      long long columns, long long segments, double divisor,
                       const double* denominator, const Result* grad_output, double* guess,
                       Result* value, unsigned* counter, double* partials, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];

@@ -31,8 +31,8 @@ __global__ void
 __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
-        rows(Loss loss, double scale, Layout layout, long long n, long long columns,
-             long long segments, long long kept, double divisor, const double* denominator,
+        rows(Loss loss, double scale, Layout layout, long long kept, long long n, long long columns,
+             long long segments, double divisor, const double* denominator,
              const Result* grad_output, double* guess, Result* value, unsigned* counter,
              double* partials, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.

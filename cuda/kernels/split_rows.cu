@@ -31,8 +31,8 @@ __device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
-    split_rows(Loss loss, double scale, Layout layout, long long n, long long columns,
-               long long splits, long long slots, long long segments, double divisor,
+    split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
+               long long n, long long columns, long long segments, double divisor,
                const double* denominator, const Result* grad_output, double* guess, Result* value,
                unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   using Pointers = Tuple<P...>;

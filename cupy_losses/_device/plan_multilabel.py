@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .._core.dtypes import c_type, item_size
-from . import compiler
-from .launch import Fields, Launch, float64, int64
-from .plan import SLOT, Address, Plan, bits, template
+from .._core.dtypes import item_size
+from .launch import int64
+from .plan import Plan, template
 from .plan_pointwise import VECTOR_BYTES
-from .plan_rows import TEAM, RowArray, RowLaunches
+from .plan_rows import Results, RowArray, RowLaunches, Schedule
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside what is done once for a row; many threads read whole lines of memory together. Rows of
@@ -123,76 +122,39 @@ class MarginLaunches(RowLaunches):
     """The launch of one problem."""
 
     def plan(self) -> Plan:
-        problem, request = self._problem, self._problem.request
-        value, values = self._value(), self._values_mode()
-        gradients = self._gradients()
-        outputs = [self._gradient(k, address) for k, address in gradients]
+        gradients, extra = self._gradients(), self._problem.call.extra
+        results = Results(
+            self._values_mode(),
+            self._value(),
+            self._denominator(bool(gradients)),
+            [k - extra for k, _ in gradients],
+            [self._gradient(k, address) for k, address in gradients],
+        )
+        self._add(self._of_loss(), self._in_marks(results.outputs), results)
+        return self._finish()
+
+    def _in_marks(self, outputs: Sequence[RowArray]) -> Schedule:
+        """By kernels/multilabel_margin.cu."""
         arrays = [*self._inputs, *outputs]
-        main = self._inputs[problem.leading]
+        main = self._inputs[self._problem.leading]
         team = margin_team(self._columns, item_size(main.dtype), self._lies_apart())
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
         layout, layout_bytes = self._layout(arrays, vectors)
         threads = THREADS_OF_MULTIPROCESSOR
-        if gradients:
+        if outputs:
             threads = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
-        pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
-        scale_type, scale = self._scale()
-        pointers += [*(f"{c_type(a.dtype)}*" for a in outputs), *scale_type]
-        name = template(
-            "multilabel_margin",
-            c_type(problem.real),
-            self._expression(),
-            layout,
-            team.c_type(self._resident(team.threads, threads)),
-            values,
-            bits([k - problem.call.extra for k, _ in gradients]),
-            bits(self._tangents),
-            request.vjp,
-            self._result_type(),
-            *pointers,
-        )
-        kernel = compiler.kernel(
-            "kernels/multilabel_margin.cu", name, team.threads, problem.device, shared=team.shared
-        )
+        types = layout, team.c_type(self._resident(team.threads, threads))
         segments = min(-(-self._rows // team.rows), WORKING_THREADS // team.threads)
-        workspace = self._workspace(segments, values, -(-segments // TEAM))
-        arguments = [
-            layout_bytes,
-            int64(self._rows),
-            int64(self._columns),
-            int64(team.window),
-            int64(segments),
-            float64(problem.denominator.size),
-        ]
-
-        def launch(blocks: int) -> Launch:
-            return Launch(
-                kernel,
-                (blocks, 1),
-                team.threads,
-                arguments,
-                pointers=6 + len(pointers),
-                shared=team.shared,
-                fields=Fields(self._loss, problem.real),
-                parameters=problem.call.parameters,
-                scaled=True,
-            )
-
-        factor = self._factor(bool(gradients), values)
-        denominator = self._denominator(bool(gradients))
-        chosen: tuple[Address, ...] = (
-            denominator,
-            *factor,
-            value,
-            *workspace,
-            *(array.address for array in arrays),
-            *scale,
+        return Schedule(
+            "multilabel_margin",
+            types,
+            (layout_bytes, int64(team.window)),
+            team.threads,
+            segments,
+            segments,
+            in_teams=True,
+            shared=team.shared,
         )
-        self._steps.append((launch(segments), chosen))
-        if SLOT in factor:
-            # No more blocks than run at once: most often all end at once.
-            self._again = launch(min(segments, kernel.resident_blocks)), chosen
-        return self._finish()
 
     def _has_vectors(self, team: MarginTeam, array: RowArray) -> bool:
         """Whether the vectors of an array are one access each, or its elements neighbours."""

@@ -16,6 +16,7 @@ from .plan import (
     COUNTED,
     GRAD_OUTPUT,
     NO_ADDRESS,
+    NO_FACTOR,
     SLOT,
     Address,
     Plan,
@@ -62,36 +63,71 @@ class RowArray:
 
 
 @dataclass(frozen=True)
-class _Results:
-    """What a launch makes of the rows, see cuda/kernels/rows.cu."""
+class RowFunction:
+    """What a kernel evaluates of each row.
+
+    Attributes:
+        expression: The C++ type.
+        inputs: What it reads.
+        tangents: The operands that vary.
+        vjp: Whether the first input is grad_output.
+        result: The C++ type of a value.
+        divisor: What sums are divided by.
+        scaled: Whether they are scaled as the call is.
+
+    """
+
+    expression: str
+    inputs: Sequence[RowArray]
+    tangents: Sequence[int]
+    vjp: bool
+    result: str
+    divisor: float
+    scaled: bool
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a launch makes of the rows, see cuda/kernels/rows.cu; `factor` None: as the call has."""
 
     values: str
     value: Address
     denominator: Address
     wanted: Sequence[int] = ()
     outputs: Sequence[RowArray] = ()
+    factor: tuple[Address, Address] | None = None
 
 
 @dataclass(frozen=True)
-class _Tiles:
-    """The launch of a kernel whose blocks take tiles of rows, which form segments of a sum.
+class Schedule:
+    """Who works on the rows of a launch; the parts of its sum are segments.
 
     Attributes:
-        kernel: Its name, and that of its file.
-        types: The C++ types of its layout and its team.
-        layout: Its first arguments.
-        rows: The rows of a tile.
+        kernel: The name of the kernel, and that of its file.
+        types: Its template arguments between the loss and the values: a layout, a team.
+        arguments: Its first arguments.
         threads: The threads of a block.
+        segments: How many there are.
+        workers: Who takes a segment at a time.
+        blocks: Those of a worker.
+        limited: Whether no more workers are launched than run at once.
+        in_teams: Whether teams of segments are added up first.
         shared: The shared memory of a block.
+        memory: What one launch leaves for the next one.
 
     """
 
     kernel: str
-    types: tuple[str, str]
-    layout: list[bytes]
-    rows: int
+    types: tuple[str, ...]
+    arguments: tuple[bytes, ...]
     threads: int
+    segments: int
+    workers: int
+    blocks: int = 1
+    limited: bool = False
+    in_teams: bool = False
     shared: int = 0
+    memory: tuple[Address, ...] = ()
 
 
 class RowLaunches(Launches):
@@ -174,24 +210,25 @@ class RowLaunches(Launches):
         denominator = NO_ADDRESS
         if not self._anticipates_count or self._problem.size > FEW_ELEMENTS:
             denominator = self._denominator(bool(wanted))
-        results = _Results(values, value, denominator, wanted, outputs)
+        results = Results(values, value, denominator, wanted, outputs)
         device = self._problem.device
         team = row_team(self._memory, bool(wanted), device)
         if wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
             # Many threads write a row of which one has the value.
             reading = row_team(self._memory, False, device)
-            self._launch(reading, _Results(values, value, denominator))
+            self._add_by_team(reading, Results(values, value, denominator))
             results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
-            self._launch_segments(self._tiled(tile, outputs), results)
+            self._add(self._of_loss(), self._tiled(tile, outputs), results)
         elif strided := self._strided():
-            self._launch_segments(self._side_by_side(strided, outputs), results)
+            self._add(self._of_loss(), self._side_by_side(strided, outputs), results)
         elif team.splits:
             memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.splits))
-            self._launch(team, _Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS), "SPLIT", memory)
-            self._launch(team, results, "MERGE", memory)
+            nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
+            self._add_by_team(team, nothing, "SPLIT", (memory,))
+            self._add_by_team(team, results, "MERGE", (memory,))
         else:
-            self._launch(team, results)
+            self._add_by_team(team, results)
         for k, array, address in summed:
             self._sum_gradient(k, array, address)
         return self._finish()
@@ -325,122 +362,88 @@ class RowLaunches(Launches):
             return self._sum_of_counts(where, weight, self._rows)
         denominator = self._add_scratch(8) if call.extra else self._add_counter()
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
-        team = RowTeam(BLOCK, 1, 1, slots=1)
-        self._launch(team, _Results(values, denominator, NO_ADDRESS), denominator_only=True)
+        factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
+        results = Results(values, denominator, NO_ADDRESS, factor=factor)
+        function, team = self._of_denominator(), RowTeam(BLOCK, 1, 1, slots=1)
+        groups = -(-self._rows // team.rows)
+        most = min(MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
+        self._add(function, self._by_team(team, function, results, most=most), results)
         return denominator
 
-    def _launch(
+    def _of_loss(self, held: int = 0) -> RowFunction:
+        """The loss; `held`: how many elements of a row a thread has, if all."""
+        problem = self._problem
+        call, request = problem.call, problem.request
+        tangents = [k - call.extra for k in request.tangents]
+        expression, result = self._expression(held), self._result_type()
+        size = problem.denominator.size
+        return RowFunction(expression, self._inputs, tangents, request.vjp, result, size, True)
+
+    def _of_denominator(self) -> RowFunction:
+        """What a row adds to the denominator of a mean."""
+        inputs = self._inputs[self._problem.leading :]
+        expression = self._expression(denominator=True)
+        return RowFunction(expression, inputs, (), False, "double", 1.0, False)
+
+    def _add_by_team(
+        self, team: RowTeam, results: Results, phase: str = "", memory: tuple[Address, ...] = ()
+    ) -> None:
+        """Add a launch of the loss by a team."""
+        function = self._of_loss(self._columns if team.held and team.lanes == 1 else 0)
+        self._add(function, self._by_team(team, function, results, phase, memory), results)
+
+    def _by_team(
         self,
         team: RowTeam,
-        results: _Results,
+        function: RowFunction,
+        results: Results,
         phase: str = "",
-        memory: Address = NO_ADDRESS,
-        denominator_only: bool = False,
-    ) -> None:
-        """Launch kernels/rows.cu, or one of the two phases of kernels/split_rows.cu."""
-        problem, request, call = self._problem, self._problem.request, self._problem.call
-        values, wanted, outputs = results.values, results.wanted, results.outputs
-        inputs = self._inputs[problem.leading :] if denominator_only else self._inputs
-        streams = [a for a in inputs if a.streamed]
-        vjp = request.vjp and not denominator_only
-        tangents = [] if denominator_only else self._tangents
+        memory: tuple[Address, ...] = (),
+        most: int | None = None,
+    ) -> Schedule:
+        """By kernels/rows.cu, or in one of the two phases of kernels/split_rows.cu.
+
+        `most`: so many workers at most.
+        """
+        wanted, main = results.wanted, self._inputs[self._problem.leading]
+        streams = [a for a in function.inputs if a.streamed]
         vector_bytes = team.width * sum(item_size(a.dtype) for a in streams)
-        shared = team.places * vector_bytes
-        if phase or team.held:
-            shared = 0
         slots = team.slots
         if team.splits > MAX_RANKS:
             team = replace(team, slots=0)  # as many as `slots` says
         blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
-        summed = values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
-        groups = -(-self._rows // team.rows)
+        summed = results.values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
         workers = team.workers(self._memory, summed or not wanted)
-        if denominator_only:
-            workers = min(workers, MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
-        segments = self._rows if team.ranks > 2 else workers
-        main = self._inputs[problem.leading]
-        arrays = [*inputs, *outputs]
+        if most is not None:
+            workers = min(workers, most)
+        arrays = [*function.inputs, *results.outputs]
         vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
         layout, layout_bytes = self._layout(arrays, vectors)
-        real = c_type(problem.real)
-        held = self._columns if team.held and team.lanes == 1 else 0
-        expression = self._expression(held, denominator_only)
-        hides = self._memory.hides
-        threads = team.threads_of_multiprocessor(hides, vector_bytes, bool(wanted))
-        resident = self._resident(team.threads, threads)
-        result = "double" if denominator_only else self._result_type()
-        pointers = [f"const {c_type(a.dtype)}*" for a in inputs]
-        scale_type, scale = self._scale(not denominator_only)
-        pointers += [*(f"{c_type(a.dtype)}*" for a in outputs), *scale_type]
-        schedule = "split_rows" if phase else "rows"
-        name = template(
-            schedule,
-            real,
-            expression,
-            layout,
-            team.c_type(resident),
-            *([phase] if phase else []),
-            values,
-            bits(tuple(wanted)),
-            bits(tangents),
-            vjp,
-            result,
-            *pointers,
-        )
-        kernel = compiler.kernel(
-            f"kernels/{schedule}.cu",
-            name,
+        threads = team.threads_of_multiprocessor(self._memory.hides, vector_bytes, bool(wanted))
+        types: tuple[str, ...] = layout, team.c_type(self._resident(team.threads, threads))
+        segments = self._rows if team.ranks > 2 else workers
+        kept = int64(self._kept(workers))
+        rows = Schedule(
+            "rows",
+            types,
+            (layout_bytes, kept),
             team.threads,
-            problem.device,
-            self._loss.source,
-            shared,
+            segments,
+            workers,
+            blocks,
+            in_teams=True,
+            shared=0 if team.held else team.places * vector_bytes,
         )
-        counter, partials = self._workspace(segments, values, -(-segments // TEAM))
-        arguments = [
-            layout_bytes,
-            int64(self._rows),
-            int64(self._columns),
-            *([int64(team.splits), int64(slots)] if phase else []),
-            int64(segments),
-            *([] if phase else [int64(self._kept(workers))]),
-            float64(1.0 if denominator_only else problem.denominator.size),
-        ]
+        if not phase:
+            return rows
+        types, arguments = (*types, phase), (layout_bytes, int64(team.splits), int64(slots))
+        of_phase = replace(rows, kernel="split_rows", types=types, arguments=arguments)
+        return replace(of_phase, shared=0, memory=memory)
 
-        def launch(workers: int) -> Launch:
-            return Launch(
-                kernel,
-                (workers * blocks, 1),
-                team.threads,
-                arguments,
-                pointers=6 + bool(phase) + len(pointers),
-                shared=shared,
-                fields=Fields(self._loss, problem.real),
-                parameters=call.parameters,
-                scaled=not denominator_only,
-            )
-
-        factor = self._factor(bool(wanted), values)
-        if denominator_only and self._anticipates_count:
-            factor = NO_ADDRESS, SLOT
-        chosen = (
-            results.denominator,
-            *factor,
-            results.value,
-            counter,
-            partials,
-            *([memory] if phase else []),
-            *(a.address for a in arrays),
-            *scale,
-        )
-        self._steps.append((launch(workers), chosen))
-        if SLOT in factor and not denominator_only:
-            # No more blocks than run at once: most often all end at once.
-            resident = max(1, kernel.resident_blocks // blocks)
-            self._launch_again(launch(min(workers, resident)), chosen)
-
-    def _tiled(self, tile: RowTile, outputs: Sequence[RowArray]) -> _Tiles:
+    def _tiled(self, tile: RowTile, outputs: Sequence[RowArray]) -> Schedule:
+        """By kernels/row_tiles.cu."""
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, tile.elements)
         team = template(
@@ -453,10 +456,13 @@ class RowLaunches(Launches):
         )
         begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
         places = int32(tile.rows, tile.bytes, *begins)
-        types, fields = (layout, team), [layout_bytes, places]
-        return _Tiles("row_tiles", types, fields, tile.rows, TILE_THREADS, shared=2 * tile.bytes)
+        arguments, shared = (layout_bytes, places), 2 * tile.bytes
+        return self._in_tiles(
+            "row_tiles", (layout, team), arguments, tile.rows, TILE_THREADS, shared
+        )
 
-    def _side_by_side(self, rows: StridedRows, outputs: Sequence[RowArray]) -> _Tiles:
+    def _side_by_side(self, rows: StridedRows, outputs: Sequence[RowArray]) -> Schedule:
+        """By kernels/strided_rows.cu."""
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, ())
         width = 2 if self._is_pair(self._inputs[self._problem.leading]) else 1
@@ -468,7 +474,23 @@ class RowLaunches(Launches):
             bits([k for k, array in enumerate(arrays) if self._is_pair(array)]),
         )
         of_tile = rows.threads // rows.lanes * width
-        return _Tiles("strided_rows", (layout, team), [layout_bytes], of_tile, rows.threads)
+        types, arguments = (layout, team), (layout_bytes,)
+        return self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads)
+
+    def _in_tiles(
+        self,
+        kernel: str,
+        types: tuple[str, str],
+        arguments: tuple[bytes, ...],
+        rows: int,
+        threads: int,
+        shared: int = 0,
+    ) -> Schedule:
+        """By blocks that take tiles of so many rows."""
+        segments = min(-(-self._rows // rows), TILE_SEGMENTS)
+        return Schedule(
+            kernel, types, arguments, threads, segments, segments, limited=True, shared=shared
+        )
 
     def _workspace(self, segments: int, values: str, teams: int = 0) -> tuple[Address, Address]:
         """The counters and the partial sums of so many segments, and of teams of these."""
@@ -483,57 +505,64 @@ class RowLaunches(Launches):
         wide = 2 if problem.request.tangents or problem.real == "float64" else 1
         return max(1, of_multiprocessor // wide // threads)
 
-    def _launch_segments(self, tiles: _Tiles, results: _Results) -> None:
-        problem, request = self._problem, self._problem.request
-        pointers = [f"const {c_type(a.dtype)}*" for a in self._inputs]
-        scale_type, scale = self._scale()
+    def _add(self, function: RowFunction, schedule: Schedule, results: Results) -> None:
+        """Add the launch that evaluates a function of the rows."""
+        problem, wanted = self._problem, results.wanted
+        pointers = [f"const {c_type(a.dtype)}*" for a in function.inputs]
+        scale_type, scale = self._scale(function.scaled)
         pointers += [*(f"{c_type(a.dtype)}*" for a in results.outputs), *scale_type]
         name = template(
-            tiles.kernel,
+            schedule.kernel,
             c_type(problem.real),
-            self._expression(),
-            *tiles.types,
+            function.expression,
+            *schedule.types,
             results.values,
-            bits(tuple(results.wanted)),
-            bits(self._tangents),
-            request.vjp,
-            self._result_type(),
+            bits(tuple(wanted)),
+            bits(function.tangents),
+            function.vjp,
+            function.result,
             *pointers,
         )
         kernel = compiler.kernel(
-            f"kernels/{tiles.kernel}.cu",
+            f"kernels/{schedule.kernel}.cu",
             name,
-            tiles.threads,
+            schedule.threads,
             problem.device,
             self._loss.source,
-            tiles.shared,
+            schedule.shared,
         )
-        segments = min(-(-self._rows // tiles.rows), TILE_SEGMENTS)
-        counter, partials = self._workspace(segments, results.values)
-        launch = Launch(
-            kernel,
-            (min(segments, kernel.resident_blocks), 1),
-            tiles.threads,
-            [
-                *tiles.layout,
-                int64(self._rows),
-                int64(self._columns),
-                int64(segments),
-                float64(problem.denominator.size),
-            ],
-            pointers=6 + len(pointers),
-            shared=tiles.shared,
-            fields=Fields(self._loss, problem.real),
-            parameters=problem.call.parameters,
-            scaled=True,
-        )
-        factor = self._factor(bool(results.wanted), results.values)
-        workspace = results.value, counter, partials
-        addresses = (a.address for a in [*self._inputs, *results.outputs])
-        step = launch, (results.denominator, *factor, *workspace, *addresses, *scale)
-        self._steps.append(step)
-        if SLOT in factor:
-            self._launch_again(*step)
+        segments, workers = schedule.segments, schedule.workers
+        teams = -(-segments // TEAM) if schedule.in_teams else 0
+        workspace = self._workspace(segments, results.values, teams)
+        at_once = min(workers, max(1, kernel.resident_blocks // schedule.blocks))
+
+        def launch(workers: int) -> Launch:
+            return Launch(
+                kernel,
+                (workers * schedule.blocks, 1),
+                schedule.threads,
+                [
+                    *schedule.arguments,
+                    int64(self._rows),
+                    int64(self._columns),
+                    int64(segments),
+                    float64(function.divisor),
+                ],
+                pointers=6 + len(schedule.memory) + len(pointers),
+                shared=schedule.shared,
+                fields=Fields(self._loss, problem.real),
+                parameters=problem.call.parameters,
+                scaled=function.scaled,
+            )
+
+        factor = results.factor or self._factor(bool(wanted), results.values)
+        arrays = (a.address for a in [*function.inputs, *results.outputs])
+        first = results.denominator, *factor, results.value, *workspace
+        chosen = *first, *schedule.memory, *arrays, *scale
+        self._steps.append((launch(at_once if schedule.limited else workers), chosen))
+        if GRAD_OUTPUT in factor:
+            # No more blocks than run at once: most often all end at once.
+            self._launch_again(launch(at_once), chosen)
 
     def _launch_again(self, launch: Launch, chosen: tuple[Address, ...]) -> None:
         """Compute gradients anew by this launch, whose first address is that of the denominator."""
@@ -577,13 +606,8 @@ class RowLaunches(Launches):
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self._space.shape, array.strides, strict=True))
 
-    @property
-    def _tangents(self) -> list[int]:
-        """The operands of the loss that vary."""
-        return [k - self._problem.call.extra for k in self._problem.request.tangents]
-
-    def _expression(self, held: int = 0, denominator_only: bool = False) -> str:
-        """The C++ type of the loss; `held`: how many elements of a row a thread has, if all."""
+    def _expression(self, held: int = 0, denominator: bool = False) -> str:
+        """The C++ type of the loss, or of its denominator; `held`: see `_of_loss`."""
         loss, call = self._loss, self._problem.call
         options = [x if isinstance(x, bool) else str(x) for x in loss.options]
         weighted = (call.weighted,) if loss.weights else ()
@@ -594,7 +618,7 @@ class RowLaunches(Launches):
             precision = half, str(held)
         real = c_type(self._problem.real)
         expression = template(loss.struct, real, *options, *weighted, *precision)
-        if denominator_only:
+        if denominator:
             expression = template("Denominator", expression)
         if call.masked or call.sampled:
             expression = template("Sampled", expression, call.masked, call.sampled)
