@@ -6,6 +6,8 @@ import functools
 import importlib.util
 import os
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,27 @@ def compile_options() -> tuple[str, ...]:
     return ("-std=c++17", "-default-device", "-fmad=false", f"-I{folders[0]}")
 
 
+class Specialisation(NamedTuple):
+    """A kernel to compile.
+
+    Attributes:
+        file: That it is in.
+        name: A template with all its arguments.
+        threads: Those of a block.
+        device: Where it runs; negative: none that is there, but one of that architecture.
+        formula: The source of a loss that is not in cuda/.
+        shared: The bytes of dynamic shared memory that its launches may ask for.
+
+    """
+
+    file: str
+    name: str
+    threads: int
+    device: int
+    formula: str = ""
+    shared: int = 0
+
+
 class Kernel(NamedTuple):
     """A compiled kernel on one device."""
 
@@ -53,37 +76,45 @@ class Kernel(NamedTuple):
     resident_blocks: int  # on the whole device, for the block size asked for
 
 
-_compile_lock = threading.Lock()
+_kernels: dict[Specialisation, Kernel] = {}
+_one_at_a_time = threading.Lock()
 
 
-@functools.cache
-def kernel(
-    file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
-) -> Kernel:
-    """The kernel `name`, a template with all its arguments, compiled for the current device.
+def kernels(wanted: Sequence[Specialisation]) -> list[Kernel]:
+    """Kernels of one device, compiled side by side where several are missing."""
+    with _one_at_a_time:
+        missing = [one for one in dict.fromkeys(wanted) if one not in _kernels]
+        if len(missing) > 1 and missing[0].device >= 0:
+            # NVRTC lets go of Python's lock while it compiles.
+            with ThreadPoolExecutor(len(missing)) as threads:
+                _kernels.update(zip(missing, threads.map(_compiled, missing), strict=True))
+        else:
+            _kernels.update((one, _compiled(one)) for one in missing)
+        return [_kernels[one] for one in wanted]
 
-    `formula` is the source of a loss that is not in cuda/; `shared` the bytes of dynamic shared
-    memory that its launches may ask for. For a device that is not there the kernel is compiled
-    ahead, for its architecture.
-    """
-    code = source(file) + formula
-    with _compile_lock:
-        try:
-            if device < 0:
-                driver.compile_ahead(code, name, compile_options(), -device)
-                return Kernel(None, 0, 0)
-            compiled = driver.compile(code, name, compile_options())
-        except driver.CompileError as error:
-            if not formula:
-                raise
-            raise ValueError(explained(formula, str(error))) from None
-    if shared:
-        most = max(shared, compiled.max_dynamic_shared_size_bytes)  # of all plans
+
+def _compiled(wanted: Specialisation) -> Kernel:
+    """Compile a kernel; for a device that is not there into the cache alone."""
+    code = source(wanted.file) + wanted.formula
+    try:
+        if wanted.device < 0:
+            driver.compile_ahead(code, wanted.name, compile_options(), -wanted.device)
+            return Kernel(None, 0, 0)
+        with driver.use_device(wanted.device):
+            return _loaded(driver.compile(code, wanted.name, compile_options()), wanted)
+    except driver.CompileError as error:
+        if not wanted.formula:
+            raise
+        raise ValueError(explained(wanted.formula, str(error))) from None
+
+
+def _loaded(compiled: Any, wanted: Specialisation) -> Kernel:
+    if wanted.shared:
+        most = max(wanted.shared, compiled.max_dynamic_shared_size_bytes)  # of all plans
         compiled.max_dynamic_shared_size_bytes = most
         compiled.preferred_shared_memory_carveout = (
             100  # percent: as many blocks as there is room for
         )
-    per_multiprocessor = driver.occupancy(compiled.kernel.ptr, threads, shared)
-    return Kernel(
-        compiled, compiled.kernel.ptr, per_multiprocessor * driver.multiprocessors(device)
-    )
+    pointer = compiled.kernel.ptr
+    per_multiprocessor = driver.occupancy(pointer, wanted.threads, wanted.shared)
+    return Kernel(compiled, pointer, per_multiprocessor * driver.multiprocessors(wanted.device))

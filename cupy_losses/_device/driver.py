@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 # The shared memory that a block can have, in KiB, by architecture. The number of a device that is
 # not there is minus its architecture: -90 is any device of sm_90.
@@ -102,6 +103,11 @@ def architectures() -> list[int]:
 
     known = nvrtc.getSupportedArchs()
     return [architecture for architecture in SHARED_MEMORY if architecture in known]
+
+
+def use_device(device: int) -> AbstractContextManager[Any]:
+    """A context in which a thread works on a device."""
+    return cast(AbstractContextManager[Any], cupy().cuda.Device(device))
 
 
 def compile(code: str, name: str, options: tuple[str, ...]) -> Any:

@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._core.dtypes import c_type
 from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator, value_of_nothing
 from .._core.shapes import ArraySpec, Shape, dense_strides
-from . import driver
+from . import compiler, driver
 from .anticipation import Again, Slots, Waiting
+from .compiler import Kernel, Specialisation
 from .launch import Launch, Parameters
 from .library import Allocator, Array, DeviceLibrary
 
@@ -248,6 +249,14 @@ SLOT, GRAD_OUTPUT, COUNTED = Late(0), Late(1), Late(2)
 NO_FACTOR = NO_ADDRESS, NO_ADDRESS
 
 
+class Step(NamedTuple):
+    """A launch to come: of what kernel, how, and on what."""
+
+    kernel: Specialisation
+    launch: Callable[[Kernel], Launch]
+    addresses: tuple[Address, ...]
+
+
 class Builder(ABC):
     """Collects the launches of one problem.
 
@@ -267,8 +276,8 @@ class Builder(ABC):
             self._add_output(output)
         self._scratch_sizes: list[int] = []
         self._counters = 0
-        self._steps: list[tuple[Launch, tuple[Address, ...]]] = []
-        self._again: tuple[Launch, tuple[Address, ...]] | None = None
+        self._steps: list[Step] = []
+        self._again: Step | None = None
 
     def _add_output(self, output: Output | None) -> None:
         if output is None:
@@ -373,20 +382,22 @@ class Builder(ABC):
                 return first + self._counters + name.index
             return first + name.index if isinstance(name, Counter) else name
 
-        def numbered(
-            step: tuple[Launch, tuple[Address, ...]], without: Address
+        def launched(
+            step: Step, without: Address
         ) -> tuple[Launch, Callable[[list[int]], Sequence[int]]]:
-            launch, chosen = step
-            return launch, itemgetter(*[number(n) if n != without else 0 for n in chosen])
+            (kernel,) = compiler.kernels([step.kernel])
+            chosen = [number(n) if n != without else 0 for n in step.addresses]
+            return step.launch(kernel), itemgetter(*chosen)
 
+        compiler.kernels([step.kernel for step in self._steps])  # at once
         return Plan(
             self._library,
             self._problem,
             self._allocators,
             scratch,
-            [numbered(step, GRAD_OUTPUT) for step in self._steps],
+            [launched(step, GRAD_OUTPUT) for step in self._steps],
             16 * self._counters,
-            self._again and numbered(self._again, self._value()),
+            self._again and launched(self._again, self._value()),
         )
 
 

@@ -19,6 +19,7 @@ from .._core.shapes import (
     memory_order,
 )
 from . import compiler
+from .compiler import Kernel, Specialisation
 from .launch import Fields, Launch, Parameters, float64, int64, iteration_space
 from .library import DeviceLibrary
 from .plan import (
@@ -29,6 +30,7 @@ from .plan import (
     Builder,
     Plan,
     Problem,
+    Step,
     bits,
     empty_plan,
     template,
@@ -129,7 +131,7 @@ class Launches(Builder):
         scale_type, scale = self._scale(scaled)
         pointers = [f"const {c}*" for c in c_types] + [f"{c_types[k]}*" for k in gradients]
         pointers += scale_type
-        kernel = compiler.kernel(
+        kernel = Specialisation(
             f"kernels/{schedule.kernel}.cu",
             f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
             f"{schedule.layout}, {schedule.tile}, {values}, "
@@ -143,24 +145,23 @@ class Launches(Builder):
             counter = self._add_counter()
             sums = 2 if values == "MEAN_OF_VALUES" else 1
             partials = self._add_scratch(16 * sums * segments)
-        launch = Launch(
-            kernel,
-            (min(segments, kernel.resident_blocks), 1),
-            schedule.threads,
-            [
-                schedule.fields,
-                int64(schedule.items),
-                int64(segments),
-                float64(divisor),
-            ],
-            pointers=6 + len(pointers),
-            fields=function.fields,
-            parameters=function.parameters,
-            scaled=scaled,
-        )
+        arguments = [schedule.fields, int64(schedule.items), int64(segments), float64(divisor)]
+
+        def launch(kernel: Kernel) -> Launch:
+            return Launch(
+                kernel,
+                (min(segments, kernel.resident_blocks), 1),
+                schedule.threads,
+                arguments,
+                pointers=6 + len(pointers),
+                fields=function.fields,
+                parameters=function.parameters,
+                scaled=scaled,
+            )
+
         workspace = counter, partials
         arrays = *function.addresses, *gradients.values(), *scale
-        step = launch, (denominator, *factor, value, *workspace, *arrays)
+        step = Step(kernel, launch, (denominator, *factor, value, *workspace, *arrays))
         self._steps.append(step)
         if SLOT in factor:
             self._again = step
@@ -218,7 +219,7 @@ class Launches(Builder):
         layout, layout_bytes = _layout(space, sizes, [1] * len(sizes), 1)
         scale_type, scale = self._scale(quotient.scaled)
         pointers = [f"const {c_type(o.dtype)}*" for o in function.operands] + scale_type
-        kernel = compiler.kernel(
+        kernel = Specialisation(
             "kernels/broadcast_sum.cu",
             template(
                 "broadcast_sum",
@@ -234,24 +235,23 @@ class Launches(Builder):
             self._problem.device,
             function.source,
         )
-        launch = Launch(
-            kernel,
-            (blocks, chunks),
-            SUM_THREADS,
-            [
-                layout_bytes,
-                int64(outputs),
-                int64(repeats),
-                int64(chunk),
-                float64(quotient.divisor),
-            ],
-            pointers=2 + len(pointers),
-            fields=function.fields,
-            parameters=function.parameters,
-            scaled=quotient.scaled,
-        )
+        counts = int64(outputs), int64(repeats), int64(chunk)
+        arguments = [layout_bytes, *counts, float64(quotient.divisor)]
+
+        def launch(kernel: Kernel) -> Launch:
+            return Launch(
+                kernel,
+                (blocks, chunks),
+                SUM_THREADS,
+                arguments,
+                pointers=2 + len(pointers),
+                fields=function.fields,
+                parameters=function.parameters,
+                scaled=quotient.scaled,
+            )
+
         chosen = (quotient.denominator, quotient.result, *function.addresses, *scale)
-        self._steps.append((launch, chosen))
+        self._steps.append(Step(kernel, launch, chosen))
 
     def _sum_of_counts(self, where: int | None, weight: int | None, size: int) -> Address:
         """The sum of the weights that a mask leaves, or their number, of so many in all.
@@ -505,6 +505,6 @@ def scale_launch(gradient: str, grad_output: str, size: int, device: int) -> Lau
     real = "double" if "float64" in (gradient, grad_output) else "float"
     width = VECTOR_BYTES // item_size(gradient)
     name = f"scale<{real}, {c_type(gradient)}, {c_type(grad_output)}, {THREADS}, {width}>"
-    kernel = compiler.kernel("kernels/scale.cu", name, THREADS, device)
+    (kernel,) = compiler.kernels([Specialisation("kernels/scale.cu", name, THREADS, device)])
     blocks = min(-(-size // (THREADS * width)), kernel.resident_blocks)
     return Launch(kernel, (blocks, 1), THREADS, [int64(size)], pointers=2)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
 from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
-from . import compiler, driver
+from . import driver
+from .compiler import Kernel, Specialisation
 from .launch import Fields, Launch, float64, int32, int64, iteration_space
 from .library import DeviceLibrary
 from .plan import (
@@ -21,6 +23,7 @@ from .plan import (
     Address,
     Plan,
     Problem,
+    Step,
     bits,
     empty_plan,
     template,
@@ -523,7 +526,7 @@ class RowLaunches(Launches):
             function.result,
             *pointers,
         )
-        kernel = compiler.kernel(
+        kernel = Specialisation(
             f"kernels/{schedule.kernel}.cu",
             name,
             schedule.threads,
@@ -534,20 +537,21 @@ class RowLaunches(Launches):
         segments, workers = schedule.segments, schedule.workers
         teams = -(-segments // TEAM) if schedule.in_teams else 0
         workspace = self._workspace(segments, results.values, teams)
-        at_once = min(workers, max(1, kernel.resident_blocks // schedule.blocks))
+        arguments = [
+            *schedule.arguments,
+            int64(self._rows),
+            int64(self._columns),
+            int64(segments),
+            float64(function.divisor),
+        ]
 
-        def launch(workers: int) -> Launch:
+        def launch(kernel: Kernel, limited: bool) -> Launch:
+            at_once = max(1, kernel.resident_blocks // schedule.blocks)
             return Launch(
                 kernel,
-                (workers * schedule.blocks, 1),
+                ((min(workers, at_once) if limited else workers) * schedule.blocks, 1),
                 schedule.threads,
-                [
-                    *schedule.arguments,
-                    int64(self._rows),
-                    int64(self._columns),
-                    int64(segments),
-                    float64(function.divisor),
-                ],
+                arguments,
                 pointers=6 + len(schedule.memory) + len(pointers),
                 shared=schedule.shared,
                 fields=Fields(self._loss, problem.real),
@@ -559,18 +563,19 @@ class RowLaunches(Launches):
         arrays = (a.address for a in [*function.inputs, *results.outputs])
         first = results.denominator, *factor, results.value, *workspace
         chosen = *first, *schedule.memory, *arrays, *scale
-        self._steps.append((launch(at_once if schedule.limited else workers), chosen))
+        self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), chosen))
         if GRAD_OUTPUT in factor:
             # No more blocks than run at once: most often all end at once.
-            self._launch_again(launch(at_once), chosen)
+            again = self._addresses_again(chosen)
+            self._again = Step(kernel, partial(launch, limited=True), again)
 
-    def _launch_again(self, launch: Launch, chosen: tuple[Address, ...]) -> None:
-        """Compute gradients anew by this launch, whose first address is that of the denominator."""
+    def _addresses_again(self, chosen: tuple[Address, ...]) -> tuple[Address, ...]:
+        """Those with which gradients are computed anew; the first is that of the denominator."""
         if self._anticipates_count:
             chosen = COUNTED, *chosen[1:]
         if not self._problem.request.early:
             chosen = tuple(SLOT if address == GRAD_OUTPUT else address for address in chosen)
-        self._again = launch, chosen
+        return chosen
 
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""

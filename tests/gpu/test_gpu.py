@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,15 +57,14 @@ def test_same_bits_over_runs_and_streams(case: Case, dtype: Any) -> None:
 @pytest.fixture
 def any_grid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A function that fixes the number of resident blocks."""
-    compiled = compiler.kernel
+    compiled = compiler.kernels
 
     def set_blocks(blocks: int) -> None:
+        def kernels(wanted: Sequence[compiler.Specialisation]) -> list[compiler.Kernel]:
+            return [kernel._replace(resident_blocks=blocks) for kernel in compiled(wanted)]
+
         engine._plans.clear()
-        monkeypatch.setattr(
-            compiler,
-            "kernel",
-            lambda *arguments: compiled(*arguments)._replace(resident_blocks=blocks),
-        )
+        monkeypatch.setattr(compiler, "kernels", kernels)
 
     yield set_blocks
     engine._plans.clear()

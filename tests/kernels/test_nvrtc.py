@@ -138,15 +138,12 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     """Kernels over rows that are planned meanwhile, and the shared memory that they ask for."""
     names: dict[str, int] = {}
 
-    def function(
-        file: str, name: str, threads: int, device: int, formula: str = "", shared: int = 0
-    ) -> compiler.Kernel:
-        if file in ROW_KERNELS:
-            names[name] = shared
-        return compiler.Kernel(None, 0, 1)
+    def kernels(wanted: Sequence[compiler.Specialisation]) -> list[compiler.Kernel]:
+        names.update((one.name, one.shared) for one in wanted if one.file in ROW_KERNELS)
+        return [compiler.Kernel(None, 0, 1)] * len(wanted)
 
     with (
-        mock.patch.object(compiler, "kernel", function),
+        mock.patch.object(compiler, "kernels", kernels),
         mock.patch.object(driver, "shared_memory", return_value=shared_memory),
         mock.patch.object(driver, "has_clusters", return_value=shared_memory == 227 << 10),
         mock.patch.object(driver, "cache_bytes", return_value=50 << 20),

@@ -6,7 +6,7 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,16 +74,14 @@ def test_the_cache_is_that_of_calls(tmp_path: Path) -> None:
 
 def requested(function: Callable[[], Any], device: int) -> set[tuple[str, str, int]]:
     """The kernels that are asked for: file, name, shared memory."""
-    found = set()
+    found: set[tuple[str, str, int]] = set()
 
-    def kernel(
-        file: str, name: str, threads: int, number: int, formula: str = "", shared: int = 0
-    ) -> compiler.Kernel:
-        assert number == device
-        found.add((file, name, shared))
-        return compiler.Kernel(None, 0, 1)
+    def kernels(wanted: Sequence[compiler.Specialisation]) -> list[compiler.Kernel]:
+        assert all(one.device == device for one in wanted)
+        found.update((one.file, one.name, one.shared) for one in wanted)
+        return [compiler.Kernel(None, 0, 1)] * len(wanted)
 
-    with mock.patch.object(compiler, "kernel", kernel):
+    with mock.patch.object(compiler, "kernels", kernels):
         function()
     return found
 

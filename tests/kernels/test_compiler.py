@@ -1,0 +1,87 @@
+"""Kernels are compiled once each, and side by side where a plan needs several."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cupy_losses._device import compiler, driver
+from cupy_losses._device.compiler import Specialisation
+
+FILE = "kernels/scale.cu"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that are compiled meanwhile, none of them by a compiler."""
+    names: list[str] = []
+
+    def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
+        names.append(name)
+        return SimpleNamespace(kernel=SimpleNamespace(ptr=len(names)))
+
+    device = threading.local()
+    monkeypatch.setattr(driver, "compile", compile)
+    monkeypatch.setattr(driver, "use_device", lambda number: using(device, number))
+    monkeypatch.setattr(driver, "occupancy", lambda *_: 1 if device.number == 3 else 0)
+    monkeypatch.setattr(driver, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(compiler, "compile_options", tuple)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    return names
+
+
+@contextlib.contextmanager
+def using(device: threading.local, number: int) -> Iterator[None]:
+    """A context in which a thread has a device."""
+    device.number = number
+    yield
+    del device.number
+
+
+def wanted(*names: str) -> list[Specialisation]:
+    return [Specialisation(FILE, name, 256, 3) for name in names]
+
+
+def test_each_is_compiled_once(compiled: list[str]) -> None:
+    first, second, again = compiler.kernels(wanted("a", "b", "a"))
+    assert first is again
+    assert first.pointer != second.pointer
+    assert compiler.kernels(wanted("b", "a")) == [second, first]
+    assert sorted(compiled) == ["a", "b"]
+
+
+def test_a_thread_works_on_the_device_of_its_kernel(compiled: list[str]) -> None:
+    assert [kernel.resident_blocks for kernel in compiler.kernels(wanted("a", "b"))] == [132, 132]
+    assert [kernel.resident_blocks for kernel in compiler.kernels(wanted("c"))] == [132]
+
+
+def test_side_by_side(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compilation ends before the other one has begun."""
+    both, alone = threading.Barrier(2), driver.compile
+
+    def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
+        both.wait(timeout=60)
+        return alone(code, name, options)
+
+    monkeypatch.setattr(driver, "compile", compile)
+    assert len(compiler.kernels(wanted("a", "b"))) == 2
+
+
+def test_what_fails_is_tried_again(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = driver.compile
+
+    def compile(code: str, name: str, options: tuple[str, ...]) -> Any:
+        if name == "wrong":
+            raise driver.CompileError("wrong.cu(1): error: wrong")
+        return alone(code, name, options)
+
+    monkeypatch.setattr(driver, "compile", compile)
+    for _ in range(2):
+        with pytest.raises(driver.CompileError):
+            compiler.kernels(wanted("a", "wrong"))
+    assert len(compiler.kernels(wanted("a"))) == 1
