@@ -490,52 +490,51 @@ def memory() -> dict[str, Any]:
 
 
 FIRST_CALL = """
-import time, cupy
-x = cupy.zeros(1 << 16, cupy.float32); y = cupy.ones(1 << 16, cupy.float32)
+import sys, time, cupy
+x = cupy.ones((4096, 1000), cupy.float32)
+y = {"mse_loss": cupy.zeros_like(x), "cross_entropy": cupy.zeros(4096, cupy.int64)}[sys.argv[1]]
 cupy.cuda.Device().synchronize()
 start = time.perf_counter()
 import cupy_losses
-value = cupy_losses.mse_loss(x, y)
+loss = getattr(cupy_losses, sys.argv[1])
+if sys.argv[2] == "value_and_grad":
+    loss = cupy_losses.value_and_grad(loss)
+result = loss(x, y)
 cupy.cuda.Device().synchronize()
-first = time.perf_counter() - start
-start = time.perf_counter()
-cupy_losses.value_and_grad(cupy_losses.mse_loss)(x, y)
-cupy.cuda.Device().synchronize()
-print(first, time.perf_counter() - start, float(value))
+print(time.perf_counter() - start)
+value = result[0] if isinstance(result, tuple) else result
+assert abs(float(value) - {"mse_loss": 1.0, "cross_entropy": 6.907755}[sys.argv[1]]) < 1e-5
 """
+FIRST_RUNS = 5
 
 
 def first_call() -> dict[str, Any]:
     """Seconds of the first call in a process, after importing CuPy and using the device once."""
     result: dict[str, Any] = {}
-    for label, runs in (("empty_cache", 3), ("warm_cache", 5)):
-        firsts, seconds = [], []
-        for _ in range(runs):
-            folder = tempfile.mkdtemp() if label == "empty_cache" else result.setdefault("_", "")
-            if label == "warm_cache" and not folder:
-                folder = result["_"] = tempfile.mkdtemp()
-                _first_call_process(folder)
-            first, second = _first_call_process(folder)
-            firsts.append(first)
-            seconds.append(second)
-        result[f"{label}_s"] = statistics.median(firsts)
-        result[f"{label}_then_value_and_grad_s"] = statistics.median(seconds)
-    result.pop("_", None)
+    for name in ("mse_loss", "cross_entropy"):
+        for call in ("forward", "value_and_grad"):
+            empty = [_first_call_process(name, call, tempfile.mkdtemp()) for _ in range(FIRST_RUNS)]
+            cache = tempfile.mkdtemp()
+            _first_call_process(name, call, cache)
+            warm = [_first_call_process(name, call, cache) for _ in range(FIRST_RUNS)]
+            result[f"{name}, {call}"] = {
+                "empty_cache_s": statistics.median(empty),
+                "warm_cache_s": statistics.median(warm),
+            }
     return result
 
 
-def _first_call_process(cache: str) -> tuple[float, float]:
-    environment = {**os.environ, "CUPY_CACHE_DIR": cache}
-    # CuPy's own kernel that fills an array belongs to the set-up, not to the first call.
-    output = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert float(output[2]) == 1.0
-    return float(output[0]), float(output[1])
+def _first_call_process(name: str, call: str, cache: str) -> float:
+    # CuPy's own kernels that fill an array belong to the set-up, not to the first call.
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", FIRST_CALL, name, call],
+            env={**os.environ, "CUPY_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
 
 
 def scaling() -> list[dict[str, Any]]:
