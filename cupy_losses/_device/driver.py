@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 # The shared memory that a block can have, in KiB, by architecture. The number of a device that is
 # not there is minus its architecture: -90 is any device of sm_90.
@@ -105,9 +104,12 @@ def architectures() -> list[int]:
     return [architecture for architecture in SHARED_MEMORY if architecture in known]
 
 
-def use_device(device: int) -> AbstractContextManager[Any]:
-    """A context in which a thread works on a device."""
-    return cast(AbstractContextManager[Any], cupy().cuda.Device(device))
+@contextlib.contextmanager
+def use_device(device: int) -> Iterator[None]:
+    """A context in which a thread works on a device, even if it has not used CUDA."""
+    with cupy().cuda.Device(device):
+        cupy().cuda.runtime.setDevice(device)  # CuPy leaves it out for device 0 of a new thread
+        yield
 
 
 def compile(code: str, name: str, options: tuple[str, ...]) -> Any:

@@ -156,8 +156,7 @@ class Device:
         parameters: int,
     ) -> None:
         """Do what the driver's cuLaunchKernel does, with more checks than it makes."""
-        if not current.has_context:
-            raise CUDADriverError(_INVALID_CONTEXT, "invalid context")
+        _check_context()
         loaded = self.loaded.get(function)
         if loaded is None or loaded.device != current.device:
             raise CUDADriverError(_INVALID_HANDLE, f"no function {function:#x} on this device")
@@ -299,12 +298,21 @@ def _driver(device: Device) -> ModuleType:
         grid, block = (grid_x, grid_y, grid_z), (block_x, block_y, block_z)
         device.launch(function, grid, block, shared_bytes, stream, parameters)
 
+    def occupancy(function: int, threads: int, shared_bytes: int) -> int:
+        _check_context()
+        return device.blocks_per_multiprocessor
+
     return _module(
         "cupy_backends.cuda.api.driver",
         CUDADriverError=CUDADriverError,
         launchKernel=launch_kernel,
-        occupancyMaxActiveBlocksPerMultiprocessor=lambda *_: device.blocks_per_multiprocessor,
+        occupancyMaxActiveBlocksPerMultiprocessor=occupancy,
     )
+
+
+def _check_context() -> None:
+    if not current.has_context:
+        raise CUDADriverError(_INVALID_CONTEXT, "invalid context")
 
 
 def _runtime(device: Device) -> ModuleType:
@@ -349,7 +357,8 @@ def _device_class(device: Device) -> type:
 
         def __enter__(self) -> CudaDevice:
             self._previous.append(current.device)
-            _runtime(device).setDevice(self.id)
+            if self.id != current.device:  # as CuPy does: a new thread has no context then
+                _runtime(device).setDevice(self.id)
             return self
 
         def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import cupy_losses
-from cupy_losses._device import driver
+from cupy_losses._device import compiler, driver, engine
 
 from .. import emulator
 from . import Device, EmulatorError, Job, Kernel, Module, Schedule, installed
@@ -515,6 +515,17 @@ def test_arguments_of_the_package_are_checked(
 def test_each_thread_gets_a_context(device: Device) -> None:
     x = device.asarray(np.ones(4, np.float32))
     results = [float(cupy_losses.mse_loss(x, x))]
+    thread = threading.Thread(target=lambda: results.append(float(cupy_losses.mse_loss(x, x))))
+    thread.start()
+    thread.join()
+    assert results == [0.0, 0.0]
+
+
+def test_a_new_thread_makes_a_plan_of_loaded_kernels(device: Device) -> None:
+    x = device.asarray(np.ones(4, np.float32))
+    results = [float(cupy_losses.mse_loss(x, x))]
+    compiler._kernels.clear()
+    engine._plans.clear()
     thread = threading.Thread(target=lambda: results.append(float(cupy_losses.mse_loss(x, x))))
     thread.start()
     thread.join()
