@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,15 +15,43 @@ Array = Any
 
 
 def save(file: str, evaluation: Evaluation) -> None:
-    """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz."""
+    """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz.
+
+    FILE may be one that an operand is read from: it is replaced when all is written.
+    """
+    with _replacing(file) as own:
+        (_save_all if file.endswith(".npz") else _save_first)(own, evaluation)
+
+
+@contextmanager
+def _replacing(file: str) -> Iterator[str]:
+    """The name of a new file beside another one, whose place it takes unless there is an error."""
+    file = os.path.realpath(file)
+    if os.path.exists(file):
+        # It raises where the other file is not to be written to, which a rename does not ask.
+        open(file, "r+b").close()
+    root, ending = os.path.splitext(file)
+    new = f"{root}.{os.getpid()}.part{ending}"
+    try:
+        yield new
+        os.replace(new, file)
+    except BaseException:
+        if os.path.exists(new):
+            os.remove(new)
+        raise
+
+
+def _save_all(file: str, evaluation: Evaluation) -> None:
     _, denominator = evaluation.reference
-    if file.endswith(".npz"):
-        found = list(evaluation.gradients(len(evaluation.names), denominator))
-        whole = zip(*[[_plain(array) for array in arrays] for _, arrays in found], strict=True)
-        arrays = [own[0] if len(own) == 1 else np.concatenate(own) for own in whole]
-        named: dict[str, Any] = dict(zip(evaluation.names, arrays, strict=True))
-        np.savez(file, **named)
-        return
+    found = list(evaluation.gradients(len(evaluation.names), denominator))
+    whole = zip(*[[_plain(array) for array in arrays] for _, arrays in found], strict=True)
+    arrays = [own[0] if len(own) == 1 else np.concatenate(own) for own in whole]
+    named: dict[str, Any] = dict(zip(evaluation.names, arrays, strict=True))
+    np.savez(file, **named)
+
+
+def _save_first(file: str, evaluation: Evaluation) -> None:
+    _, denominator = evaluation.reference
     mapped: Array = None
     for place, (array,) in evaluation.gradients(1, denominator):
         own = _plain(array)

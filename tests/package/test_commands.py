@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import warnings
@@ -292,6 +293,52 @@ def test_parts_have_the_bits_of_one_piece(
     with np.load(tmp_path / "g.npz") as found:
         for name, expected in zip(("input", "target"), of_one_piece, strict=True):
             np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_a_gradient_takes_the_place_of_an_operand(
+    ending: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its file is one that is read, by a link, until the gradient is complete."""
+    monkeypatch.setattr(evaluation, "PART", 64)
+    x, y = RNG.random((2, 33, 21))
+    own = [*saved(tmp_path, target=y), f"--operand=input={tmp_path}/x.{ending}"]
+    save = np.save if ending == "npy" else np.savez
+    save(tmp_path / f"x.{ending}", x)
+    (tmp_path / f"g.{ending}").symlink_to(tmp_path / f"x.{ending}")
+    report(capsys, *own, "--loss", "mse_loss", "--gradient", f"{tmp_path}/g.{ending}")
+    found = np.load(tmp_path / f"x.{ending}")
+    found = found if ending == "npy" else found["input"]
+    np.testing.assert_array_equal(found, value_and_grad(cupy_losses.mse_loss)(x, y)[1])
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+@pytest.mark.parametrize("part", [64, 1 << 20])
+def test_a_failure_leaves_the_file_of_a_gradient(
+    ending: str, part: int, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is what it was before, and no other file is left beside it."""
+    monkeypatch.setattr(evaluation, "PART", part)
+    x, y = RNG.random((2, 33, 21))
+    own = saved(tmp_path, input=x, target=y)
+    (tmp_path / f"g.{ending}").write_text("as before")
+    before = sorted(tmp_path.iterdir())
+    own += ["--loss", "mse_loss", "--gradient", f"{tmp_path}/g.{ending}"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))  # as a disk that is full
+    try:
+        code, _, err = evaluate(capsys, *own)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, err[:6]) == (1, "Error:")
+    assert (tmp_path / f"g.{ending}").read_text() == "as before"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_has_the_name_of_a_gradient(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "g.npy").mkdir()
+    code, _, err = evaluate(capsys, "--loss", "mse_loss", "--gradient", f"{tmp_path}/g.npy")
+    assert (code, err) == (1, f"Error: {tmp_path}/g.npy: Is a directory\n")
 
 
 @pytest.mark.exhaustive
