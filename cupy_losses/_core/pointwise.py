@@ -88,7 +88,8 @@ class PointwiseFormula(Loss):
             return Denominator(size, call.masked or weighs, leaves_out=call.masked, is_count=count)
         size = 1.0
         if self.row_means:
-            size = 1.0 * shape[-1]
+            # The sum over no rows is 0, of whatever length they are.
+            size = 1.0 * shape[-1] if math.prod(shape[:-1]) else 1.0
         elif call.reduction == "batchmean" and operands[call.extra].shape:
             size = 1.0 * operands[call.extra].shape[0]
         return Denominator(size, leaves_out=call.masked)

@@ -121,9 +121,9 @@ class _Batch:
         if given is None:
             given = self._sum_of_data() if denominator.of_data else denominator.size
         self._of_call = given
-        self._denominator: Tensor | float = (
-            given / loss.denominator(self._each, self._shape, own).size
-        )
+        # Each loss is divided by this already, and is NaN where it is 0.
+        of_each = loss.denominator(self._each, self._shape, own).size
+        self._denominator: Tensor | float = given / (of_each or 1.0)
         if request.vjp and call.reduction != "none":
             grad_output, dim = pairs[0]
             factor = grad_output.unsqueeze(0) if dim is None else grad_output

@@ -130,6 +130,36 @@ def test_empty(case: Case, library: Library, shape: tuple[int, ...]) -> None:
     assert tuple(gradient.shape) == shape
 
 
+NO_ELEMENTS = [(0,), (0, 0), (2, 0), (0, 3), (2, 0, 0), (0, 2, 0), (2, 0, 3)]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", NO_ELEMENTS)
+def test_rows_without_labels(shape: tuple[int, ...], reduction: str, library: Library) -> None:
+    """The mean of one is NaN, the sum of no such means is 0."""
+    name = "multilabel_soft_margin_loss"
+    of_torch = torch.zeros(shape, dtype=torch.float64)
+    expected = getattr(torch.nn.functional, name)(of_torch, of_torch, reduction=reduction)
+    own = library.array(np.zeros(shape))
+    got = library.host(getattr(cupy_losses, name)(own, own, reduction=reduction))
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", NO_ELEMENTS)
+def test_samples_of_rows_without_labels(shape: tuple[int, ...], reduction: str) -> None:
+    name = "multilabel_soft_margin_loss"
+    batch = torch.zeros(3, *shape)
+    pair = []
+    for module in (cupy_losses, torch.nn.functional):
+        loss = functools.partial(getattr(module, name), reduction=reduction)
+        pair.append(torch.func.vmap(loss)(batch, batch))
+    torch.testing.assert_close(*pair, equal_nan=True)
+    summed = functools.partial(cupy_losses.multilabel_soft_margin_loss, reduction="sum")
+    gradients = torch.func.vmap(torch.func.grad(summed))(batch, batch)
+    assert gradients.shape == batch.shape
+
+
 @pytest.mark.filterwarnings("ignore:.*is broadcast")
 def test_gradient_of_what_is_broadcast_to_nothing_is_zero(library: Library) -> None:
     empty, one = library.array(np.zeros((0, 3), np.float32)), library.array(np.ones(3, np.float32))
