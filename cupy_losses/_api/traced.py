@@ -28,6 +28,8 @@ _OF_GRADIENT = (
     "create_graph=True"
 )
 
+_REAL = ("bool", "int", "uint", "float", "bfloat")  # dtypes, without the number of bits
+
 
 class Trace:
     """One call of a function that is differentiated: what belongs to it, and until when."""
@@ -254,12 +256,15 @@ class VariableLibrary(ArrayLibrary):
 
 
 def _constant(value: Any, where: str) -> Any:
-    """A number, or an array of shape (), that does not depend on a `Variable`."""
+    """A real number, or an array of one, that does not depend on a `Variable`."""
     if isinstance(value, numbers.Real):
         return value
+    what = type(value).__name__
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
-        return value.detach() if getattr(value, "requires_grad", False) else value
-    raise TypeError(f"{_ONLY}: {where} with {type(value).__name__} is neither")
+        what = dtype_name(value.dtype)
+        if what.rstrip("0123456789") in _REAL:
+            return value.detach() if getattr(value, "requires_grad", False) else value
+    raise TypeError(f"{_ONLY}: {where} with {what} is neither")
 
 
 def _is(value: Any, number: float) -> bool:

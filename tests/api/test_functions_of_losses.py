@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cupy_losses import (
     binary_cross_entropy_with_logits,
@@ -142,6 +143,27 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
     ),
     "a second derivative": (TypeError, "create_graph", lambda x: value_and_grad(mse_loss)(x, Y)),
     "a weight of the mean": (ValueError, "weight", lambda x: mse_loss(X, Y, weight=x)),
+    "a complex summand": (
+        TypeError,
+        "the sum with complex128 is neither",
+        lambda x: mse_loss(x, Y) + np.array(1j),
+    ),
+    "a complex scalar": (
+        TypeError,
+        "the difference with complex64 is neither",
+        lambda x: mse_loss(x, Y) - np.complex64(1j),
+    ),
+    "a complex factor": (
+        TypeError,
+        "the product with complex128 is neither",
+        lambda x: mse_loss(x, Y) * np.array(1j),
+    ),
+    "a complex tensor": (
+        TypeError,
+        "the quotient with complex64 is neither",
+        lambda x: mse_loss(x, Y) / torch.tensor(1j),
+    ),
+    "a text": (TypeError, "the sum with str", lambda x: mse_loss(x, Y) + np.array("a")),
     "a distance of one's own": (
         TypeError,
         "__sub__",
