@@ -169,7 +169,7 @@ def hvp(
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
     varied, arrays = _along(call, library, operands, tangents)
-    wanted = (operand_of(call, operands, _checked(argnum)),)
+    wanted = (operand_of(call, operands, _checked(argnum), "argnum"),)
     request = Request(value=False, wanted=wanted, tangents=varied)
     products: list[Any] = library.run(call, request, arrays)
     product: ArrayT = products[0]
@@ -218,7 +218,7 @@ def grad_and_hess(
                 f"{call.loss.name} is a loss of whole rows, whose second derivatives are "
                 "matrices: grad_and_hess takes losses of single elements"
             )
-        k = operand_of(call, operands, argnum)
+        k = operand_of(call, operands, argnum, "argnum")
         request = Request(wanted=(k,), tangents=(k,))
         gradient, hessian = library.run(call, request, (library.one(operands[k]), *operands))
         if gradient is None or tuple(gradient.shape) != tuple(operands[k].shape):

@@ -234,8 +234,7 @@ class VariableLibrary(ArrayLibrary):
                 "scale must be no argument to differentiate by: multiply the loss by a constant"
             )
         for k, _ in variables:
-            if refusal := call.loss.refusal(call, k):
-                raise ValueError(refusal)
+            check_differentiable(call, k)
         library, plain = resolve(call, self.plain(operands))
         wanted = tuple(k for k, _ in variables)
         value, *gradients = library.run(call, Request(wanted=wanted), plain)
@@ -253,6 +252,12 @@ class VariableLibrary(ArrayLibrary):
     def one(self, like: Array) -> Array:
         """Not available, for the same reason."""
         raise TypeError(_OF_GRADIENT)
+
+
+def check_differentiable(call: Call, operand: int) -> None:
+    """Raise unless the loss is differentiated by an operand, here and not by torch's autograd."""
+    if call.loss.refusal(call, operand):
+        raise ValueError(f"the loss is not differentiated by {call.names[operand]}")
 
 
 def _constant(value: Any, where: str) -> Any:

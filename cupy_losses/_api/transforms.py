@@ -14,7 +14,7 @@ from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
 from .entrance import Prepared, known
-from .traced import Sum, Trace, Variable
+from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
 Arguments = ParamSpec("Arguments")
@@ -87,7 +87,7 @@ def value_and_grad(
 
     def of_function(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
         compiled.refuse(_IN_GRAPH)
-        own = [_in_range(number, len(args)) for number in wanted_numbers]
+        own = [_by_position(number, len(args)) for number in wanted_numbers]
         _check_distinct(own, wanted_numbers)
         given = list(args)
         trace = Trace()
@@ -165,10 +165,13 @@ def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     return tuple(operator.index(number) for number in numbers_given), several
 
 
-def _in_range(number: int, count: int) -> int:
-    """The number of an argument, counted from the front."""
+def _by_position(number: int, count: int) -> int:
+    """The number of an argument of a function, counted from the front."""
     if not -count <= number < count:
-        raise ValueError(f"argnums must be in 0 … {count - 1}, got {number}")
+        raise ValueError(
+            "argnums must be of arguments that are passed by position, of which there are "
+            f"{count}, got {number}"
+        )
     return number % count
 
 
@@ -212,15 +215,16 @@ def operands_of(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -
     return wanted
 
 
-def operand_of(call: Call, operands: Sequence[Array], argnum: int) -> int:
-    """Which of the operands of a call an argument to differentiate by is."""
-    names = call.loss.operands
-    k = call.extra + _in_range(argnum, len(names))
+def operand_of(call: Call, operands: Sequence[Array], number: int, option: str = "argnums") -> int:
+    """Which of the operands of a call an argument to differentiate by is, numbered by an option."""
+    count = len(call.loss.operands)
+    if not -count <= number < count:
+        raise ValueError(f"{option} must be in 0 … {count - 1}, got {number}")
+    k = call.extra + number % count
     dtype = dtype_name(operands[k].dtype)
     if dtype not in FLOATING:
         raise TypeError(f"{call.names[k]} must be floating to differentiate by it, got {dtype}")
-    if call.loss.refusal(call, k):
-        raise ValueError(f"the loss is not differentiated by {call.names[k]}")
+    check_differentiable(call, k)
     return k
 
 

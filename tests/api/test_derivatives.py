@@ -245,7 +245,8 @@ NO_ARRAY: Any = 1.0
             "target must be floating",
         ),
         (lambda: hvp(mse_loss, (X, X), (X, None), reduction="none"), ValueError, "reduction must"),
-        (lambda: hvp(mse_loss, (X, X), (X, None), 2), ValueError, "argnums must be in"),
+        (lambda: hvp(mse_loss, (X, X), (X, None), 2), ValueError, "argnum must be in 0 … 1, got 2"),
+        (lambda: grad_and_hess(mse_loss, 2)(X, X), ValueError, "argnum must be in 0 … 1, got 2"),
         (
             lambda: jvp(mse_loss, [torch.ones(3)] * 2, (X, None)),
             TypeError,

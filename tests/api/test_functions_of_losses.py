@@ -18,6 +18,7 @@ from cupy_losses import (
     huber_loss,
     l1_loss,
     mse_loss,
+    nll_loss,
     triplet_margin_with_distance_loss,
     value_and_grad,
 )
@@ -142,7 +143,21 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
         lambda x: cross_entropy(x, CLASSES, overwrite_input=True),
     ),
     "a second derivative": (TypeError, "create_graph", lambda x: value_and_grad(mse_loss)(x, Y)),
-    "a weight of the mean": (ValueError, "weight", lambda x: mse_loss(X, Y, weight=x)),
+    "a weight of the mean": (
+        ValueError,
+        "the loss is not differentiated by weight$",
+        lambda x: mse_loss(X, Y, weight=x),
+    ),
+    "a weight of classes": (
+        ValueError,
+        "the loss is not differentiated by weight$",
+        lambda x: cross_entropy(X, CLASSES, weight=x),
+    ),
+    "a target of classes": (
+        ValueError,
+        "the loss is not differentiated by target$",
+        lambda x: nll_loss(X, x),
+    ),
     "a complex summand": (
         TypeError,
         "the sum with complex128 is neither",
@@ -189,8 +204,13 @@ def test_arguments_are_checked() -> None:
     for argnums in ("input", None, 0.0, True, (0, "target"), [1.0]):
         with pytest.raises(TypeError, match="argnums must be an integer or a sequence"):
             value_and_grad(mse_loss, argnums)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="argnums must be in 0"):
+    by_position = "arguments that are passed by position, of which there are"
+    with pytest.raises(ValueError, match=f"argnums must be of {by_position} 3, got 3$"):
         value_and_grad(elastic, 3)(X, Y, Y)
+    with pytest.raises(ValueError, match=f"argnums must be of {by_position} 1, got -2$"):
+        value_and_grad(elastic, -2)(X, y=Y, zero=Y)
+    with pytest.raises(ValueError, match=f"argnums must be of {by_position} 0, got 0$"):
+        value_and_grad(elastic)(x=X, y=Y, zero=Y)
     for same in ((0, 0), (1, -1)):
         with pytest.raises(ValueError, match="argnums must name each argument once"):
             value_and_grad(lambda x, y: 3 * mse_loss(x, y), same)(X, Y)
