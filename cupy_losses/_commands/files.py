@@ -84,7 +84,8 @@ def _csv(file: str, key: str) -> Array:
             lines = [(n, row) for n, row in enumerate(csv.reader(text), 1) if any(row)]
     except (UnicodeDecodeError, csv.Error):
         raise ValueError("is no text of comma-separated values") from None
-    if lines and all(number(field) is None for field in lines[0][1]):
+    # 1_000 is no number, but no name either.
+    if lines and all(_of_python(field) is None for field in lines[0][1]):
         lines = lines[1:]
     for place, row in lines:
         if len(row) != len(lines[0][1]):
@@ -99,13 +100,23 @@ def _csv(file: str, key: str) -> Array:
 
 
 def number(text: str) -> int | float | None:
-    """The number that a text is; None for any other text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return None
+    """The number that a text is, an integer if it has 64 bits at most; None for any other text."""
+    return None if "_" in text else _of_python(text)
+
+
+def _of_python(text: str) -> int | float | None:
+    """What Python reads as a number, which may have _ between its digits."""
+    try:
+        whole = int(text)
+    except ValueError:
+        pass
+    else:
+        if -(2**63) <= whole < 2**64:
+            return whole
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _parquet(file: str, key: str) -> Array:

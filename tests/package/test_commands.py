@@ -20,6 +20,7 @@ import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses.__main__ import main
 from cupy_losses._commands import evaluation, losses, measurement
+from cupy_losses._commands.files import read
 from cupy_losses._device import driver
 
 from .. import emulator
@@ -193,6 +194,18 @@ def test_formats(ending: str, header: str, capsys: Any, tmp_path: Path) -> None:
     result = report(capsys, "--prediction", str(file), *own, "--loss", "l1_loss")
     assert (result["shape"], result["dtype"]) == ([2, 3], "float64")
     assert result["losses"][0]["value"] == pytest.approx(abs(TABLE).mean(), rel=2**-52)
+
+
+@pytest.mark.parametrize("power", [63, 64, 100, 2000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers_of_any_size(power: int, sign: int, tmp_path: Path) -> None:
+    """Those beyond 64 bits are real numbers, under names that look like numbers but are none."""
+    number = sign * 2**power
+    (tmp_path / "large.csv").write_text(f"_1\n{number - 1}\n{number}\n")
+    (_, array) = read("input", f"{tmp_path}/large.csv")
+    assert array.dtype.kind in "iuf"
+    with np.errstate(over="ignore"):
+        assert array == (sign * np.exp2(power) if power < 1024 else sign * np.inf)
 
 
 def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
@@ -397,6 +410,8 @@ FILES: dict[str, Any] = {
     "empty.csv": b"",
     "ragged.csv": b"1,2\n3\n",
     "words.csv": b"1,2\n3,four\n",
+    "underscore.csv": b"1_000,2\n3,4\n",
+    "underscores.csv": b"1_000,2_000.5\n3,4\n",
     "binary.csv": bytes(range(256)),
     "text.parquet": b"hello",
     "none.npy": np.zeros((0, 3)),
@@ -416,6 +431,8 @@ FILES: dict[str, Any] = {
         ("empty.csv", "empty.csv of shape (0,) has no elements"),
         ("ragged.csv", "ragged.csv line 2 has 1 fields, the first of numbers 2"),
         ("words.csv", "words.csv line 2 must hold numbers, got 'four'"),
+        ("underscore.csv", "underscore.csv line 1 must hold numbers, got '1_000'"),
+        ("underscores.csv", "underscores.csv line 1 must hold numbers, got '1_000'"),
         ("binary.csv", "binary.csv is no text of comma-separated values"),
         ("text.parquet", "text.parquet is no Parquet file that pyarrow can read"),
         ("none.npy", "none.npy of shape (0, 3) has no elements"),
@@ -465,6 +482,7 @@ def test_files_that_are_no_operands(
         ("--loss huber_loss --parameter beta=1", "has no parameter 'beta': it has scale, delta"),
         ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),
         ("--loss huber_loss --parameter delta=x", "delta must be a real number, got 'x'"),
+        ("--loss huber_loss --parameter delta=1_0", "delta must be a real number, got '1_0'"),
         ("--reduction batchmean", "reduction must be 'none', 'mean' or 'sum'"),
         ("--operand input", "must look like NAME=FILE, got 'input'"),
         ("--prediction a.npy --operand input=b.npy", "the operand input is given twice"),
