@@ -223,7 +223,12 @@ def pointwise_loss(
 
     """
     if isinstance(formula, str):
-        given = parameters or {}
+        given = {} if parameters is None else parameters
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                'parameters must map names to their defaults, as {"c": 1.0}, got '
+                f"{type(given).__name__}"
+            )
         return defined(
             lambda own: _of_text(own, operands, given, numpy), pointwise_loss, name, formula, check
         )

@@ -155,6 +155,10 @@ def test_definition_errors() -> None:
         pointwise_loss("mine", "1", operands=())
     with pytest.raises(TypeError, match="formula must be a function or a string, got int"):
         pointwise_loss("mine", 3)  # type: ignore[call-overload]
+    for parameters in (["c"], "c", 3):
+        got = type(parameters).__name__
+        with pytest.raises(TypeError, match=f"names to their defaults, as .*, got {got}"):
+            pointwise_loss("mine", "input", parameters=parameters)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="name must be a string, got int"):
         pointwise_loss(3, "input")  # type: ignore[call-overload]
     without = pointwise_loss("without", "input * target")
