@@ -258,11 +258,8 @@ class _Recorder:
 
     def program(self, result: Any) -> Program:
         """The program of a result, without the steps that it does not need."""
-        if not isinstance(result, Value):
-            try:
-                _constant(result)
-            except _TraceError:
-                raise _TraceError(f"it must return one number, got {_described(result)}") from None
+        if not (isinstance(result, Value) or _is_real(result)):
+            raise _TraceError(f"it must return one number, got {_described(result)}")
         last = self.number(result).place
         return Program(self._operands, self._parameters, tuple(self._values)).part(last, {})
 
@@ -335,11 +332,21 @@ def _constant(x: Any) -> float:
     """A number of Python or NumPy."""
     if isinstance(x, np.ndarray) and x.ndim:
         raise _TraceError(_CONSTANT.format(f"an array of shape {x.shape}"))
-    if isinstance(x, bool | int | float):
+    if not _is_real(x):
+        raise _TraceError(_CONSTANT.format(_described(x)))
+    try:
         return float(x)
-    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biuf":
-        return float(x)
-    raise _TraceError(_CONSTANT.format(_described(x)))
+    except OverflowError:
+        raise _TraceError(
+            f"a constant must be in the range of float64, got an integer of {x.bit_length()} bits"
+        ) from None
+
+
+def _is_real(x: Any) -> bool:
+    """Whether it is a number of Python or NumPy."""
+    if isinstance(x, np.ndarray | np.generic):
+        return x.ndim == 0 and x.dtype.kind in "biuf"
+    return isinstance(x, bool | int | float)
 
 
 def _is_condition(x: Any) -> bool:
