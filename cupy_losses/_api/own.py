@@ -105,7 +105,8 @@ class OwnLoss(ABC):
 
         Raises:
             TypeError: If there are not as many arrays as operands, or a parameter is unknown.
-            ValueError: If the arrays have different sizes, or a parameter is out of range.
+            ValueError: If the arrays have different sizes or no elements, or a parameter is out of
+                range.
 
         """
         names = self._loss.operands
@@ -117,6 +118,8 @@ class OwnLoss(ABC):
         sizes = {name: np.size(x) for name, x in zip(names, points, strict=False)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"all arrays must have one size, got {sizes}")
+        if 0 in sizes.values():
+            raise ValueError("there must be at least one point, got arrays of size 0")
         given = self._defaults | {k: Real().checked(k, x) for k, x in parameters.items()}
         return verify(self._loss, given, points)
 

@@ -166,6 +166,8 @@ def test_points_and_parameters_of_ones_own() -> None:
         steep.check(np.ones(1), np.ones(1))
     with pytest.raises(TypeError, match=r"check\(\) got an unexpected argument 'd'"):
         steep.check(d=1.0)
+    with pytest.raises(ValueError, match="there must be at least one point, got arrays of size 0"):
+        steep.check(np.array([]))
     with pytest.raises(TypeError, match="c must be a real number"):
         steep.check(c="1")  # type: ignore[arg-type]
     two = pointwise_loss("mine", lambda x, y: x * y)
