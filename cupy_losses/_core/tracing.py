@@ -22,6 +22,7 @@ from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
 _WORDS = "Python's operators and NumPy's functions"
 _NO_FUNCTION = "{} is no function of a formula: write {}"
 _UNKNOWN = "{} is no function of a formula: make it of Python's operators and of NumPy's {}"
+_NO_DERIVATIVE = "{} has no derivative here: {}"
 _BRANCH = (
     "a value has no truth while a formula is traced: write np.where(condition, a, b) for a branch, "
     "np.maximum and np.minimum for max and min, and &, | and ~ with parentheses for and, or, not "
@@ -158,6 +159,22 @@ def _traced(
         if not isinstance(error.obj, Value):
             raise
         raise TypeError(_located(name, str(error), error.__traceback__)) from error
+
+
+def shown_name(function: Any) -> str:
+    """How a function of NumPy, or a ufunc of another library, is written."""
+    if isinstance(function, np.ufunc):
+        name = function.__name__
+        return f"np.{name}" if getattr(np, name, None) is function else name
+    return f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
+
+
+def without_derivative(shown: str, name: str) -> str:
+    """Why a formula in NumPy is not differentiated, and what to write instead of a function."""
+    if name in _INSTEAD:
+        return _NO_DERIVATIVE.format(shown, f"write {_INSTEAD[name]}")
+    made = f"make it of Python's operators and of NumPy's {_listed(_NAMES)}"
+    return _NO_DERIVATIVE.format(shown, made)
 
 
 class _TraceError(TypeError):
@@ -421,7 +438,7 @@ class Value:
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = function.__name__
-        shown = f"{function.__module__}.{name}".replace("numpy", "np", 1)
+        shown = shown_name(function)
         if function is np.where:
             if len(args) != 3:
                 raise _TraceError("np.where takes three arguments here: condition, a, b")
@@ -503,8 +520,7 @@ def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
         return made(recorder, *inputs)
     if ufunc not in FUNCTIONS:
         name = ufunc.__name__
-        module = "np." if getattr(np, name, None) is ufunc else ""
-        shown = _OPERATORS.get(name, module + name)
+        shown = _OPERATORS.get(name) or shown_name(ufunc)
         raise _TraceError(recorder.refusal(shown, name))
     return recorder.step(ufunc, *inputs)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._core.tracing import shown_name, without_derivative
 from .recording import Recorded, signs
 
 Array = Any
@@ -30,15 +31,23 @@ class Dual:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         rule = _RULES.get(ufunc)
-        if rule is None or method != "__call__" or options:
-            return NotImplemented
+        shown = shown_name(ufunc)
+        if method != "__call__":
+            raise TypeError(without_derivative(f"{shown}.{method}", method))
+        if rule is None:
+            raise TypeError(without_derivative(shown, ufunc.__name__))
+        if options:
+            option = next(iter(options))
+            raise TypeError(f"{shown} takes no {option}= where it is differentiated: leave it out")
         return rule(*inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if function is np.clip:
             return _clipped(*args, **kwargs)
-        if function is not np.where or kwargs or len(args) != 3:
-            return NotImplemented
+        if function is not np.where:
+            raise TypeError(without_derivative(shown_name(function), function.__name__))
+        if kwargs or len(args) != 3:
+            raise TypeError("np.where takes three arguments here: condition, a, b")
         condition, a, b = args
         return Dual(
             np.where(condition, value_of(a), value_of(b)),

@@ -48,7 +48,13 @@ class Elementwise:
             self._compare(arrays, parameters, whole)
             if not any(isinstance(operand, Dual) for operand in operands):
                 return whole
-        return self._checked(self.function(*operands, **parameters), shape)
+        try:
+            result = self.function(*operands, **parameters)
+        except (AttributeError, TypeError) as error:
+            if not any(isinstance(operand, Dual) for operand in operands):
+                raise
+            raise TypeError(f"numpy of {self._name} cannot be differentiated: {error}") from error
+        return self._checked(result, shape)
 
     def _checked(self, result: Any, shape: tuple[int, ...]) -> Number:
         """The result in float64 and the shape of the operands, to which one number broadcasts."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import grad, pointwise_loss, value_and_grad
+from cupy_losses import grad, grad_and_hess, pointwise_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._libraries.numpy import on_host
@@ -214,3 +214,49 @@ def test_a_formula_that_writes_to_its_arguments() -> None:
     for size in 1, 10:
         with pytest.raises(ValueError, match="read-only"):
             value_and_grad(loss)(np.ones(size), np.ones(size))
+
+
+WITHOUT_DERIVATIVE: dict[str, tuple[Formula, str]] = {
+    "a function": (
+        lambda i, t: np.cbrt(i) * t,
+        r"np.cbrt has no derivative here: write np.sign\(x\) \* np.abs\(x\) \*\* \(1 / 3\)$",
+    ),
+    "an unknown function": (
+        lambda i, t: np.floor(i) * t,
+        "np.floor has no derivative here: make it of Python's operators and of NumPy's absolute, "
+        "arctan, clip, .*, tanh, where$",
+    ),
+    "of another library": (
+        lambda i, t: np.frompyfunc(lambda x: x, 1, 1)(i).astype(float) * t,
+        ": <lambda> .* has no derivative here",
+    ),
+    "no ufunc": (lambda i, t: np.round(i) * t, "np.round has no derivative here: make it of"),
+    "of a module": (
+        lambda i, t: np.linalg.norm(i) * t,
+        "np.linalg.norm has no derivative here",
+    ),
+    "a method of a ufunc": (lambda i, t: np.add.reduce(i) * t, "np.add.reduce has no derivative"),
+    "an operator": (lambda i, t: i % 2 * t, "unsupported operand .* %"),
+    "a method": (lambda i, t: i.round() * t, "has no attribute 'round'"),
+    "an option": (
+        lambda i, t: np.exp(i, where=True) * t,
+        "np.exp takes no where= where it is differentiated: leave it out$",
+    ),
+    "an option of clip": (
+        lambda i, t: np.clip(i, 0.0, 1.0, dtype=float) * t,
+        "unexpected keyword argument 'dtype'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_DERIVATIVE)
+def test_what_has_no_derivative(case: str) -> None:
+    """The loss has a value; the message of its gradient says what is missing."""
+    formula, message = WITHOUT_DERIVATIVE[case]
+    loss, one = loss_of(formula), np.ones(1)
+    loss(one, one)
+    with pytest.raises(TypeError, match="^numpy of mine cannot be differentiated.*" + message):
+        grad(loss)(one, one)
+    grad(loss, 1)(one, one)
+    with pytest.raises(TypeError, match=message):
+        grad_and_hess(loss)(one, one)
