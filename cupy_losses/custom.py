@@ -15,7 +15,6 @@ from ._core.rows import ELEMENTS
 from ._core.tracing import trace, trace_rows
 from ._core.types import Array, ArrayT, Reduction
 from ._host.elementwise import Elementwise
-from ._host.replay import Replay
 from ._host.sums import ReplayOfRows
 from ._kinds.pointwise import PointwiseLoss
 from ._kinds.rows import RowLoss
@@ -265,7 +264,7 @@ def _traced(own: Definition) -> LossFunction:
     program = trace(name, function, operands, tuple(defaults), by_keyword)
     text = program.cpp()
     cpp = source(name, text, [*map(cpp_name, operands)], [*map(cpp_name, defaults)])
-    loss = _pointwise(name, operands, defaults, Replay(program), cpp)
+    loss = _pointwise(name, operands, defaults, program, cpp)
     return LossFunction(loss, text, defaults, place, doc)
 
 

@@ -43,7 +43,6 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
   using Vectors = Tuple<Vector<Element<K>, WIDTH>...>;
   using Wide = Tuple<Vector<Repeat<T, K>, WIDTH>...>;
-  using Gradients = Vectors;
 
   const Loss& loss;
   const Layout& layout;
@@ -93,7 +92,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
                                           VectorSum& vector_sum) const {
     const Wide x = widened(vectors);
     Vector<Result, WIDTH> each;
-    Gradients gradients;
+    Vectors gradients;
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) {
       const T value = plain(differentiate<K...>(x, gradients, j));
@@ -122,7 +121,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
   // The loss of element j. Stores its derivatives by the wanted operands among I, Rest...
   template <int I, int... Rest>
-  __device__ __forceinline__ auto differentiate(const Wide& x, Gradients& gradients, int j) const {
+  __device__ __forceinline__ auto differentiate(const Wide& x, Vectors& gradients, int j) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto loss_of_element = evaluate<I>(x, j);
       const Element<I> gradient =
@@ -140,7 +139,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 
   template <int I>
-  __device__ __forceinline__ void store_gradient(const Gradients& gradients,
+  __device__ __forceinline__ void store_gradient(const Vectors& gradients,
                                                  long long element) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       store_vector<WIDTH>(get<GRADIENT<I>>(pointers) + element, get<I>(gradients));

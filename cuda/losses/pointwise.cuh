@@ -106,7 +106,7 @@ struct PositiveWeightedBinaryCrossEntropyWithLogits {
   }
 };
 
-// alpha < 0 stands for no balance between the classes.
+// BALANCED: alpha weighs the classes. SQUARED: gamma is 2.
 template <class T, bool BALANCED, bool SQUARED>
 struct SigmoidFocal {
   Parameter<T> alpha, gamma;

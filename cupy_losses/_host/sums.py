@@ -11,7 +11,6 @@ import numpy as np
 
 from .._core.row_program import RowProgram
 from .dual import Dual, Number, plain, plus, slope_of, times
-from .replay import Replay
 from .rows import Evaluated, Rows, sum_of
 
 _LOWEST = np.finfo(np.float64).min
@@ -28,7 +27,7 @@ class ReplayOfRows:
         program = self.function
         x = [rows.operands[name] for name in program.operands]
         given: Any = rows.parameters
-        terms = [Replay(term)(*x, **given) for term in program.terms]
+        terms = [term(*x, **given) for term in program.terms]
         sums: list[Number] = [
             log_sum_of(term) if is_log else sum_of(term)
             for term, is_log in zip(terms, program.logs, strict=True)

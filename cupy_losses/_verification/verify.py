@@ -31,7 +31,7 @@ def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[Array
 
     A formula of rows is checked as one of each element of rows of a few.
     """
-    formula: Formula | None = getattr(loss.formula, "function", None)
+    formula: Formula | None = getattr(loss.formula, "function", loss.formula)
     names, length = loss.operands, 1
     points = [np.asarray(x, np.float64).ravel() for x in operands]
     if isinstance(formula, RowProgram):

@@ -29,7 +29,6 @@ from cupy_losses._core.loss import Call, Loss
 from cupy_losses._core.program import FUNCTIONS, LOGICAL, Program, Step
 from cupy_losses._device import compiler
 from cupy_losses._host import dual
-from cupy_losses._host.replay import Replay
 
 from .. import emulator
 from ..emulator import Module, installed
@@ -265,8 +264,8 @@ def formula_of(loss: Any) -> Loss:
 def program_of(loss: Any) -> Program:
     """What its formula was traced to."""
     formula = formula_of(loss).formula
-    assert isinstance(formula, Replay)
-    return formula.function
+    assert isinstance(formula, Program)
+    return formula
 
 
 def defaults_of(loss: Any) -> dict[str, float]:

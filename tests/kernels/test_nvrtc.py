@@ -14,6 +14,7 @@ from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
+from cupy_losses._device.ahead import NO_ARRAYS
 from cupy_losses._device.plan import Problem, template
 from cupy_losses._device.row_team import STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
@@ -181,7 +182,7 @@ def row_specialisations(
                 operands = (*leading, *own)
                 misaligned = (0,) * len(operands)
                 problem = Problem(call, request, operands, misaligned, shape, False, device=0)
-                loss.plan(static_checks.NO_LIBRARY, problem)
+                loss.plan(NO_ARRAYS, problem)
         return list(names)
 
 
@@ -232,7 +233,7 @@ def test_threads_of_a_warp_wait_for_all_of_it() -> None:
                 static_checks.dense("int64", shape[0]),
             )
             problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
-            loss.plan(static_checks.NO_LIBRARY, problem)
+            loss.plan(NO_ARRAYS, problem)
     rows = [name for name in names if "Denominator" not in name]
     for lanes in (4, 8, 16):
         assert any(f"Team<256, {lanes}, " in name for name in rows), lanes
@@ -253,7 +254,7 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
         for dtype, shape in FAST_SHAPES:
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", shape[0])
             problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
-            loss.plan(static_checks.NO_LIBRARY, problem)
+            loss.plan(NO_ARRAYS, problem)
     names = [name for name in planned_names if "Denominator" not in name]
     assert len(names) == len(FAST_SHAPES)
     spilled = {
@@ -278,7 +279,7 @@ def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", *shape)
             for request in (FORWARD, Request(wanted=(0,), early=True)):
                 problem = Problem(call, request, operands, (0, 0), shape, False, device=0)
-                loss.plan(static_checks.NO_LIBRARY, problem)
+                loss.plan(NO_ARRAYS, problem)
     source = sources.source("kernels/multilabel_margin.cu")
     program = static_checks.compile_program(source, list(names), architecture)
     assert len(program.kernels) == len(names) == 12
@@ -299,7 +300,7 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
             shape = (8, columns, 4096)
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", 8, 4096)
             problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
-            loss.plan(static_checks.NO_LIBRARY, problem)
+            loss.plan(NO_ARRAYS, problem)
     names = [name for name in planned_names if name.startswith("strided_rows<")]
     source = sources.source("kernels/strided_rows.cu")
     program = static_checks.compile_program(source, names, 90)
@@ -333,7 +334,7 @@ def test_the_widest_states_of_strided_rows_fit(name: str, dtype: str, architectu
     given = static_checks.dense(dtype), across, *vectors
     with planned() as names:
         problem = Problem(call, request, given, (0,) * 5, (512, 2000), False, device=0)
-        loss.plan(static_checks.NO_LIBRARY, problem)
+        loss.plan(NO_ARRAYS, problem)
     (kernel,) = [name for name in names if name.startswith("strided_rows<")]
     source = sources.source("kernels/strided_rows.cu")
     assert len(static_checks.compile_program(source, [kernel], architecture).kernels) == 1
@@ -374,7 +375,7 @@ def test_shared_memory_suffices(available: int, columns: int) -> None:
             call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
             aligned = (0,) * len(operands)
             problem = Problem(call, FORWARD, operands, aligned, shape, False, device=0)
-            loss.plan(static_checks.NO_LIBRARY, problem)
+            loss.plan(NO_ARRAYS, problem)
     for name, shared in names.items():
         assert shared + STATIC_BYTES <= available, name
     assert any(names.values()) or columns > 2304  # else in two launches

@@ -24,14 +24,12 @@ from unittest import mock
 import cupy_losses  # noqa: F401 - it registers the losses
 from cupy_losses._core.dtypes import DTYPES
 from cupy_losses._core.loss import FORWARD, Call, Request, losses
-from cupy_losses._core.outputs import Output
 from cupy_losses._core.shapes import ArraySpec, broadcast_shape, dense_strides, result_dtype
 from cupy_losses._device import compiler, sources
-from cupy_losses._device.library import Allocator
+from cupy_losses._device.ahead import NO_ARRAYS
 from cupy_losses._device.plan import Problem
 from cupy_losses._device.plan_pointwise import scale_launch
 from cupy_losses._kinds.pointwise import PointwiseLoss
-from cupy_losses._libraries.cupy import CupyLibrary
 
 from .requirements import missing
 
@@ -230,22 +228,6 @@ GROUPS: dict[str, Callable[[], Iterator[Case]]] = RECORDED | {
 PROGRAMS = list(itertools.product(ARCHITECTURES, GROUPS))
 
 
-class _NoLibrary(CupyLibrary):
-    """Arrays that are never made."""
-
-    def __init__(self) -> None:
-        pass
-
-    def allocator(self, output: Output) -> Allocator:
-        return list
-
-    def filled(self, output: Output, value: float) -> Allocator:
-        return list
-
-
-NO_LIBRARY = _NoLibrary()
-
-
 def file_of(name: str) -> str:
     """The file of a kernel, which has its name."""
     return f"kernels/{name.partition('<')[0]}.cu"
@@ -268,7 +250,7 @@ def requested_kernels() -> dict[str, tuple[str, ...]]:
             before = len(names)
             for case in cases():
                 problem = case.problem()
-                case.loss.plan(NO_LIBRARY, problem)
+                case.loss.plan(NO_ARRAYS, problem)
             if group == "gradient":  # the last step of a backward pass
                 scale_launch("float32", "float32", 2**20, 0)
                 scale_launch("bfloat16", "float32", 2**20, 0)
