@@ -155,8 +155,9 @@ class _Distance:
             largest = np.max(plain(size), axis=-1, keepdims=True, initial=0.0)
             ties = plain(size) == largest
             # Where several are the largest, each has its part of the derivative.
-            self._part = ties / np.maximum(np.sum(ties, axis=-1, keepdims=True), 1)
-            self.value = largest + sum_of(np.where(ties, self._part * (size - largest), 0.0))
+            part = self._part = ties / np.maximum(np.sum(ties, axis=-1, keepdims=True), 1)
+            of_ties = with_derivatives(np.zeros_like, (lambda _: part,), (size,))
+            self.value = largest + sum_of(np.where(ties, of_ties, 0.0))
         else:
             # Zeros stay out, as the derivatives of their powers may be infinite.
             self._some = size != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,26 @@ def test_ties_of_margins(torch_library: Library, p: int) -> None:
     assert_close(ours, torchs)
 
 
+Triplet = tuple[list[float], list[float], list[float]]
+
+
+def assert_triplets_as_torch(library: Library, rows: Sequence[Triplet], **options: Any) -> None:
+    """The losses of rows of anchor, positive and negative, and their gradients."""
+    leaves = [
+        library.array(np.array(column)).requires_grad_() for column in zip(*rows, strict=True)
+    ]
+    results = []
+    for module in (cupy_losses, F):
+        value = module.triplet_margin_loss(*leaves, eps=0.0, reduction="none", **options)
+        found = (
+            gradients_of(value.sum(), leaves)
+            if value.requires_grad
+            else map(torch.zeros_like, leaves)
+        )
+        results.append((value, *found))
+    assert_close(results[0], results[1])
+
+
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF])
 def test_ties_of_distances(torch_library: Library, p: float, swap: bool) -> None:
@@ -246,20 +267,18 @@ def test_ties_of_distances(torch_library: Library, p: float, swap: bool) -> None
         ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.0]),
         ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]),
     ]
-    leaves = [
-        torch_library.array(np.array(column)).requires_grad_() for column in zip(*rows, strict=True)
+    assert_triplets_as_torch(torch_library, rows, p=p, swap=swap, margin=2.0)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, INF])
+def test_distances_of_infinite_components(torch_library: Library, p: float) -> None:
+    """One is infinite, or more than one; it is near, or far."""
+    rows = [
+        ([0.0, 0.0, 0.0], [1.0, INF, 2.0], [1.0, 1.0, 1.0]),
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [1.0, INF, 2.0]),
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [-INF, INF, 2.0]),
     ]
-    options: dict[str, Any] = {"p": p, "eps": 0.0, "swap": swap, "margin": 2.0, "reduction": "none"}
-    results = []
-    for module in (cupy_losses, F):
-        value = module.triplet_margin_loss(*leaves, **options)
-        found = (
-            gradients_of(value.sum(), leaves)
-            if value.requires_grad
-            else map(torch.zeros_like, leaves)
-        )
-        results.append((value, *found))
-    assert_close(results[0], results[1])
+    assert_triplets_as_torch(torch_library, rows, p=p)
 
 
 def test_second_derivative_where_elements_agree(torch_library: Library) -> None:
