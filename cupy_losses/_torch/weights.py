@@ -63,7 +63,9 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
             weight = operands["weight"].to(real)
             inside = (target >= 0) & (target < weight.shape[0])
             # A row whose class is out of range counts once; its loss is NaN.
-            own = torch.where(inside & counts, weight[target.where(inside, 0)], 1)
+            # torch.vmap takes an index of shape () for a number that it has to read.
+            of_class = weight[target.where(inside, 0).reshape(-1)].reshape(target.shape)
+            own = torch.where(inside & counts, of_class, 1)
     # Not their product alone: what is ignored may be NaN, of which 0 times has NaN for derivative.
     sample = torch.where(counts, sample, 0)
     return Counts(counts, own, sample, own * sample if loss.weighted_mean else sample)

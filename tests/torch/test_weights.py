@@ -293,6 +293,22 @@ def test_derivatives(modes: tuple[Function, Function], name: str, reduction: str
     torch.testing.assert_close(*results(*modes, name, reduction))
 
 
+@pytest.mark.parametrize("loss", [cross_entropy, nll_loss, multi_margin_loss])
+@pytest.mark.parametrize("transform", [grad, jacfwd, hessian])
+def test_samples_of_one_row(loss: Function, transform: Function) -> None:
+    """Whose target is of shape (); one weight is that of all."""
+
+    def of_weight(weight: Tensor, input: Tensor, target: Tensor) -> Any:
+        value = loss(input, target, weight=weight, reduction="sum")
+        return value**2 + loss(input, target, weight=weight)
+
+    target = torch.tensor([0, 1, 2, 3, 1, 1])
+    of_one = transform(of_weight)
+    expected = [of_one(CLASSES, *given) for given in zip(LOGITS, target, strict=True)]
+    got = vmap(of_one, in_dims=(None, 0, 0))(CLASSES, LOGITS, target)
+    torch.testing.assert_close(got, torch.stack(expected))
+
+
 @pytest.mark.parametrize("name", WEIGHED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
