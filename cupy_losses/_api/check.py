@@ -12,6 +12,7 @@ import numpy as np
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, digits
 from .._core.rows import ELEMENTS, LABELS, RowFormula
+from .._libraries.registry import ArrayLibrary
 
 Array = Any
 
@@ -25,7 +26,7 @@ def check_values() -> Iterator[None]:
     Probabilities in [0, 1], variances and counts not negative, signs 1 or -1, indices of classes
     in range or ignored, as the table of losses says. It reads the operands once more and waits for
     the device: for finding a mistake, not for training. Elements that `where` leaves out are not
-    checked.
+    checked. Inside `torch.vmap` it reads one sample after the other.
 
     Raises:
         ValueError: In the call of a loss: the argument, the first wrong element and its value.
@@ -46,8 +47,15 @@ def check_values() -> Iterator[None]:
         enabled.reset(token)
 
 
-def verify(call: Call, operands: Sequence[Array]) -> None:
+def verify(library: ArrayLibrary, call: Call, operands: Sequence[Array]) -> None:
     """Raise if an operand has an element outside its domain."""
+    with library.samples(operands) as samples:
+        for number, own in samples:
+            sample = f" of sample {', '.join(map(str, number))}" if number else ""
+            _verify(call, library.plain(own), sample)
+
+
+def _verify(call: Call, operands: Sequence[Array], sample: str) -> None:
     for name, operand in zip(call.names, operands, strict=True):
         domain = call.loss.domain(call, name, operands)
         if domain is None:
@@ -61,7 +69,8 @@ def verify(call: Call, operands: Sequence[Array]) -> None:
         own = first[len(first) - operand.ndim :]
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
-        raise ValueError(f"{name} must be {domain}, but {place} is {digits(operand[index].item())}")
+        found = digits(operand[index].item())
+        raise ValueError(f"{name} must be {domain}, but {place}{sample} is {found}")
 
 
 def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:

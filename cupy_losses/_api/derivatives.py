@@ -244,7 +244,7 @@ def _resolved(
     call, given = prepare_of(loss)(*args, **options)
     library, operands = resolve(call, given)
     if check.enabled.get():
-        check.verify(call, library.plain(operands))
+        check.verify(library, call, operands)
     return call, library, operands
 
 

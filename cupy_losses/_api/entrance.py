@@ -68,7 +68,7 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
     """The loss of a call that is prepared."""
     library, arrays = resolve(call, operands)
     if _checking():
-        check.verify(call, library.plain(arrays))
+        check.verify(library, call, arrays)
     return library.evaluate(call, arrays)
 
 

@@ -122,7 +122,7 @@ def _of_one_loss(
         library, operands = resolve(call, given)
         request = _request(call, operands, wanted_numbers)
         if check.enabled.get():
-            check.verify(call, library.plain(operands))
+            check.verify(library, call, operands)
         value, *gradients = library.run(call, request, operands)
         return value, tuple(gradients) if several else gradients[0]
 

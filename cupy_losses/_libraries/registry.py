@@ -7,11 +7,12 @@ nothing here imports CuPy or torch for a program that does not use them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._core.loss import Call, Request
@@ -86,6 +87,11 @@ class ArrayLibrary(ABC):
         """The operands as arrays whose elements can be read."""
         return operands
 
+    @contextlib.contextmanager
+    def samples(self, operands: Sequence[Array]) -> Iterator[Iterable[Sample]]:
+        """The samples of a batch, where one is hidden in the operands; nothing is recorded."""
+        yield [((), operands)]
+
     def exported(self, array: Array) -> Array:
         """An array as an object that other libraries adopt: by DLPack, or as `Locatable`."""
         return array
@@ -96,6 +102,9 @@ class ArrayLibrary(ABC):
         library = instance(cls)
         return lambda array: library
 
+
+# Which one it is of each batch, the outermost first, and its operands.
+Sample = tuple[tuple[int, ...], Sequence[Array]]
 
 _classes: list[type[ArrayLibrary]] = []
 # From the type of an array to what gives its library, filled as types are met.

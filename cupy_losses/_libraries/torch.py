@@ -7,9 +7,10 @@ itself. benchmarks/ shows both.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ from .._device.library import Allocator
 from .._device.plan import Plan
 from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
-from .._torch import autograd, inductor, operators
+from .._torch import autograd, inductor, operators, values
 from .numpy import on_host
-from .registry import ArrayLibrary, Locatable, Located, instance, register
+from .registry import ArrayLibrary, Locatable, Located, Sample, instance, register
 
 Tensor = torch.Tensor
 Computed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -95,6 +96,20 @@ class TensorLibrary(ArrayLibrary):
     def one(self, like: Tensor) -> Tensor:
         """The number 1."""
         return like.new_ones(())
+
+    def plain(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands, unless there are no values to check."""
+        if any(_is_overriding(type(t)) or getattr(t, "is_meta", False) for t in operands):
+            raise NotImplementedError(
+                "check_values reads the operands, which is not possible inside what is traced"
+            )
+        return operands
+
+    @contextlib.contextmanager
+    def samples(self, operands: Sequence[Any]) -> Iterator[Iterable[Sample]]:
+        """What transforms have wrapped."""
+        with values.unwatched():
+            yield values.samples(operands)
 
 
 class TorchLibrary(TensorLibrary):
@@ -399,12 +414,6 @@ class TorchTraced(TensorLibrary):
     def adopt(self, array: Any) -> Any:
         """Every tensor as it is; what else there is, the operator refuses."""
         return array
-
-    def plain(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """There are no values to check."""
-        raise NotImplementedError(
-            "check_values reads the operands, which is not possible inside what is traced"
-        )
 
     def evaluate(self, call: Call, operands: Sequence[Any]) -> Tensor:
         """The loss, by the operator."""

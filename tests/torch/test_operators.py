@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import grad, jacfwd, jvp, vmap
+from torch.func import functionalize, grad, jacfwd, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cupy_losses
@@ -211,6 +212,82 @@ def test_a_graph_of_a_loss_that_is_not_defined() -> None:
     assert other != asked
     with pytest.raises(ValueError, match="no loss of the name 'cauchy' with the formula"):
         evaluate(other, [x, y])
+
+
+def batch(*sizes: int) -> tuple[Tensor, Tensor]:
+    """Logits of 4 classes, and these."""
+    return torch.zeros(*sizes, 4), torch.arange(math.prod(sizes)).reshape(sizes) % 4
+
+
+def with_check(function: Callable[..., Any], *tensors: Tensor) -> Any:
+    with cupy_losses.check_values():
+        return function(*tensors)
+
+
+# A transform, its operands, and where it finds a class of 7 that the last element has.
+CHECKED: dict[str, tuple[Callable[..., Any], tuple[Tensor, Tensor], str]] = {
+    "grad": (grad(cross_entropy), batch(3), "target[2]"),
+    "hessian": (jacfwd(grad(cross_entropy)), batch(3), "target[2]"),
+    "jvp": (
+        lambda x, y: jvp(lambda x: cross_entropy(x, y), (x,), (x,)),
+        batch(3),
+        "target[2]",
+    ),
+    "vmap": (vmap(cross_entropy), batch(2, 3), "target[2] of sample 1"),
+    "vmap of rows": (vmap(cross_entropy), batch(3), "target of sample 2"),
+    "vmap of an axis behind": (
+        lambda x, y: vmap(cross_entropy, (None, 1))(x[0], y.T),
+        batch(2, 3),
+        "target[2] of sample 1",
+    ),
+    "vmap of a gradient": (vmap(grad(cross_entropy)), batch(2, 3), "target[2] of sample 1"),
+    "vmap of vmap": (
+        vmap(vmap(cross_entropy, (0, 1)), (0, 2)),
+        (batch(2, 5, 3)[0], batch(2, 5, 3)[1].permute(2, 1, 0)),
+        "target[2] of sample 1, 4",
+    ),
+    "value_and_grad": (vmap(value_and_grad(cross_entropy)), batch(2, 3), "target[2] of sample 1"),
+    "functionalize": (functionalize(cross_entropy), batch(3), "target[2]"),
+    "recorded": (
+        lambda x, y: make_fx(lambda x, y: cross_entropy(x, y))(x, y)(x, y),
+        batch(3),
+        "target[2]",
+    ),
+    "recorded gradient": (
+        lambda x, y: make_fx(lambda x, y: grad(cross_entropy)(x, y))(x, y)(x, y),
+        batch(3),
+        "target[2]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_check_values(name: str) -> None:
+    """Inside what is transformed or recorded, the values are those of the arguments."""
+    function, (x, y), place = CHECKED[name]
+    torch.testing.assert_close(with_check(function, x, y), function(x, y))
+    bad = y.clone()
+    bad[(-1,) * y.dim()] = 7
+    with pytest.raises(ValueError, match=f"but {re.escape(place)} is 7"):
+        with_check(function, x, bad)
+
+
+def test_check_values_records_nothing() -> None:
+    x, y = batch(3)
+
+    def nodes() -> list[str]:
+        graph = make_fx(lambda x, y: cross_entropy(x, y))(x, y).graph
+        return [str(node.target) for node in graph.nodes]
+
+    assert with_check(nodes) == nodes()
+
+
+def test_check_values_without_values() -> None:
+    """A tensor without memory inside a transform."""
+    with pytest.raises(NotImplementedError, match="check_values reads the operands"):
+        with_check(
+            make_fx(lambda x, y: grad(cross_entropy)(x, y), tracing_mode="symbolic"), *batch(3)
+        )
 
 
 decorator = row_loss(name="own")
