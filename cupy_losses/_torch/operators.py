@@ -538,7 +538,7 @@ def _along(
     if along_scale is not None:
         tangents = tangents[:-1]
         unscaled = run(call.unscaled, request, operands[:-1])
-        parts.append([(along_scale * result).to(result.dtype) for result in unscaled])
+        parts.append([_multiplied(along_scale, result) for result in unscaled])
     own, of_own = operands[request.extra :], tangents[request.extra :]
     along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
     varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
@@ -560,6 +560,12 @@ def _along(
     if not parts:
         return [torch.zeros_like(t) for t in run(call, request, operands)]
     return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
+
+
+def _multiplied(tangent: Tensor, result: Tensor) -> Tensor:
+    """A result times a tangent; that of 0 makes it 0, also where a mean of nothing is NaN."""
+    counts = (tangent != 0) | result.isfinite()
+    return (tangent * result.where(counts, 0)).to(result.dtype)
 
 
 def _placed(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cupy_losses import cross_entropy, mse_loss
@@ -133,6 +133,32 @@ def test_transforms(torch_library: Library, name: str) -> None:
         close(of_number, each[0] * torch.stack([loss(x) for x in inputs]))
     by_scale = vmap(grad(loss, argnums=1), in_dims=(0, 0))(inputs, scales)
     close(by_scale, torch.stack([loss(x) for x in inputs]).to(by_scale.dtype))
+
+
+def test_nothing_left() -> None:
+    """The loss is NaN, and so is its derivative by the scale, but 0 is the one by the input."""
+    nothing = torch.zeros(5, dtype=torch.bool)
+
+    def loss(input: Tensor, scale: Tensor) -> Tensor:
+        return mse_loss(input, torch.ones_like(input), where=nothing, scale=scale)
+
+    given = torch.zeros(5, dtype=F64), torch.tensor(0.3, dtype=F64)
+    for jacobian in (jacrev, jacfwd):
+        by_input, by_scale = jacobian(loss, (0, 1))(*given)
+        assert torch.equal(by_input, torch.zeros_like(given[0]))
+        assert by_scale.isnan()
+
+
+def test_a_tangent_of_zero_is_differentiated() -> None:
+    """What is along it is linear in it."""
+    loss, input = problem("mse")
+    scale = torch.tensor(0.3, dtype=F64)
+
+    def along(tangent: Tensor) -> Tensor:
+        return jvp(loss, (input, scale), (input, tangent))[1]
+
+    for of_tangent in (grad(along), jacfwd(along)):
+        torch.testing.assert_close(of_tangent(torch.zeros_like(scale)), loss(input))
 
 
 def test_a_batch_of_class_weights_and_scales() -> None:
