@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import cupy_losses
+import cupy_losses.nn.functional as F
 
 from ..tables.arrays import Library
 from ..tables.losses import (
@@ -185,6 +186,44 @@ def test_result_dtypes(torch_library: Library, input: str, target: str) -> None:
     scalar = b[0].clone()
     expected = torch.nn.functional.mse_loss(a, scalar).dtype
     assert cupy_losses.mse_loss(a, scalar).dtype == expected
+
+
+# Which operand has the dtype of torch's loss where that does not promote; None where it raises.
+DTYPE_OF: dict[str, int | None] = {
+    "huber_loss": 0,
+    "soft_margin_loss": 0,
+    "hinge_embedding_loss": 0,
+    "binary_cross_entropy_with_logits": 1,
+    "binary_cross_entropy": None,
+}
+# Those of torch for which an array of shape () does not count, and those for which it does.
+BESIDE_NUMBERS = ("kl_div", "poisson_nll_loss", "gaussian_nll_loss", "multilabel_soft_margin_loss")
+PROMOTING = ("mse_loss", "l1_loss", "smooth_l1_loss")
+
+
+@pytest.mark.parametrize("name", [*DTYPE_OF, *BESIDE_NUMBERS, *PROMOTING])
+@pytest.mark.parametrize(("input", "target"), [*itertools.permutations(_DTYPES[:4], 2)])
+@pytest.mark.filterwarnings("ignore:.*mean. divides", "ignore:.*target size", "ignore:.*broadcast")
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_dtypes_that_differ(name: str, input: str, target: str) -> None:
+    """Ours promote, and torch's do where docs/deviations.md does not say otherwise."""
+    first, second = (torch.ones(2, 3).to(getattr(torch, x)) for x in (input, target))
+    variance = [first] * (name == "gaussian_nll_loss")
+    ours, torchs = getattr(F, name), getattr(torch.nn.functional, name)
+    promoted = torch.result_type(first, second)
+    assert ours(first, second, *variance).dtype == promoted
+    place = DTYPE_OF.get(name, -1)
+    if place is None:
+        with pytest.raises(RuntimeError):
+            torchs(first, second)
+        return
+    expected = promoted if place < 0 else (first, second)[place].dtype
+    assert torchs(first, second, *variance).dtype == expected
+    if place < 0:
+        number = second[0, 0]
+        assert ours(first, number, *variance).dtype == promoted
+        expected = first.dtype if name in BESIDE_NUMBERS else promoted
+        assert torchs(first, number, *variance).dtype == expected
 
 
 @pytest.mark.parametrize("case", LOSSES, ids=str)
