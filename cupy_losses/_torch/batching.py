@@ -7,7 +7,6 @@ for these losses. Gradients are written once, scaled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,7 +15,7 @@ from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import ArraySpec
-from .weights import counts_of_rows
+from .weights import counts_of_rows, of_derivatives
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -170,7 +169,7 @@ class _Batch:
         # One that is divided may be too small for half precision.
         wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
         scaled = factor.to(wide) * self._scale
-        factor = (scaled / self._denominator_of_derivatives()).to(wide)
+        factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)
         front = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
         return front.movedim(0, -1) if self._is_behind else front
 
@@ -179,15 +178,10 @@ class _Batch:
         if self._call.reduction == "none":
             return each
         total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
-        along = bool(self._request.tangents)
-        divisor = self._denominator_of_derivatives() if along else self._denominator
+        divisor = self._denominator
+        if self._request.tangents:
+            divisor = of_derivatives(divisor, self._leaves_out)
         return (total * self._scale / divisor).to(getattr(torch, output.dtype))
-
-    def _denominator_of_derivatives(self) -> Tensor | float:
-        denominator = self._denominator
-        if not isinstance(denominator, Tensor) or not self._leaves_out:
-            return denominator
-        return torch.where(denominator == 0, math.inf, denominator)
 
     def _sum_of_data(self) -> Tensor:
         """The denominator of the call on each sample."""

@@ -7,18 +7,25 @@ loss is the same request of these calls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from .._core.loss import Call, Request
+from .._core.reduction import NOTHING_LEFT
 from .._core.rows import INDEX, RowFormula
 from .._core.shapes import ArraySpec, Shape
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
+
+
+def of_derivatives(denominator: Tensor | float, leaves_out: bool) -> Tensor | float:
+    """What derivatives are divided by, from what the value is divided by."""
+    if isinstance(denominator, Tensor) and leaves_out:
+        return torch.where(denominator == 0, NOTHING_LEFT, denominator)
+    return denominator
 
 
 def composed_by(call: Call) -> list[int]:
@@ -131,7 +138,7 @@ def composed(
                 "two transforms take them: let one take both"
             )
     size, of_data, leaves_out, _ = call.loss.denominator(call, shape, specs)
-    divisor = _of_derivatives(total, leaves_out) if of_data else size
+    divisor = of_derivatives(total, leaves_out) if of_data else size
     of_parts = [part.results(run, request, leading, scale, divisor, shape) for part in parts]
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
     if request.value and call.reduction != "none":
@@ -143,11 +150,6 @@ def composed(
     if counted:
         results.insert(1, total)
     return results
-
-
-def _of_derivatives(denominator: Tensor, leaves_out: bool) -> Tensor:
-    """What derivatives are divided by, see `_core/reduction.py`."""
-    return torch.where(denominator == 0, math.inf, denominator) if leaves_out else denominator
 
 
 def _of_elements(
