@@ -26,6 +26,7 @@ from torch.overrides import has_torch_function
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
 from .._api.entrance import evaluate, known
+from .._core.kept import keep
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
 
@@ -35,7 +36,6 @@ Parameters = dict[str, inspect.Parameter]
 
 _FAMILIES = (regression, classification, ranking, divergence, multiclass, embedding)
 _DEPRECATED = ("size_average", "reduce")
-_MAX_KNOWN = 4096
 # To read an attribute of another type may do anything.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # What a node of a graph of torch.compile takes.
@@ -205,10 +205,7 @@ class Replaced:
         if not reason and tally.sample is None:
             arguments = {name: _layout(x) for name, x in named.items()}
             tally.sample = Sample(arguments, torch._C._is_any_autocast_enabled())
-        if len(self._decided) >= _MAX_KNOWN:
-            self._decided.clear()
-        self._decided[key] = tally
-        return tally
+        return keep(self._decided, key, tally)
 
     def _tally(self, arguments: dict[str, Any], reason: str, traced: bool = False) -> Tally:
         tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]

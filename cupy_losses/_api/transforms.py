@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import numpy as np
 
 from .._core.dtypes import FLOATING, dtype_name
+from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
@@ -184,7 +185,6 @@ def _differentiable(array: Array, name: str) -> Array:
 
 
 _requests: dict[Any, Request] = {}
-_MAX_REQUESTS = 4096
 
 
 def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
@@ -194,10 +194,7 @@ def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) ->
     key = loss.key, reduction, weighted, masked, sampled, argnums, *dtypes
     request = _requests.get(key)
     if request is None:
-        request = Request(wanted=_wanted(call, operands, argnums))
-        if len(_requests) >= _MAX_REQUESTS:
-            _requests.clear()
-        _requests[key] = request
+        request = keep(_requests, key, Request(wanted=_wanted(call, operands, argnums)))
     return request
 
 

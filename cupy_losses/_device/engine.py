@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._core.dtypes import item_size
+from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.notices import warn
@@ -17,7 +18,6 @@ from .library import Array, DeviceLibrary
 from .plan import Plan, Problem
 
 _plans: dict[Any, Plan] = {}
-_MAX_PLANS = 4096
 
 
 def run(
@@ -56,9 +56,7 @@ def planned(
         plan = _plans[key]
     except KeyError:
         plan = _new_plan(library, call, request, operands, misaligned or (0,) * len(pointers))
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
+        keep(_plans, key, plan)
     return plan, pointers
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .._core.kept import keep
 from .._core.loss import FORWARD, Call, Request
 from . import operators, weights
 
@@ -143,7 +144,6 @@ _apply_loss: Callable[..., Tensor] = super(torch.autograd.Function, _Loss).apply
 
 
 _requests: dict[Any, Request] = {}
-_MAX_REQUESTS = 4096
 
 
 def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
@@ -153,9 +153,7 @@ def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Req
     request = _requests.get(key)
     if request is None:
         wanted = loss.differentiated(call, needs_input_grad[-len(call.names) :])
-        if len(_requests) >= _MAX_REQUESTS:
-            _requests.clear()
-        request = _requests[key] = Request(wanted=wanted, early=early)
+        request = keep(_requests, key, Request(wanted=wanted, early=early))
     return request
 
 

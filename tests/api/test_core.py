@@ -10,6 +10,7 @@ import pytest
 
 from cupy_losses import cross_entropy, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core import kept
 from cupy_losses._core import loss as loss_module
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
@@ -229,3 +230,14 @@ def test_hyper_parameters_fill_no_cache_of_autograd() -> None:
     for beta in np.linspace(0.1, 0.9, 20):
         smooth_l1_loss(x, x.detach(), beta=float(beta)).backward()
     assert len(autograd._requests) == before
+
+
+def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that makes ever new kinds of calls does not fill the memory."""
+    monkeypatch.setattr(kept, "_MOST", 2)
+    table: dict[int, str] = {}
+    sizes = []
+    for key in range(5):
+        assert kept.keep(table, key, str(key)) == table[key] == str(key)
+        sizes.append(len(table))
+    assert sizes == [1, 2, 1, 2, 1]
