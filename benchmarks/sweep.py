@@ -37,7 +37,9 @@ OF_DATA_SETS = [10, 19, 21, 80, 91, 100, 101, 150, 365, 1000, 21841]
 OF_MODELS = [32000, 50257, 128256, 151936]
 ODD = [3, 5, 7, 17, 33, 257, 333, 1001, 2049, 8191, 10000, 100003]
 SMALL_MULTIPLES = [6, 12, 14, 20, 24, 40, 48, 60, 96, 120, 160, 200, 300, 768]
-CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *ODD, *SMALL_MULTIPLES})
+NEAR_POWERS_OF_TWO = [127, 129, 193, 223, 255]  # of which many read the same bank of shared memory
+OTHERS = [*ODD, *SMALL_MULTIPLES, *NEAR_POWERS_OF_TWO]
+CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *OTHERS})
 QUICK_CLASSES = [2, 21, 333, 1000, 32000, 131072]
 
 # (N, C, d...); some of them also with channels last.
@@ -59,7 +61,7 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
 QUICK_STRIDED = STRIDED[:2]
 
 # The elements of a row of other losses.
-LENGTHS = [3, 7, 10, 16, 32, 50, 64, 100, 101, 128, 200, 300, 512, 768, 1000, 2048, 4096, 10000]
+LENGTHS = [3, 7, 10, 16, 32, 50, 64, 100, 101, 127, 128, 200, 300, 512, 1000, 2048, 4096, 10000]
 QUICK_LENGTHS = [10, 1000]
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -31,7 +31,7 @@ from .plan import (
 from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
-from .row_tiling import TILE_SEGMENTS, TILE_THREADS, RowTile, row_tile
+from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
 
 # Sums are added by TEAMs; at most MAX_SHARING blocks sum what a mean is divided by.
 MAX_SHARING = 1 << 10
@@ -451,9 +451,9 @@ class RowLaunches(Launches):
         layout, layout_bytes = self._layout(arrays, tile.elements)
         team = template(
             "TileTeam",
-            *map(str, (TILE_THREADS, tile.lanes, tile.unit, tile.batch)),
+            *map(str, (tile.threads, tile.lanes, tile.unit, tile.batch)),
             tile.paired,
-            str(self._resident(TILE_THREADS)),
+            str(self._resident(tile.threads)),
             bits(tile.elements),
             bits(tile.numbers),
         )
@@ -461,7 +461,7 @@ class RowLaunches(Launches):
         places = int32(tile.rows, tile.bytes, *begins)
         arguments, shared = (layout_bytes, places), 2 * tile.bytes
         return self._in_tiles(
-            "row_tiles", (layout, team), arguments, tile.rows, TILE_THREADS, shared
+            "row_tiles", (layout, team), arguments, tile.rows, tile.threads, shared
         )
 
     def _side_by_side(self, rows: StridedRows, outputs: Sequence[RowArray]) -> Schedule:

@@ -7,7 +7,7 @@ order of summation, depends on nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 VECTOR_BYTES = 16
@@ -17,26 +17,32 @@ WORD_BYTES = 4
 # in the registers of a thread, or of half as many where it is no whole number of words, or of
 # SHORT_VECTORS where it is whole vectors and not of half precision; and of a row of more than
 # LONG_BYTES a thread has much to do. cuda/kernels/rows.cu is faster on an H200 for both. So it is
-# from LONG_HIDDEN elements on for losses that hide some.
+# for losses that hide elements, from LONG_HIDDEN elements on, or from LONG_HALVES of half precision
+# that threads read in whole words.
 SHORT_BYTES = 16
 SHORT_PRECISE = 24
 SHORT_VECTORS = 32
 LONG_BYTES = 1000
 LONG_HIDDEN = 200
+LONG_HALVES = 304
 
-# Threads that read vectors of rows side by side wait for each other's banks of shared memory where
-# the number of vectors of a row has a large power of two for a divisor, up to BANKS, the vectors
-# that are read at once. cuda/kernels/rows.cu is faster where that is BANKS, and where it is
-# WAITING and one thread works on a row, unless its elements are of half precision.
-BANKS = 8
-WAITING = 4
+# Threads that read units of rows at once wait for each other where they need different words of
+# the same one of BANKS of shared memory. Where more than WAITING would, a smaller block works on a
+# tile, or more threads on a row, with LEAST_UNITS each at least. cuda/kernels/rows.cu is faster
+# where that does not help, unless one thread reads a row in vectors of half precision, and where a
+# row is a multiple of VECTORS_AT_ONCE.
+BANKS = 32
+VECTORS_AT_ONCE = 8
+WAITING = 2
+LEAST_UNITS = 4
 
-# A block of TILE_THREADS has a tile of about TILE_BYTES, or the rows that it works on at a time if
-# they are longer, up to TILE_LIMIT or what BLOCK_BYTES leave: two tiles, what is kept of MOST_ROWS
-# and OTHER_BYTES fit into the shared memory of every device, PADDING beside a tile. A row has as
-# few threads as that allows. A thread takes up to BATCH_BYTES of the first operand at a time, and
-# each time takes as long as TURN elements more. As measured on an H200.
+# A block of TILE_THREADS, or SMALL_THREADS, has a tile of about TILE_BYTES, or the rows that it
+# works on at a time if they are longer, up to TILE_LIMIT or what BLOCK_BYTES leave: two tiles, what
+# is kept of MOST_ROWS and OTHER_BYTES fit into the shared memory of every device, PADDING beside a
+# tile. A row has as few threads as that allows. A thread takes up to BATCH_BYTES of the first
+# operand at a time, and each time takes as long as TURN elements more. As measured on an H200.
 TILE_THREADS = 128
+SMALL_THREADS = 64
 TILE_BYTES = 20 << 10
 TILE_LIMIT = 28 << 10
 BLOCK_BYTES = 64 << 10
@@ -50,6 +56,8 @@ MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a 
 # A reduced loss is the sum of at most so many partial sums.
 TILE_SEGMENTS = 4096
 
+Team = tuple[int, int]  # the threads of a block, and those of a row
+
 
 @dataclass(frozen=True)
 class RowTile:
@@ -57,6 +65,7 @@ class RowTile:
 
     Attributes:
         rows: How many.
+        threads: Those of a block.
         lanes: The threads that work on a row.
         unit: The neighbouring elements that a thread takes at once.
         batch: The units of a thread at a time.
@@ -69,6 +78,7 @@ class RowTile:
     """
 
     rows: int
+    threads: int
     lanes: int
     unit: int
     batch: int
@@ -94,7 +104,7 @@ def row_tile(
     bytes that a block keeps of a row beside the tile. `hides`: of a loss that hides elements.
     `precise`: of a precise one.
     """
-    if not elements or (hides and columns >= LONG_HIDDEN):
+    if not elements:
         return None
     lengths = [columns * own for own in elements.values()]
     short = SHORT_PRECISE if precise else SHORT_BYTES
@@ -109,14 +119,19 @@ def row_tile(
     limit = min(TILE_LIMIT, room)
     # The kernel needs the tiles of an array, of each of them, at the same place inside a vector.
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
-    for lanes in LANES:
-        together = max(TILE_THREADS // lanes, whole)
-        if together * row_bytes <= limit:
-            break
-    else:
+    usual, small = (
+        [(threads, lanes) for lanes in LANES if max(threads // lanes, whole) * row_bytes <= limit]
+        for threads in (TILE_THREADS, SMALL_THREADS)
+    )
+    unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
+    odd = columns % unit != 0  # of half precision
+    if not (team := _team(columns, unit, list(elements.values()), usual, small)):
         return None
-    if _waits(lengths, lanes, size):
+    threads, lanes = team
+    in_words = size < WORD_BYTES and (lanes == 1 or not odd)
+    if hides and columns >= (LONG_HALVES if in_words else LONG_HIDDEN):
         return None
+    together = max(threads // lanes, whole)
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
     if lanes > 1:
         rows = min(rows, MOST_ROWS)
@@ -126,19 +141,46 @@ def row_tile(
         # It begins anywhere in a vector.
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
-    unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     batch = _batch(columns // unit, lanes, unit, size)
-    paired = size < WORD_BYTES and lanes == 1 and columns % unit != 0
-    return RowTile(rows, lanes, unit, batch, paired, end, begins, tuple(elements), tuple(numbers))
+    who = threads, lanes, unit, batch, odd and lanes == 1
+    return RowTile(rows, *who, end, begins, tuple(elements), tuple(numbers))
 
 
-def _waits(lengths: Iterable[int], lanes: int, size: int) -> bool:
-    """Whether threads that read rows so long side by side wait long for each other."""
-    banks = max(
-        1 if length % VECTOR_BYTES else math.gcd(length // VECTOR_BYTES, BANKS)
-        for length in lengths
-    )
-    return banks == BANKS or (banks == WAITING and lanes == 1 and size >= WORD_BYTES)
+def _team(
+    columns: int, unit: int, sizes: Sequence[int], usual: Sequence[Team], small: Sequence[Team]
+) -> Team | None:
+    """The threads of a block and those of a row, of those that a tile fits; None for no tiles.
+
+    `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
+    """
+    vectors = [columns * own / VECTOR_BYTES for own in sizes]
+    if not usual or any(n % VECTORS_AT_ONCE == 0 for n in vectors):
+        return None
+    teams = [*usual[:1], *small[:1], *usual[1:]]
+    odd = columns % unit != 0
+    if odd:
+        teams.sort(key=lambda team: team[1] > 1)  # a thread alone reads pairs
+    fewest = usual[0][1]
+    for threads, lanes in teams:
+        if lanes > fewest and columns // (unit * lanes) < LEAST_UNITS:
+            continue
+        waiting = max(_waiting(columns * own, unit * own, lanes) for own in sizes)
+        if (odd and lanes == 1) or waiting <= WAITING:
+            return threads, lanes
+    halves = unit > VECTOR_BYTES // WORD_BYTES
+    return usual[0] if halves and fewest == 1 else None
+
+
+def _waiting(row_bytes: int, unit_bytes: int, lanes: int) -> int:
+    """Of the threads that read units of rows at once, the most that need the same bank."""
+    length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
+    needed: dict[int, set[int]] = {}
+    for thread in range(BANKS * WORD_BYTES // length):
+        row, lane = divmod(thread, lanes)
+        first = row * row_bytes + lane * unit_bytes
+        for word in range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1):
+            needed.setdefault(word % BANKS, set()).add(word)
+    return max(len(words) for words in needed.values())
 
 
 def _batch(units: int, lanes: int, unit: int, size: int) -> int:
