@@ -13,8 +13,8 @@
 // than PIECE targets a row takes time in proportion to its targets times its elements: for the
 // gradients of the targets it is read again, once for each PIECE of them.
 //
-// Who works on a row: LANES threads of a block, up to all of them. That follows from the length of
-// a row, its dtype and whether neighbouring rows lie side by side, not from addresses.
+// Who works on a row: THREADS_PER_ROW threads of a block, up to all of them. That follows from the
+// length of a row, its dtype and whether neighbouring rows lie side by side, not from addresses.
 //
 // Order of summation: a thread adds the violations of a batch of its elements by a piece of the
 // targets, and adds these sums with their errors; then threads are added in pairs. Counts are
@@ -36,30 +36,32 @@ struct MultilabelMargin : OfRow {
   }
 };
 
-// LANES threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements at a
-// time, and compare these with PIECE targets. A row of one thread has no more than PIECE elements.
-// ACROSS: neighbouring threads are at neighbouring rows, for rows whose elements are far apart. A
-// multiprocessor is to hold RESIDENT blocks.
-template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int PIECE_, int RESIDENT_, bool ACROSS_>
+// THREADS_PER_ROW threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements
+// at a time, and compare these with PIECE targets. A row of one thread has no more than PIECE
+// elements. ACROSS: neighbouring threads are at neighbouring rows, for rows whose elements are far
+// apart. A multiprocessor is to hold RESIDENT blocks.
+template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int PIECE_, int RESIDENT_,
+          bool ACROSS_>
 struct MarginTeam {
-  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
-  static constexpr int PIECE = PIECE_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
-  static constexpr bool ACROSS = ACROSS_, ALONE = LANES == 1;
+  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
+                       BATCH = BATCH_;
+  static constexpr int PIECE = PIECE_, RESIDENT = RESIDENT_, ROWS = THREADS / THREADS_PER_ROW;
+  static constexpr bool ACROSS = ACROSS_, ALONE = THREADS_PER_ROW == 1;
   // So many threads read labels together, each AHEAD of them at a time; the other threads of the
   // row do the same for themselves. Of as many as LISTED targets shared memory has what is needed.
-  static constexpr int READERS = ACROSS ? 1 : LANES < 16 ? LANES : 16;
+  static constexpr int READERS = ACROSS ? 1 : THREADS_PER_ROW < 16 ? THREADS_PER_ROW : 16;
   static constexpr int AHEAD = ALONE ? PIECE : READERS == 1 ? 8 : 16 / READERS;
-  static constexpr int LISTED = ALONE ? PIECE : LANES == 2 ? 16 : 32;
+  static constexpr int LISTED = ALONE ? PIECE : THREADS_PER_ROW == 2 ? 16 : 32;
 
-  static __device__ __forceinline__ int lane() {
-    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % LANES;
+  static __device__ __forceinline__ int thread() {
+    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % THREADS_PER_ROW;
   }
   static __device__ __forceinline__ int row() {
-    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / LANES;
+    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / THREADS_PER_ROW;
   }
   // The threads that are in step: a warp, a block, or one thread alone. Those of a row are.
   static __device__ __forceinline__ void sync() {
-    if constexpr (ACROSS || LANES > 32) {
+    if constexpr (ACROSS || THREADS_PER_ROW > 32) {
       __syncthreads();
     } else if constexpr (!ALONE) {
       __syncwarp();
@@ -67,7 +69,7 @@ struct MarginTeam {
   }
   // Whether it is so for one of them.
   static __device__ __forceinline__ bool any(bool mine) {
-    if constexpr (ACROSS || LANES > 32) return __syncthreads_or(mine);
+    if constexpr (ACROSS || THREADS_PER_ROW > 32) return __syncthreads_or(mine);
     return ALONE ? mine : __any_sync(0xffffffffu, mine);
   }
   // For which of the readers it is so: a bit each.
@@ -79,7 +81,7 @@ struct MarginTeam {
       return all >> (threadIdx.x % 32 / READERS * READERS) & ((1u << READERS) - 1u);
     }
   }
-  static __device__ __forceinline__ int reader() { return lane() % READERS; }
+  static __device__ __forceinline__ int reader() { return thread() % READERS; }
 };
 
 // What shared memory has of the rows of a block, next to the marks: the targets, and how many
@@ -113,7 +115,7 @@ struct MarginWorker {
   static constexpr int PIECE = Team::PIECE, WIDTH = Team::WIDTH, BATCH = Team::BATCH;
   static constexpr int ELEMENTS = BATCH * WIDTH;  // of a thread at a time
   static constexpr int TOGETHER = ELEMENTS < 4 ? ELEMENTS : 4;
-  static constexpr Column STRIDE = Team::LANES * ELEMENTS;
+  static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
   static constexpr bool GRADIENT = WANTED != 0;
   // A gradient is constant but for jumps: along a direction it is 0.
@@ -199,8 +201,8 @@ struct MarginWorker {
       parts[threadIdx.x] = own;
       __syncthreads();
       RunningSum<N> sum = parts[Team::row()];
-      for (int lane = 1; lane < Team::LANES; ++lane) {
-        sum = sum + parts[lane * Team::ROWS + Team::row()];
+      for (int thread = 1; thread < Team::THREADS_PER_ROW; ++thread) {
+        sum = sum + parts[thread * Team::ROWS + Team::row()];
       }
       return sum.total();
     } else {
@@ -236,7 +238,7 @@ struct MarginWorker {
             }
           }
         }
-        to += Team::LANES * WIDTH * row.layout.template step<Row::INPUTS>();
+        to += Team::THREADS_PER_ROW * WIDTH * row.layout.template step<Row::INPUTS>();
       }
     }
     __device__ __forceinline__ void write_target(Column column, T times, T violated) const {
@@ -253,7 +255,7 @@ struct MarginWorker {
     Select<(TANGENTS != 0), Vectors<SLOPE>, Nothing> slopes[BATCH];
   };
   static __device__ __forceinline__ Column column_of(Column first, int p) {
-    return first + Team::lane() * WIDTH + p * (Team::LANES * WIDTH);
+    return first + Team::thread() * WIDTH + p * (Team::THREADS_PER_ROW * WIDTH);
   }
   // A vector is all in the row or not at all.
   __device__ __forceinline__ Batch load(const Row& row, Column first) const {
@@ -276,7 +278,7 @@ struct MarginWorker {
           for (int j = 0; j < WIDTH; ++j) vectors[p].at[j] = from[j * layout.template step<S>()];
         }
       }
-      from += Team::LANES * WIDTH * layout.template step<S>();
+      from += Team::THREADS_PER_ROW * WIDTH * layout.template step<S>();
     }
   }
   // The elements of a batch in a window from `begin`; -inf for targets and beyond the row, which
@@ -305,7 +307,7 @@ struct MarginWorker {
   // The marks of vector p behind the one in a column of the window; others may follow them.
   __device__ __forceinline__ unsigned marks_from(const Targets& targets, Column column,
                                                  int p) const {
-    constexpr int APART = Team::LANES * WIDTH;
+    constexpr int APART = Team::THREADS_PER_ROW * WIDTH;
     if constexpr (Team::ALONE) {
       return targets.own_marks >> (column + p * APART);
     } else if constexpr (APART % 32 == 0) {
@@ -329,7 +331,7 @@ struct MarginWorker {
   __device__ __forceinline__ void clear_marks() const {
     const int words = int((min(columns, window) + 31) / 32);
 #pragma unroll 1
-    for (int word = Team::lane(); word < words; word += Team::LANES) {
+    for (int word = Team::thread(); word < words; word += Team::THREADS_PER_ROW) {
       marks[word * Team::ROWS + Team::row()] = 0;
     }
   }
@@ -340,7 +342,7 @@ struct MarginWorker {
     clear_marks();
     Team::sync();
 #pragma unroll 1
-    for (Column k = Team::lane(); k < targets.count; k += Team::LANES) {
+    for (Column k = Team::thread(); k < targets.count; k += Team::THREADS_PER_ROW) {
       const Column column = target(row, k) - begin;
       if (column >= 0 && column < window) mark(targets, column);
     }
@@ -391,7 +393,7 @@ struct MarginWorker {
         if constexpr (Team::ALONE) {
           targets.own[a] = column;
           mark(targets, column);
-        } else if (Team::lane() < Team::READERS) {
+        } else if (Team::thread() < Team::READERS) {
           if (place < Team::LISTED) lists.column[place][Team::row()] = column;
           if (column < window) mark(targets, column);
         }
@@ -411,7 +413,8 @@ struct MarginWorker {
   __device__ __forceinline__ void read_list(const Row& row, const Targets& targets,
                                             Column from) const {
     Team::sync();
-    for (int k = Team::lane(); k < Team::LISTED && from + k < targets.count; k += Team::LANES) {
+    for (int k = Team::thread(); k < Team::LISTED && from + k < targets.count;
+         k += Team::THREADS_PER_ROW) {
       lists.column[k][Team::row()] = target(row, from + k);
     }
     Team::sync();
@@ -422,7 +425,7 @@ struct MarginWorker {
                                                   Column from) const {
     if constexpr (!Team::ALONE) {
 #pragma unroll 1
-      for (int k = Team::lane(); k < Team::LISTED; k += Team::LANES) {
+      for (int k = Team::thread(); k < Team::LISTED; k += Team::THREADS_PER_ROW) {
         if (k >= PIECE && from + (k - k % PIECE) >= targets.count) break;
         N threshold = N(Real<T>(T(-INFINITY)));
         if (from + k < targets.count) {
@@ -568,7 +571,7 @@ struct MarginWorker {
   }
 
   __device__ __forceinline__ void clear_counts() const {
-    for (int t = Team::lane(); t < PIECE; t += Team::LANES) {
+    for (int t = Team::thread(); t < PIECE; t += Team::THREADS_PER_ROW) {
       lists.violated[t][Team::row()] = lists.times[t][Team::row()] = 0;
     }
   }
@@ -583,10 +586,10 @@ struct MarginWorker {
       for (int t = 0; t < PIECE; t += 2) {
         unsigned both = unsigned(counted[t]) | unsigned(counted[t + 1]) << 16;
 #pragma unroll
-        for (int distance = 1; distance < 32 && distance < Team::LANES; distance *= 2) {
+        for (int distance = 1; distance < 32 && distance < Team::THREADS_PER_ROW; distance *= 2) {
           both += __shfl_xor_sync(0xffffffffu, both, distance);
         }
-        if (Team::lane() % 32 == 0) {
+        if (Team::thread() % 32 == 0) {
           atomicAdd(&to[t][Team::row()], Count(both & 0xffffu));
           atomicAdd(&to[t + 1][Team::row()], Count(both >> 16));
         }
@@ -647,9 +650,9 @@ struct MarginWorker {
       const bool repeats = Team::any(targets.repeats);
       if (repeats) count_labels(writer.row, targets, from);
       Team::sync();
-      const int first = int(from % Team::LISTED), step = repeats ? 1 : Team::LANES;
-      if (repeats && Team::lane() != 0) return;
-      for (int t = Team::lane(); t < PIECE && from + t < targets.count; t += step) {
+      const int first = int(from % Team::LISTED), step = repeats ? 1 : Team::THREADS_PER_ROW;
+      if (repeats && Team::thread() != 0) return;
+      for (int t = Team::thread(); t < PIECE && from + t < targets.count; t += step) {
         const T times = repeats ? T(lists.times[t][Team::row()]) : T(1);
         writer.write_target(lists.column[first + t][Team::row()], times,
                             T(lists.violated[t][Team::row()]));
@@ -670,7 +673,7 @@ struct MarginWorker {
       float times[PIECE] = {};
       const Column end = min(targets.count, begin + MOST_COUNTED);
 #pragma unroll 1
-      for (Column k = begin + Team::lane(); k < end; k += Team::LANES) {
+      for (Column k = begin + Team::thread(); k < end; k += Team::THREADS_PER_ROW) {
         const Column other = target(row, k);
 #pragma unroll
         for (int t = 0; t < PIECE; ++t) times[t] += other == column[t] ? 1.0f : 0.0f;
@@ -734,7 +737,7 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
       const bool present = index < Index(n);
       const auto own =
           work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
-      if (!present || Team::lane() != 0) continue;
+      if (!present || Team::thread() != 0) continue;
       take<VALUES, Loss>(own, index, value, sum, counted);
     }
     if constexpr (REDUCED) {

@@ -49,13 +49,13 @@ __device__ __forceinline__ State* states_of_block() {
 // The states of all threads of a row together, in each of them.
 template <class Team, class State>
 __device__ __forceinline__ auto combined(const State& state) {
-  constexpr int NEIGHBOURS = Team::LANES < 32 ? Team::LANES : 32;
+  constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
   auto settled = combined_in_warp<NEIGHBOURS>(state);
   using Settled = decltype(settled);
-  if constexpr (Team::LANES > 1) {
+  if constexpr (Team::THREADS_PER_ROW > 1) {
     // A gradient may take the memory of the elements that other threads have looked at.
     __syncwarp();
-    if constexpr (Team::LANES > 32) {
+    if constexpr (Team::THREADS_PER_ROW > 32) {
       constexpr int WARPS = Team::THREADS / 32;
       Settled* const parts = states_of_block<Settled, WARPS>();
       __syncthreads();

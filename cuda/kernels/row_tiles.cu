@@ -2,10 +2,10 @@
 // the gradients of the elements, or loss and gradients together.
 //
 // Neighbouring rows are one stretch of memory, whatever their length and their alignment. A block
-// copies a tile of whole rows to shared memory, while it works on the tile before. LANES threads
-// work on a row there. Gradients take the place of the elements that they belong to, and go back as
-// one stretch. Bytes of device memory an element, with operands and gradients of s bytes: the loss
-// of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
+// copies a tile of whole rows to shared memory, while it works on the tile before. THREADS_PER_ROW
+// threads work on a row there. Gradients take the place of the elements that they belong to, and go
+// back as one stretch. Bytes of device memory an element, with operands and gradients of s bytes:
+// the loss of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
 //
 // Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
 // the loss, by its place in a batch; then threads are added in pairs. Who has which elements
@@ -16,35 +16,39 @@
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
-// LANES threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring elements,
-// BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision, of one
-// thread each, in units of two: the one that is left is alone at an end. A multiprocessor is to
-// hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a tile
-// of it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its tile.
-template <int THREADS_, int LANES_, int UNIT_, int BATCH_, bool PAIRED_, int RESIDENT_,
+// THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring
+// elements, BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision,
+// of one thread each, in units of two: the one that is left is alone at an end. A multiprocessor is
+// to hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a
+// tile of it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its
+// tile.
+template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int RESIDENT_,
           unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {
-  static constexpr int THREADS = THREADS_, LANES = LANES_, RESIDENT = RESIDENT_;
+  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, RESIDENT = RESIDENT_;
   static constexpr int UNIT = UNIT_, BATCH = BATCH_;
   static constexpr bool PAIRED = PAIRED_;
-  static constexpr int ROWS = THREADS / LANES;  // at a time
-  static constexpr int MOST_ROWS = 64;          // of a tile, if several threads work on a row
+  static constexpr int ROWS = THREADS / THREADS_PER_ROW;  // at a time
+  static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
   static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
-  static_assert(!PAIRED || LANES == 1, "who has an element would depend on where a row begins");
+  static_assert(!PAIRED || THREADS_PER_ROW == 1,
+                "who has an element would depend on where a row begins");
   static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
 
-  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
+  static __device__ __forceinline__ int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
   // Whether an element is one of this thread.
-  static __device__ __forceinline__ bool has(int column) { return column / UNIT % LANES == lane(); }
+  static __device__ __forceinline__ bool has(int column) {
+    return column / UNIT % THREADS_PER_ROW == thread();
+  }
 };
 
-// What one thread has of a row: every LANES-th unit, of each operand that the loss reads.
+// What one thread has of a row: every THREADS_PER_ROW-th unit, of each operand that the loss reads.
 template <class Row, class Loss, class Team, class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
-struct Share;
+struct ThreadShare;
 
 template <class Row, class Loss, class Team, int... I>
-struct Share<Row, Loss, Team, Indices<I...>> {
+struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
@@ -57,7 +61,7 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   const Row row;
   T top = lowest<T>();  // the largest number of the first operand in the row
 
-  explicit __device__ __forceinline__ Share(const Row& row)
+  explicit __device__ __forceinline__ ThreadShare(const Row& row)
       : row(row), begin(Team::PAIRED ? shift<FIRST>() : 0), aligned(are_aligned()) {}
 
   // f(place, column, x) for each element, get<k>(x) being its number in operand k.
@@ -142,19 +146,20 @@ struct Share<Row, Loss, Team, Indices<I...>> {
   template <bool ALIGNED, class F>
   __device__ __forceinline__ void each_unit_of(F f) const {
     const int units = row.columns / UNIT, last = row.columns - 1;
-    int unit = Team::lane();
+    int unit = Team::thread();
     if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0);
 #pragma unroll 1
-    for (; unit + (BATCH - 1) * Team::LANES < units; unit += BATCH * Team::LANES) {
+    for (; unit + (BATCH - 1) * Team::THREADS_PER_ROW < units;
+         unit += BATCH * Team::THREADS_PER_ROW) {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
         f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % WIDTH,
-          begin + (unit + k * Team::LANES) * UNIT);
+          begin + (unit + k * Team::THREADS_PER_ROW) * UNIT);
       }
     }
     if constexpr (BATCH > 1) {
 #pragma unroll 1
-      for (; unit < units; unit += Team::LANES) {
+      for (; unit < units; unit += Team::THREADS_PER_ROW) {
         f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT);
       }
     }
@@ -252,18 +257,18 @@ struct TilePlaces {
 // The work of a block on its tiles. `pointers` are those to device memory.
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
-struct TileWorker;
+struct RowTileWorker;
 
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers, int... K>
-struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
+struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS>;
-  using Elements = Share<Row, Loss, Team>;
+  using Elements = ThreadShare<Row, Loss, Team>;
   static constexpr int FIRST = Row::FIRST;
 
   const Loss& loss;
@@ -329,7 +334,7 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     Elements elements(row);
     if constexpr (has_top<State>) {
       if (active) elements.top = elements.own_largest();
-      elements.top = LargestInWarp<Team::LANES>()(elements.top);
+      elements.top = LargestInWarp<Team::THREADS_PER_ROW>()(elements.top);
     }
     return elements;
   }
@@ -341,13 +346,13 @@ struct TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indice
     if constexpr (Loss::READS != 0) {
       if (context.status == ACTIVE) loss.template add<true>(state, elements.row, context, elements);
     }
-    return joined_in_warp<Team::LANES>(settle(state, SameTop()));
+    return joined_in_warp<Team::THREADS_PER_ROW>(settle(state, SameTop()));
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
   __device__ __forceinline__ void fill(const Row& row, Status status) const {
     const T number = without_loss<T>(status);
-    for (int column = Team::lane(); column < columns; column += Team::LANES) {
+    for (int column = Team::thread(); column < columns; column += Team::THREADS_PER_ROW) {
       each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
     }
   }
@@ -451,7 +456,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
               unsigned* counter, double* partials, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = TileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
@@ -483,7 +488,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     unsigned char* const stage = shared + turn % 2 * places.bytes;
     const Pointers staged = work.staged(tile, stage);
     const int rows = work.rows_of(tile);
-    if constexpr (Team::LANES == 1) {
+    if constexpr (Team::THREADS_PER_ROW == 1) {
 #pragma unroll 1
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
         const auto row = work.row_at(tile, own, staged);
@@ -502,7 +507,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
     } else {
-      // One thread does what is done once for a row, LANES threads what is done for its elements.
+      // One thread does what is done once for a row, THREADS_PER_ROW threads what is done for its
+      // elements.
       using Context = decltype(work.begin(0, 0, stage));
       using State =
           decltype(work.accumulate(work.elements_of(work.row_at(0, 0, staged), true), Context()));
@@ -519,7 +525,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const bool active = contexts[own].status == ACTIVE;
         const auto elements = work.elements_of(work.row_at(tile, own, staged), active);
         const auto state = work.accumulate(elements, contexts[own]);
-        if (Team::lane() == 0) states[own] = state;
+        if (Team::thread() == 0) states[own] = state;
       }
       __syncthreads();
       if (mine < rows) {

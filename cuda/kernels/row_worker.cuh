@@ -5,17 +5,18 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 
-// LANES threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH elements of a
-// share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS: rows may
-// begin anywhere inside an aligned vector. RANKS: the shares of a row, one for each block of a
-// CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to hold. EXACT: all
-// batches are full. HELD: the one batch that a thread has of a row waits in registers, from so many
-// rows ahead, if not 0.
-template <int THREADS_, int LANES_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_, int RESIDENT_,
-          bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
+// THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH
+// elements of a share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS:
+// rows may begin anywhere inside an aligned vector. RANKS: the shares of a row, one for each block
+// of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to hold.
+// EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in registers,
+// from so many rows ahead, if not 0.
+template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_,
+          int RESIDENT_, bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
 struct Team {
-  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, BATCH = BATCH_;
-  static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / LANES;
+  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
+                       BATCH = BATCH_;
+  static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / THREADS_PER_ROW;
   static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
   static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
   static constexpr bool CLUSTER = CLUSTER_, SHIFTS = SHIFTS_, EXACT = EXACT_;
@@ -23,19 +24,21 @@ struct Team {
   static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
   // What the last of batches of so many slots has, where most of the threads have all of it.
-  static constexpr int rest_of(int slots) { return LANES > 32 ? SLOTS % slots : 0; }
+  static constexpr int rest_of(int slots) { return THREADS_PER_ROW > 32 ? SLOTS % slots : 0; }
   // Where rows may begin anywhere, gradients are written of so many slots at a time: of few, as
   // slots in which one begins or ends go one by one.
   static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 2 : 3;
   static_assert(!SHIFTS || (!EXACT && !HELD), "vectors at the ends of rows are not full");
-  static_assert(!HELD || LANES <= 32, "a short row");
+  static_assert(!HELD || THREADS_PER_ROW <= 32, "a short row");
   // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
   // vector of each of them. Where rows may begin anywhere, that is moved in lines of vectors, and
   // ends in one more. Where all begin at vectors, the stretches of a warp begin in different banks
   // of shared memory, so that the words of all its threads are read at once.
-  static constexpr int NEIGHBOURS = LANES < 32 ? LANES : 32;
+  static constexpr int NEIGHBOURS = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
   static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
-  static constexpr int BETWEEN = SHIFTS ? VECTORS_OF_LINE : LANES < 32 ? (LANES + 3) / 4 : 0;
+  static constexpr int BETWEEN = SHIFTS                 ? VECTORS_OF_LINE
+                                 : THREADS_PER_ROW < 32 ? (THREADS_PER_ROW + 3) / 4
+                                                        : 0;
   static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + BETWEEN;
   static constexpr int PLACES = THREADS / NEIGHBOURS * PLACES_OF_STRETCH;
 
@@ -47,8 +50,8 @@ struct Team {
   static __device__ __forceinline__ void wait_for_neighbours() {
     if constexpr (NEIGHBOURS > 1) __syncwarp();
   }
-  static __device__ __forceinline__ int lane() { return int(threadIdx.x) % LANES; }
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) / LANES; }
+  static __device__ __forceinline__ int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
+  static __device__ __forceinline__ int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
 };
 
 constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes, and of its tangent
@@ -80,7 +83,7 @@ struct RowWorker {
   // Whether a warp, or a part of it, has rows for itself whose last slot alone is not full: what is
   // not there is hidden. A thread takes all slots of such a row at once if they are few.
   static constexpr bool PADDED =
-      Loss::HIDES && Team::LANES <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
+      Loss::HIDES && Team::THREADS_PER_ROW <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
   static constexpr bool AT_ONCE =
       PADDED && (TANGENTS != 0 ? 2 : 1) * Team::SLOTS *
                         sizeof(Vector<typename Row::template Element<Row::FIRST>, WIDTH>) <=
@@ -116,8 +119,8 @@ struct RowWorker {
   }
   __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
                                             long long slots) const {
-    constexpr int STRETCHES = Team::LANES / Team::NEIGHBOURS;
-    const int part = rank * STRETCHES + Team::lane() / Team::NEIGHBOURS;
+    constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;
+    const int part = rank * STRETCHES + Team::thread() / Team::NEIGHBOURS;
     const long long size = slots * SLOT;
     if constexpr (Team::EXACT) {
       const Column begin = Column(part) * Column(size);
@@ -221,7 +224,7 @@ struct RowWorker {
       own = coming[0];
       prefetch(next, 0);
       Elements elements = own;
-      if constexpr (Team::LANES == 1) loss.find(context, elements);
+      if constexpr (Team::THREADS_PER_ROW == 1) loss.find(context, elements);
       // Of any row: to find out takes longer than to leave it unused.
       if constexpr (Loss::HIDES) elements.hide(context.column);
       loss.template add<true>(state, share.row, context, elements);
@@ -276,7 +279,8 @@ struct RowWorker {
     if constexpr (Team::HELD) {
       Elements& last = coming[Team::ROWS_AHEAD - 1];
       coming[0] = last;
-      last = Elements{Column(Team::LANES > 1 ? Team::lane() : 0) * WIDTH, SLOT, Column(columns)};
+      last = Elements{Column(Team::THREADS_PER_ROW > 1 ? Team::thread() : 0) * WIDTH, SLOT,
+                      Column(columns)};
       if (share.begin < share.end) last.load(share.row);
     } else if constexpr (Loss::READS != 0) {
       prefetch_batch(aligned(share, Team::SLOTS), group * Team::BATCH);

@@ -6,14 +6,14 @@
 // gradients are wanted, these are computed once that is complete. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
 //
-// Who works on a row: LANES threads of a block, which holds ROWS rows at a time; a whole block; or
-// a cluster of blocks, each with a share of the row (its rank) in its shared memory. Longer rows
-// are those of kernels/split_rows.cu.
+// Who works on a row: THREADS_PER_ROW threads of a block, which holds ROWS rows at a time; a whole
+// block; or a cluster of blocks, each with a share of the row (its rank) in its shared memory.
+// Longer rows are those of kernels/split_rows.cu.
 //
 // Order of summation: the neighbours of a warp have a stretch of a rank, and each of them every
-// 32nd word of it, in batches; then threads in pairs, then ranks in order. Ranks, lanes and batches
-// follow from the shape and the dtypes, whether or not there are gradients and whoever computes a
-// rank, so that the bits are always the same.
+// 32nd word of it, in batches; then threads in pairs, then ranks in order. Ranks, threads and
+// batches follow from the shape and the dtypes, whether or not there are gradients and whoever
+// computes a rank, so that the bits are always the same.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
@@ -151,7 +151,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     typename Work::Finished done;
     T own = T(0), own_denominator = T(0);
     // For the value one warp is enough.
-    const bool valued = Team::LANES <= 32 || threadIdx.x < 32;
+    const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 32;
     const bool finishes = GRADIENTS || valued;
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
       done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
@@ -164,7 +164,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     if constexpr (is_denominator<Loss>) own = own_denominator;
     if constexpr (VALUES != NO_VALUES) {
-      if (rank == 0 && Team::lane() == 0) {
+      if (rank == 0 && Team::thread() == 0) {
         if constexpr (VALUES == EACH_VALUE) {
           if (present) value[index] = convert<Result>(own);
         }

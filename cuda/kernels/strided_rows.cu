@@ -3,8 +3,8 @@
 // or loss and gradients together.
 //
 // Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
-// A thread has WIDTH rows for itself, or LANES threads share these. Its elements of them are in
-// registers, all at once if there is room: then each is read once. Bytes of device memory an
+// A thread has WIDTH rows for itself, or THREADS_PER_ROW threads share these. Its elements of them
+// are in registers, all at once if there is room: then each is read once. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s,
 // or 3s where a row is too long for that.
 //
@@ -16,21 +16,23 @@
 #include "kernels/row_states.cuh"
 #include "memory/instructions.cuh"
 
-// LANES threads, of a block of THREADS, work on WIDTH neighbouring rows: thread `lane` on every
-// LANES-th element, in batches of COUNT. A row STAYS in registers: it has no more than one batch,
-// and at least SURE elements of it are there. Bit k of VECTORS: the elements of array k in WIDTH
-// rows are one access. A multiprocessor is to hold RESIDENT blocks.
-template <int THREADS_, int LANES_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_, int RESIDENT_,
-          unsigned VECTORS_>
+// THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows: each on every
+// THREADS_PER_ROW-th element, in batches of COUNT. A row STAYS in registers: it has no more than
+// one batch, and at least SURE elements of it are there. Bit k of VECTORS: the elements of array k
+// in WIDTH rows are one access. A multiprocessor is to hold RESIDENT blocks.
+template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
+          int RESIDENT_, unsigned VECTORS_>
 struct StridedTeam {
-  static constexpr int THREADS = THREADS_, LANES = LANES_, WIDTH = WIDTH_, RESIDENT = RESIDENT_;
+  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
+                       RESIDENT = RESIDENT_;
   static constexpr int COUNT = COUNT_, SURE = SURE_;
   static constexpr bool STAYS = STAYS_;
   static constexpr unsigned VECTORS = VECTORS_;
-  static constexpr int NEIGHBOURS = THREADS / LANES, ROWS = NEIGHBOURS * WIDTH;  // of a tile
+  static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
+                       ROWS = NEIGHBOURS * WIDTH;  // of a tile
 
-  static __device__ __forceinline__ int lane() {
-    return LANES == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS;
+  static __device__ __forceinline__ int thread() {
+    return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS;
   }
   // The first one of its rows in a tile.
   static __device__ __forceinline__ int row() { return int(threadIdx.x) % NEIGHBOURS * WIDTH; }
@@ -56,12 +58,15 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   Column first, end;
   Tuple<Kept<K>...> vectors[BATCH];
 
-  __device__ __forceinline__ Column column(int k) const { return first + k * Team::LANES; }
+  __device__ __forceinline__ Column column(int k) const {
+    return first + k * Team::THREADS_PER_ROW;
+  }
   __device__ __forceinline__ bool holds(int k) const { return k < SURE || column(k) < end; }
   // Whether a column is one of these.
   __device__ __forceinline__ bool has(Column column) const {
     const Column behind = column - first;
-    return behind >= 0 && behind < BATCH * Team::LANES && behind % Team::LANES == 0;
+    return behind >= 0 && behind < BATCH * Team::THREADS_PER_ROW &&
+           behind % Team::THREADS_PER_ROW == 0;
   }
   // Makes the element of row v in a column that is one of these -inf, in the first operand. Bits
   // say which: one instruction makes seven conditions of them, where it takes one to compare a
@@ -70,7 +75,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     using E = typename Row::template Element<FIRST>;
     constexpr int WORDS = (BATCH + 31) / 32;
     const E infinite = convert<E>(T(-INFINITY));
-    const int place = int(hidden - first) / Team::LANES;
+    const int place = int(hidden - first) / Team::THREADS_PER_ROW;
     unsigned bits[WORDS];
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) bits[w] = opaque(place / 32 == w ? 1u << place % 32 : 0u);
@@ -184,7 +189,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Finished = typename Loss::template Finished<N>;
   template <int SURE>
   using Batch = StridedBatch<Row, Loss, Team, SURE>;
-  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH, LANES = Team::LANES;
+  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH,
+                       THREADS_PER_ROW = Team::THREADS_PER_ROW;
 
   const Loss& loss;
   const Layout& layout;
@@ -215,9 +221,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <class F>
   __device__ __forceinline__ void each_batch(const Rows& rows, F f) const {
     if (!rows.present) return;
-    constexpr int STRIDE = Team::COUNT * LANES;
-    Column first = Team::lane();
-    for (; first + (STRIDE - LANES) < columns; first += STRIDE) f(load<Team::COUNT>(rows, first));
+    constexpr int STRIDE = Team::COUNT * THREADS_PER_ROW;
+    Column first = Team::thread();
+    for (; first + (STRIDE - THREADS_PER_ROW) < columns; first += STRIDE)
+      f(load<Team::COUNT>(rows, first));
     if (first < columns) f(load<0>(rows, first));
   }
   template <int SURE>
@@ -242,7 +249,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                                       const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
   }
-  using Settled = decltype(combined_in_warp<LANES>(State()));
+  using Settled = decltype(combined_in_warp<THREADS_PER_ROW>(State()));
 
   // Writes the gradients of a batch.
   template <class B>
@@ -264,7 +271,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
   template <int S>
   __device__ __forceinline__ Step step() const {
-    return Step(LANES) * Step(layout.template step<S>());
+    return Step(THREADS_PER_ROW) * Step(layout.template step<S>());
   }
 
   template <int S, class B>
@@ -386,7 +393,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   long long segment = blockIdx.x, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
-  constexpr bool ALONE = Team::LANES == 1;
+  constexpr bool ALONE = Team::THREADS_PER_ROW == 1;
   Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
   State* const states_of_threads = states_of_block<State, ALONE ? 1 : Team::THREADS * WIDTH>();
   Settled* const states_of_rows = states_of_block<Settled, ALONE ? 1 : ROWS>();
@@ -398,7 +405,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     const long long next_tile = ends ? segment + gridDim.x : tile + segments;
     const Rows rows = work.rows_of(tile);
     // Unused, and not loaded, where rows do not stay.
-    auto batch = work.template load<Team::SURE>(rows, Team::lane());
+    auto batch = work.template load<Team::SURE>(rows, Team::thread());
     Context contexts[WIDTH];
     if constexpr (ALONE) {
 #pragma unroll
@@ -437,16 +444,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        states_of_threads[Team::lane() * ROWS + Team::row() + v] = states[v];
+        states_of_threads[Team::thread() * ROWS + Team::row() + v] = states[v];
       }
       __syncthreads();
       // Neighbouring threads combine what is of one row.
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        const int row = v * Team::NEIGHBOURS + mine / Team::LANES;
-        const auto all =
-            combined_in_warp<Team::LANES>(states_of_threads[mine % Team::LANES * ROWS + row]);
-        if (mine % Team::LANES == 0) states_of_rows[row] = all;
+        const int row = v * Team::NEIGHBOURS + mine / Team::THREADS_PER_ROW;
+        const auto all = combined_in_warp<Team::THREADS_PER_ROW>(
+            states_of_threads[mine % Team::THREADS_PER_ROW * ROWS + row]);
+        if (mine % Team::THREADS_PER_ROW == 0) states_of_rows[row] = all;
       }
       __syncthreads();
       if (mine < ROWS) {

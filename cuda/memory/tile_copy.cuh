@@ -6,8 +6,6 @@
 #include "memory/async_copy.cuh"
 #include "memory/vector.cuh"
 
-constexpr bool COPY_ENGINE = ARRIVALS;
-
 __device__ __forceinline__ int misalignment(const void* address) {
   return int(reinterpret_cast<unsigned long long>(address) % 16);
 }
@@ -41,11 +39,11 @@ struct Pieces {
 // it works on what is at the other place. The turns are 0, 1, …
 template <int THREADS>
 struct TileCopies {
-  static constexpr int COPYING = COPY_ENGINE ? 32 : THREADS;  // threads that load
+  static constexpr int COPYING = ARRIVALS ? 32 : THREADS;  // threads that load
 
   // For all threads of the block to begin with.
   static __device__ __forceinline__ TileCopies begin() {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       Arrivals::begin();
       __syncthreads();
     }
@@ -53,14 +51,14 @@ struct TileCopies {
   }
   // Waits until what the first thread has stored from shared memory is read there.
   static __device__ __forceinline__ void wait_for_stores() {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       cp_async_bulk_wait_group_read<0>();
       __syncwarp();
     }
   }
   // All loads of a turn have begun, by the threads that load.
   __device__ __forceinline__ void commit(unsigned turn) const {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       __syncwarp();
       if (threadIdx.x == 0) mbarrier_arrive(Arrivals::barrier(turn));
     } else {
@@ -69,7 +67,7 @@ struct TileCopies {
   }
   // Waits for the loads of a turn, the last but one that has begun.
   __device__ __forceinline__ void wait(unsigned turn) const {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       Arrivals::wait(turn);
     } else {
       wait_for_copies<1>();
@@ -78,7 +76,7 @@ struct TileCopies {
   }
   // Orders what this thread has written to shared memory ahead of what the copy engine does next.
   static __device__ __forceinline__ void fence() {
-    if constexpr (COPY_ENGINE) fence_proxy_async();
+    if constexpr (ARRIVALS) fence_proxy_async();
   }
 
   // Copies elements to shared memory, as far behind a multiple of 16 as they are in device memory:
@@ -120,7 +118,7 @@ struct TileCopies {
   static __device__ __forceinline__ void load_pieces(unsigned turn, unsigned char* to,
                                                      const unsigned char* from,
                                                      const Pieces& pieces) {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
       mbarrier_expect_tx(Arrivals::barrier(turn), pieces.whole);
       cp_async_bulk_load(shared_address(to + pieces.lead), from + pieces.lead, pieces.whole,
@@ -131,7 +129,7 @@ struct TileCopies {
   }
   static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
                                                       const Pieces& pieces) {
-    if constexpr (COPY_ENGINE) {
+    if constexpr (ARRIVALS) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
       cp_async_bulk_store(to + pieces.lead, shared_address(from + pieces.lead), pieces.whole);
       cp_async_bulk_commit_group();

@@ -16,7 +16,7 @@ from .plan_rows import Results, RowArray, RowLaunches, Schedule
 # vectors of four elements and more need fewer for that. A row of one thread has no more than PIECE
 # targets. A block has at least BLOCK threads, or ROWS_ACROSS rows where neighbouring elements are
 # far apart and rows are not.
-LANES_OF_VECTORS = (
+THREADS_OF_VECTORS = (
     (4, 1),
     (64, 2),
     (256, 4),
@@ -26,7 +26,7 @@ LANES_OF_VECTORS = (
     (1 << 14, 128),
     (1 << 16, 256),
 )
-LANES_OF_ELEMENTS = (
+THREADS_OF_ELEMENTS = (
     (4, 1),
     (16, 2),
     (64, 4),
@@ -36,7 +36,7 @@ LANES_OF_ELEMENTS = (
     (1 << 14, 128),
     (1 << 16, 256),
 )
-MOST_LANES = 512
+MOST_THREADS = 512
 BLOCK = 128
 BLOCK_ACROSS = 256
 ROWS_ACROSS = 32
@@ -64,7 +64,7 @@ class MarginTeam:
 
     Attributes:
         threads: Those of a block.
-        lanes: Those of a row.
+        threads_per_row: Those of a row.
         width: The elements of a vector.
         batch: The vectors of a thread at a time.
         piece: The targets that it compares them with at a time.
@@ -74,7 +74,7 @@ class MarginTeam:
     """
 
     threads: int
-    lanes: int
+    threads_per_row: int
     width: int
     batch: int
     piece: int
@@ -84,16 +84,16 @@ class MarginTeam:
     @property
     def rows(self) -> int:
         """The rows of a block."""
-        return self.threads // self.lanes
+        return self.threads // self.threads_per_row
 
     @property
     def shared(self) -> int:
         """The bytes of the marks of its rows."""
-        return 0 if self.lanes == 1 else 4 * self.rows * (self.window // 32)
+        return 0 if self.threads_per_row == 1 else 4 * self.rows * (self.window // 32)
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
-        numbers = self.threads, self.lanes, self.width, self.batch, self.piece, resident
+        numbers = self.threads, self.threads_per_row, self.width, self.batch, self.piece, resident
         return template("MarginTeam", *map(str, numbers), self.across)
 
 
@@ -102,20 +102,22 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     width = VECTOR_BYTES // size
     while columns % width:
         width //= 2
-    table = LANES_OF_VECTORS if width >= 4 else LANES_OF_ELEMENTS
-    lanes = next((lanes for most, lanes in table if columns <= most), MOST_LANES)
-    across = across and lanes > 1
-    threads = max(BLOCK, lanes)
+    table = THREADS_OF_VECTORS if width >= 4 else THREADS_OF_ELEMENTS
+    threads_per_row = next(
+        (threads_per_row for most, threads_per_row in table if columns <= most), MOST_THREADS
+    )
+    across = across and threads_per_row > 1
+    threads = max(BLOCK, threads_per_row)
     if across:
-        threads, lanes = BLOCK_ACROSS, BLOCK_ACROSS // ROWS_ACROSS
+        threads, threads_per_row = BLOCK_ACROSS, BLOCK_ACROSS // ROWS_ACROSS
     batch = 1
-    while 2 * batch * width <= ELEMENTS and batch * width * lanes < columns:
+    while 2 * batch * width <= ELEMENTS and batch * width * threads_per_row < columns:
         batch *= 2
     piece = 1
     while piece < PIECE and piece < columns:
         piece *= 2
     window = min(WINDOW_ACROSS if across else WINDOW, -(-max(columns, 1) // 32) * 32)
-    return MarginTeam(threads, lanes, width, batch, piece, across, window)
+    return MarginTeam(threads, threads_per_row, width, batch, piece, across, window)
 
 
 class MarginLaunches(RowLaunches):
@@ -142,7 +144,7 @@ class MarginLaunches(RowLaunches):
         layout, layout_bytes = self._layout(arrays, vectors)
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
-            threads = THREADS_WITH_GRADIENTS if team.lanes <= 32 else LONG_WITH_GRADIENTS
+            threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
         types = layout, team.c_type(self._resident(team.threads, threads))
         segments = min(-(-self._rows // team.rows), WORKING_THREADS // team.threads)
         return Schedule(

@@ -392,7 +392,7 @@ class RowLaunches(Launches):
         self, team: RowTeam, results: Results, phase: str = "", memory: tuple[Address, ...] = ()
     ) -> None:
         """Add a launch of the loss by a team."""
-        function = self._of_loss(self._columns if team.held and team.lanes == 1 else 0)
+        function = self._of_loss(self._columns if team.held and team.threads_per_row == 1 else 0)
         self._add(function, self._by_team(team, function, results, phase, memory), results)
 
     def _by_team(
@@ -451,7 +451,7 @@ class RowLaunches(Launches):
         layout, layout_bytes = self._layout(arrays, tile.elements)
         team = template(
             "TileTeam",
-            *map(str, (tile.threads, tile.lanes, tile.unit, tile.batch)),
+            *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
             tile.paired,
             str(self._resident(tile.threads)),
             bits(tile.elements),
@@ -471,12 +471,12 @@ class RowLaunches(Launches):
         width = 2 if self._is_pair(self._inputs[self._problem.leading]) else 1
         team = template(
             "StridedTeam",
-            *map(str, (rows.threads, rows.lanes, width, rows.count, rows.sure)),
+            *map(str, (rows.threads, rows.threads_per_row, width, rows.count, rows.sure)),
             rows.stays,
             str(rows.resident),
             bits([k for k, array in enumerate(arrays) if self._is_pair(array)]),
         )
-        of_tile = rows.threads // rows.lanes * width
+        of_tile = rows.threads // rows.threads_per_row * width
         types, arguments = (layout, team), (layout_bytes,)
         return self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads)
 

@@ -42,7 +42,7 @@ class StridedRows:
 
     Attributes:
         threads: The threads of a block.
-        lanes: The threads of a row.
+        threads_per_row: The threads of a row.
         count: The elements of a batch.
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
@@ -51,7 +51,7 @@ class StridedRows:
     """
 
     threads: int
-    lanes: int
+    threads_per_row: int
     count: int
     sure: int
     stays: bool
@@ -68,25 +68,29 @@ def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
     state *= 2 if narrowest == 2 else 1
     words = sum(max(1, size // 4) for size in sizes)
     longest = 0
-    for lanes, counts in COUNTS.items():
+    for threads_per_row, counts in COUNTS.items():
         for count in counts:
             if count * words > WORDS:
                 break
-            if columns <= lanes * count:
-                return _rows(lanes, count, longest // lanes, True, count * words, state)
-            longest = lanes * count
-    lanes, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[narrowest])
+            if columns <= threads_per_row * count:
+                return _rows(
+                    threads_per_row, count, longest // threads_per_row, True, count * words, state
+                )
+            longest = threads_per_row * count
+    threads_per_row, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[narrowest])
     count = max((n for n in COUNTS[1] if n * words <= most), default=COUNTS[1][0])
     # The states and contexts of two rows take as many registers again.
-    return _rows(lanes, count, 0, False, 2 * BATCH if narrowest == 2 else most, state)
+    return _rows(threads_per_row, count, 0, False, 2 * BATCH if narrowest == 2 else most, state)
 
 
-def _rows(lanes: int, count: int, sure: int, stays: bool, words: int, state: int) -> StridedRows:
+def _rows(
+    threads_per_row: int, count: int, sure: int, stays: bool, words: int, state: int
+) -> StridedRows:
     most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
     threads = WIDE_THREADS if words <= WIDE_WORDS else THREADS
-    if lanes == LONG_THREADS:
+    if threads_per_row == LONG_THREADS:
         threads = LONG_BLOCK
-    while lanes > 1 and threads * state > STATE_BYTES:
+    while threads_per_row > 1 and threads * state > STATE_BYTES:
         threads //= 2
     resident = max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
-    return StridedRows(threads, lanes, count, sure, stays, resident)
+    return StridedRows(threads, threads_per_row, count, sure, stays, resident)

@@ -13,23 +13,23 @@ from . import driver
 from .plan import template
 from .row_tiling import VECTOR_BYTES
 
-# Of a share of a row one thread gets up to LANE_BYTES, or HALF_LANE_BYTES of half precision where
-# the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours then
-# share lines of memory, and of rows of more than LONG_ROW, which have a warp at least, more, with
-# which 2501 numbers have one, and not four. Fewer threads than LEAST_LANES, from so many bytes on
-# of a row of whole vectors, would read parts of lines. What a warp does once for a row takes as
-# long as 30 numbers of a thread. Where there are several operands it gets PARALLEL_BYTES, of each
-# of them in long rows and where parts of a row cost much to combine. It takes BATCH_BYTES of all to
-# registers at a time, half of that where several shares follow one another. A block has at most
-# BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time. As measured on an
-# H200.
+# Of a share of a row one thread gets up to THREAD_BYTES, or HALF_THREAD_BYTES of half precision
+# where the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours
+# then share lines of memory, and of rows of more than LONG_ROW, which have a warp at least, more,
+# with which 2501 numbers have one, and not four. Fewer threads than LEAST_THREADS, from so many
+# bytes on of a row of whole vectors, would read parts of lines. What a warp does once for a row
+# takes as long as 30 numbers of a thread. Where there are several operands it gets PARALLEL_BYTES,
+# of each of them in long rows and where parts of a row cost much to combine. It takes BATCH_BYTES
+# of all to registers at a time, half of that where several shares follow one another. A block has
+# at most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time. As measured
+# on an H200.
 SHORT_ROW = 256
 LONG_ROW = 4096
-LANE_BYTES = 240
-HALF_LANE_BYTES = 128
-SHORT_LANE_BYTES = 64
-LONG_LANE_BYTES = 320
-LEAST_LANES = {64: 2, 128: 4, 384: 8}
+THREAD_BYTES = 240
+HALF_THREAD_BYTES = 128
+SHORT_THREAD_BYTES = 64
+LONG_THREAD_BYTES = 320
+LEAST_THREADS = {64: 2, 128: 4, 384: 8}
 PARALLEL_BYTES = 128
 BATCH_BYTES = 128
 BLOCK = 256
@@ -144,7 +144,7 @@ class RowTeam:
 
     Attributes:
         threads: The threads of a block.
-        lanes: Those of a row.
+        threads_per_row: Those of a row.
         width: The elements of a vector.
         batch: The vectors of a thread at a time.
         ranks: The shares of a row.
@@ -158,7 +158,7 @@ class RowTeam:
     """
 
     threads: int
-    lanes: int
+    threads_per_row: int
     width: int
     batch: int = 1
     ranks: int = 1
@@ -172,16 +172,16 @@ class RowTeam:
     @property
     def rows(self) -> int:
         """The rows of a block."""
-        return self.threads // self.lanes
+        return self.threads // self.threads_per_row
 
     @property
     def places(self) -> int:
         """The vectors that shared memory has room for."""
-        neighbours = min(self.lanes, WARP)
+        neighbours = min(self.threads_per_row, WARP)
         if self.shifts:
             between = min(neighbours, VECTORS_OF_LINE)
         else:
-            between = -(-self.lanes // 4) if self.lanes < WARP else 0
+            between = -(-self.threads_per_row // 4) if self.threads_per_row < WARP else 0
         return self.threads // neighbours * (self.slots * neighbours + between)
 
     def workers(self, memory: RowMemory, few: bool) -> int:
@@ -204,7 +204,7 @@ class RowTeam:
     def threads_of_multiprocessor(self, hides: bool, vector_bytes: int, gradients: bool) -> int:
         """The threads that a multiprocessor is to hold; `vector_bytes`: of all that is read."""
         if gradients:
-            few = self.lanes <= WARP and self.slots * vector_bytes <= BATCH_BYTES
+            few = self.threads_per_row <= WARP and self.slots * vector_bytes <= BATCH_BYTES
             at_once = hides and few
             whole = (self.slots if at_once else self.batch) * vector_bytes == BATCH_BYTES
             return THREADS_WITH_GRADIENTS if whole else THREADS_OF_MULTIPROCESSOR
@@ -214,7 +214,7 @@ class RowTeam:
         """The C++ type."""
         return template(
             "Team",
-            *map(str, (self.threads, self.lanes, self.width, self.batch)),
+            *map(str, (self.threads, self.threads_per_row, self.width, self.batch)),
             *map(str, (self.slots, self.ranks, resident)),
             self.cluster,
             self.shifts,
@@ -242,16 +242,18 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
         ranks *= 2
     # Where no element is read, gradients are written.
     moved = row_bytes or vectors * width * memory.size
-    lanes = _power_of_two_from(-(-moved // (ranks * _lane_bytes(moved, memory))))
+    threads_per_row = _power_of_two_from(-(-moved // (ranks * _thread_bytes(moved, memory))))
     if memory.is_whole_vectors:
-        lanes = max([lanes, *(least for size, least in LEAST_LANES.items() if moved >= size)])
-    if lanes <= WARP and ranks == 1:
+        threads_per_row = max(
+            [threads_per_row, *(least for size, least in LEAST_THREADS.items() if moved >= size)]
+        )
+    if threads_per_row <= WARP and ranks == 1:
         threads = BLOCK
-        while threads > WARP and threads // lanes * row_bytes > CACHE_BYTES:
+        while threads > WARP and threads // threads_per_row * row_bytes > CACHE_BYTES:
             threads //= 2
     else:
-        lanes = threads = max(SMALL_BLOCK, min(lanes, BLOCK))
-    team = _filled(RowTeam(threads, lanes, width, ranks=ranks), memory)
+        threads_per_row = threads = max(SMALL_BLOCK, min(threads_per_row, BLOCK))
+    team = _filled(RowTeam(threads, threads_per_row, width, ranks=ranks), memory)
     available = driver.shared_memory(device) - STATIC_BYTES
     while not team.held and team.places * width * element_bytes > available:
         if team.rows == 1:
@@ -267,28 +269,28 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     return team
 
 
-def _lane_bytes(row_bytes: int, memory: RowMemory) -> int:
+def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     """What one thread gets of a row."""
     is_short, operands = row_bytes <= SHORT_ROW, len(memory.element_sizes)
     if operands > 1:
         each = memory.precise or row_bytes >= LONG_ROW
-        return (SHORT_LANE_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
+        return (SHORT_THREAD_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
     if is_short:
-        return SHORT_LANE_BYTES
+        return SHORT_THREAD_BYTES
     if row_bytes > LONG_ROW:
-        return min(LONG_LANE_BYTES, -(-row_bytes // WARP))
-    return HALF_LANE_BYTES if memory.hides and memory.size == 2 else LANE_BYTES
+        return min(LONG_THREAD_BYTES, -(-row_bytes // WARP))
+    return HALF_THREAD_BYTES if memory.hides and memory.size == 2 else THREAD_BYTES
 
 
 def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
     """The team with what a thread has of a row, and how it takes that."""
     parts, columns = team.splits or team.ranks, memory.columns
-    slots = max(1, -(-columns // (parts * team.lanes * team.width)))
-    elements = parts * team.lanes * slots * team.width
+    slots = max(1, -(-columns // (parts * team.threads_per_row * team.width)))
+    elements = parts * team.threads_per_row * slots * team.width
     # Batches of a size that leaves few vectors: those go one by one, as do some elements.
     filled = slots
-    if parts == 1 and team.lanes <= WARP:
-        filled = max(1, columns // (team.lanes * team.width))
+    if parts == 1 and team.threads_per_row <= WARP:
+        filled = max(1, columns // (team.threads_per_row * team.width))
     vector_bytes = team.width * memory.element_bytes
     batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
     most = max(1, min(filled, batch_bytes // max(vector_bytes, 1)))

@@ -48,7 +48,7 @@ TILE_LIMIT = 28 << 10
 BLOCK_BYTES = 64 << 10
 OTHER_BYTES = 3 << 10
 PADDING = 512
-LANES = (1, 2, 4, 8, 16, 32)
+THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)
 BATCH_BYTES = 32
 TURN = 1
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
@@ -66,7 +66,7 @@ class RowTile:
     Attributes:
         rows: How many.
         threads: Those of a block.
-        lanes: The threads that work on a row.
+        threads_per_row: The threads that work on a row.
         unit: The neighbouring elements that a thread takes at once.
         batch: The units of a thread at a time.
         paired: Whether rows of an odd number of elements, of one thread each, are read in pairs.
@@ -79,7 +79,7 @@ class RowTile:
 
     rows: int
     threads: int
-    lanes: int
+    threads_per_row: int
     unit: int
     batch: int
     paired: bool
@@ -120,20 +120,24 @@ def row_tile(
     # The kernel needs the tiles of an array, of each of them, at the same place inside a vector.
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
     usual, small = (
-        [(threads, lanes) for lanes in LANES if max(threads // lanes, whole) * row_bytes <= limit]
+        [
+            (threads, threads_per_row)
+            for threads_per_row in THREADS_PER_ROW
+            if max(threads // threads_per_row, whole) * row_bytes <= limit
+        ]
         for threads in (TILE_THREADS, SMALL_THREADS)
     )
     unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     odd = columns % unit != 0  # of half precision
     if not (team := _team(columns, unit, list(elements.values()), usual, small)):
         return None
-    threads, lanes = team
-    in_words = size < WORD_BYTES and (lanes == 1 or not odd)
+    threads, threads_per_row = team
+    in_words = size < WORD_BYTES and (threads_per_row == 1 or not odd)
     if hides and columns >= (LONG_HALVES if in_words else LONG_HIDDEN):
         return None
-    together = max(threads // lanes, whole)
+    together = max(threads // threads_per_row, whole)
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
-    if lanes > 1:
+    if threads_per_row > 1:
         rows = min(rows, MOST_ROWS)
     begins, end = {}, 0
     for k, own in {**elements, **numbers}.items():
@@ -141,8 +145,8 @@ def row_tile(
         # It begins anywhere in a vector.
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
-    batch = _batch(columns // unit, lanes, unit, size)
-    who = threads, lanes, unit, batch, odd and lanes == 1
+    batch = _batch(columns // unit, threads_per_row, unit, size)
+    who = threads, threads_per_row, unit, batch, odd and threads_per_row == 1
     return RowTile(rows, *who, end, begins, tuple(elements), tuple(numbers))
 
 
@@ -161,31 +165,31 @@ def _team(
     if odd:
         teams.sort(key=lambda team: team[1] > 1)  # a thread alone reads pairs
     fewest = usual[0][1]
-    for threads, lanes in teams:
-        if lanes > fewest and columns // (unit * lanes) < LEAST_UNITS:
+    for threads, threads_per_row in teams:
+        if threads_per_row > fewest and columns // (unit * threads_per_row) < LEAST_UNITS:
             continue
-        waiting = max(_waiting(columns * own, unit * own, lanes) for own in sizes)
-        if (odd and lanes == 1) or waiting <= WAITING:
-            return threads, lanes
+        waiting = max(_waiting(columns * own, unit * own, threads_per_row) for own in sizes)
+        if (odd and threads_per_row == 1) or waiting <= WAITING:
+            return threads, threads_per_row
     halves = unit > VECTOR_BYTES // WORD_BYTES
     return usual[0] if halves and fewest == 1 else None
 
 
-def _waiting(row_bytes: int, unit_bytes: int, lanes: int) -> int:
+def _waiting(row_bytes: int, unit_bytes: int, threads_per_row: int) -> int:
     """Of the threads that read units of rows at once, the most that need the same bank."""
     length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
     needed: dict[int, set[int]] = {}
     for thread in range(BANKS * WORD_BYTES // length):
-        row, lane = divmod(thread, lanes)
+        row, lane = divmod(thread, threads_per_row)
         first = row * row_bytes + lane * unit_bytes
         for word in range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1):
             needed.setdefault(word % BANKS, set()).add(word)
     return max(len(words) for words in needed.values())
 
 
-def _batch(units: int, lanes: int, unit: int, size: int) -> int:
+def _batch(units: int, threads_per_row: int, unit: int, size: int) -> int:
     """How many units of a row a thread takes at a time, so that all are soon done."""
-    shares = units // lanes, -(-units // lanes)  # of threads side by side
+    shares = units // threads_per_row, -(-units // threads_per_row)  # of threads side by side
 
     def cost(batch: int) -> int:
         batches = max(share // batch for share in shares)

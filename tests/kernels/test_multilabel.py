@@ -67,20 +67,20 @@ def test_teams_follow_from_the_length_of_a_row() -> None:
         before = 1
         for columns in range(20_000):
             team = margin_team(columns, size, across)
-            at_once = team.lanes * team.batch * team.width
+            at_once = team.threads_per_row * team.batch * team.width
             assert columns % team.width == 0
             assert team.width * size <= 16
             assert team.window % 32 == 0
             assert team.window >= columns or team.window % at_once == 0
-            assert team.lanes > 1 or columns <= at_once == team.batch * team.width
-            assert team.lanes > 1 or columns <= max(team.piece, 1) <= 4
-            assert team.lanes == 1 or team.piece == PIECE
+            assert team.threads_per_row > 1 or columns <= at_once == team.batch * team.width
+            assert team.threads_per_row > 1 or columns <= max(team.piece, 1) <= 4
+            assert team.threads_per_row == 1 or team.piece == PIECE
             # A count of a window fits into 16 bits.
             assert team.across or min(team.window, columns) <= 1 << 15
             assert team.shared <= 16 << 10
             if not across and columns % 16 == 0 and columns:
-                assert team.lanes >= before
-                before = team.lanes
+                assert team.threads_per_row >= before
+                before = team.threads_per_row
 
 
 OF_DEFAULT = (3, False), (10, True), (2049, False)

@@ -235,8 +235,8 @@ def test_threads_of_a_warp_wait_for_all_of_it() -> None:
             problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
             loss.plan(NO_ARRAYS, problem)
     rows = [name for name in names if "Denominator" not in name]
-    for lanes in (4, 8, 16):
-        assert any(f"Team<256, {lanes}, " in name for name in rows), lanes
+    for threads_per_row in (4, 8, 16):
+        assert any(f"Team<256, {threads_per_row}, " in name for name in rows), threads_per_row
     source = sources.source("kernels/rows.cu")
     assert not static_checks.partial_waits(static_checks.compile_program(source, rows, 90))
     slow = source.replace(WAIT, PARTIAL_WAIT)

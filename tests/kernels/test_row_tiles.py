@@ -83,8 +83,8 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
                 continue
             assert tile is not None
             assert tile.threads in (TILE_THREADS, SMALL_THREADS)
-            assert tile.rows % (tile.threads // tile.lanes) == 0
-            assert tile.lanes == 1 or tile.rows <= MOST_ROWS
+            assert tile.rows % (tile.threads // tile.threads_per_row) == 0
+            assert tile.threads_per_row == 1 or tile.rows <= MOST_ROWS
             assert tile.rows * (length + 8) <= TILE_LIMIT
             assert tile.rows * length % 16 == 0
             assert tile.begins[1] >= tile.rows * length + 15
@@ -102,8 +102,8 @@ def test_at_most_two_threads_wait_for_each_other() -> None:
         read = min(tile.unit * size, 16)
         starts = [
             row * columns * size + lane * tile.unit * size
-            for row in range(32 // tile.lanes)
-            for lane in range(tile.lanes)
+            for row in range(32 // tile.threads_per_row)
+            for lane in range(tile.threads_per_row)
         ]
         words = {start // 4 + k for start in starts[: 128 // read] for k in range(read // 4)}
         assert max(Counter(word % 32 for word in words).values()) <= 2
@@ -113,7 +113,7 @@ def test_at_most_two_threads_wait_for_each_other() -> None:
 def test_units_follow_from_the_length_of_a_row() -> None:
     """Vectors, or as much of one as divides the row, or pairs of half precision."""
     taken = {
-        (size, columns): (tile.threads, tile.lanes, tile.unit, tile.batch, tile.paired)
+        (size, columns): (tile.threads, tile.threads_per_row, tile.unit, tile.batch, tile.paired)
         for size, lengths in (
             (8, (9, 10)),
             (4, (7, 10, 20, 48, 60, 101, 129)),

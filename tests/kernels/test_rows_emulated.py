@@ -253,8 +253,10 @@ def test_the_last_slot_of_a_row_is_padded(
     operands = case.draw(np.random.default_rng(21), (9, columns), DTYPES.get(dtype, dtype))
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout, dtype)
-        lanes = [int(name) for k in names(device) for name in re.findall(r"Team<\d+, (\d+)", k)]
-        assert 1 < max(lanes) <= 32
+        threads_per_row = [
+            int(name) for k in names(device) for name in re.findall(r"Team<\d+, (\d+)", k)
+        ]
+        assert 1 < max(threads_per_row) <= 32
 
 
 @pytest.mark.quick
@@ -361,8 +363,12 @@ def test_several_groups_of_a_block(
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, CROSS_ENTROPY, operands)
         for launch in device.launches:
-            threads, lanes, *_ = map(int, re.findall(r"\d+", launch.name.partition("Team<")[2])[:2])
-            assert "Denominator" in launch.name or launch.grid[0] * (threads // lanes) < rows
+            threads, threads_per_row, *_ = map(
+                int, re.findall(r"\d+", launch.name.partition("Team<")[2])[:2]
+            )
+            assert (
+                "Denominator" in launch.name or launch.grid[0] * (threads // threads_per_row) < rows
+            )
 
 
 @pytest.mark.parametrize(

@@ -47,23 +47,25 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
             rows = strided_rows(columns, sizes, STATE)
-            assert rows.threads // rows.lanes >= 16  # rows side by side
+            assert rows.threads // rows.threads_per_row >= 16  # rows side by side
             least = min(
                 (
-                    lanes
-                    for lanes, counts in COUNTS.items()
-                    if any(columns <= lanes * n and n * words <= WORDS for n in counts)
+                    threads_per_row
+                    for threads_per_row, counts in COUNTS.items()
+                    if any(columns <= threads_per_row * n and n * words <= WORDS for n in counts)
                 ),
                 default=0,
             )
             assert rows.stays == (least > 0)
             if rows.stays:
-                assert rows.lanes == least
-                assert rows.count in COUNTS[rows.lanes]
-                assert rows.sure <= columns // rows.lanes
-                assert rows.sure * rows.lanes < columns <= rows.count * rows.lanes
+                assert rows.threads_per_row == least
+                assert rows.count in COUNTS[rows.threads_per_row]
+                assert rows.sure <= columns // rows.threads_per_row
+                assert (
+                    rows.sure * rows.threads_per_row < columns <= rows.count * rows.threads_per_row
+                )
             else:
-                assert rows.lanes == (LONG_THREADS if columns > LONG else 1)
+                assert rows.threads_per_row == (LONG_THREADS if columns > LONG else 1)
                 assert rows.count in COUNTS[1]
                 assert rows.sure == 0
 

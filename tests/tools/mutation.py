@@ -160,7 +160,7 @@ EQUIVALENT: dict[str, str] = {
     (
         "const long long first = tile * Team::ROWS + Team::row(), there = min(first, n + WIDTH);"
     ): "of a row that is not there nothing is read",
-    "const bool valued = Team::LANES <= 32 || threadIdx.x <= 32;": (
+    "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
     ),
     "constexpr int WARPS = Team::THREADS / 31;": "the same number for every block size",
@@ -181,7 +181,7 @@ EQUIVALENT: dict[str, str] = {
     "const bool valued = VALUES != NO_VALUES && threadIdx.x < 31;": (
         "the value of thread 0 is used alone"
     ),
-    "const bool valued = Team::LANES <= 32 || threadIdx.x < 31;": (
+    "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
     ),
     "static constexpr int ROWS_AHEAD = HELD ? 1 : HELD_;": "one row ahead in place of two: slower",
@@ -227,7 +227,7 @@ EQUIVALENT: dict[str, str] = {
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
     "if (SHARED || releases) elements.release(row);": "what leaves the cache first",
-    "constexpr int NEIGHBOURS = Team::LANES < 31 ? Team::LANES : 32;": (
+    "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 31 ? Team::THREADS_PER_ROW : 32;": (
         "the same number for every size of team"
     ),
     "static constexpr int TOGETHER = ELEMENTS < 4 ? 4 : ELEMENTS;": "sums in another order",
@@ -246,7 +246,7 @@ EQUIVALENT: dict[str, str] = {
     "if (begin >= 0 && s + WRITTEN <= Team::BATCH && share.end - begin > SLOT * WRITTEN) {": (
         "a full batch as a partial one: slower"
     ),
-    "if (Team::lane() % 32 == 1) {": "all threads of a warp have the sum",
+    "if (Team::thread() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
         "only the first operand has an element of its own"
@@ -263,7 +263,7 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x % 32 == 0) parts[threadIdx.x / 31] = settled;": (
         "the same number for the first thread of every warp"
     ),
-    "constexpr int NEIGHBOURS = Team::LANES <= 32 ? Team::LANES : 32;": (
+    "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW <= 32 ? Team::THREADS_PER_ROW : 32;": (
         "the same number both ways"
     ),
     "work.prefetch(work.share_of(row, first <= end, rank, Team::SLOTS));": (
@@ -332,7 +332,7 @@ EQUIVALENT: dict[str, str] = {
     "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
         "the same number"
     ),
-    "if (Team::lane() == 1) states[own] = state;": "all threads of a row have its state",
+    "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
 }
 
 

@@ -291,8 +291,8 @@ def meets_in_tiles(name: str) -> bool:
     if not name.startswith("strided_rows<"):
         return is_tiled(name)
     team = next(a for a in template_arguments(name) if a.startswith("StridedTeam<"))
-    _, lanes, _, _, _, stays, *_ = template_arguments(team)
-    return int(lanes) > 1 and stays == "true"
+    _, threads_per_row, _, _, _, stays, *_ = template_arguments(team)
+    return int(threads_per_row) > 1 and stays == "true"
 
 
 def is_pointwise(name: str) -> bool:
