@@ -61,9 +61,9 @@ class Constant:
 
 
 CONSTANTS = [
-    Constant(row_team, "LANE_BYTES", (128, 192, 240, 384), MIDDLE),
-    Constant(row_team, "HALF_LANE_BYTES", (64, 128, 240), MIDDLE),
-    Constant(row_team, "LONG_LANE_BYTES", (256, 320, 512), (*LONG, 2501, 4099)),
+    Constant(row_team, "THREAD_BYTES", (128, 192, 240, 384), MIDDLE),
+    Constant(row_team, "HALF_THREAD_BYTES", (64, 128, 240), MIDDLE),
+    Constant(row_team, "LONG_THREAD_BYTES", (256, 320, 512), (*LONG, 2501, 4099)),
     Constant(row_team, "SMALL_BLOCK", (64, 128, 256), LONG),
     Constant(row_team, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
     Constant(row_team, "CACHE_BYTES", (48 << 10, 64 << 10, 96 << 10), RANKS),
@@ -72,6 +72,9 @@ CONSTANTS = [
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
+    Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (202, 250, 300, 350)),
+    Constant(row_tiling, "WAITING", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
+    Constant(row_tiling, "LEAST_UNITS", (2, 4, 8), (16, 32, 48, 96)),
     Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
     Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
