@@ -52,6 +52,7 @@ ROW_FILES = (
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
     "losses/rows.cuh",
+    "losses/sums.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
 STRIDED_FILE = "kernels/strided_rows.cu"
@@ -482,6 +483,8 @@ def outcome(mutant: Mutant) -> str:
         except (CompileError, driver.CompileError):
             return "does not compile"
         except Exception as error:
+            if isinstance(error.__context__, CompileError | driver.CompileError):
+                return "does not compile"  # with a loss of one's own
             lines = str(error).strip().splitlines() or [""]
             return f"found: {type(error).__name__} {(lines[1:] or lines)[0].strip()[:100]}"
     return "survived"

@@ -26,6 +26,7 @@ from cupy_losses import (
     multi_margin_loss,
     multilabel_margin_loss,
     nll_loss,
+    row_loss,
     smooth_l1_loss,
     triplet_margin_loss,
     value_and_grad,
@@ -758,6 +759,27 @@ def _numbers_of_tiles(device: Device, hosts: tuple[Any, Any]) -> None:
             close(result, reference, 16)
 
 
+def _sums_of_ones_own(device: Device, rng: Any) -> None:
+    """Sums and logs of sums of exponentials, of two operands, one of which is in neither part."""
+
+    def formula(x: Any, y: Any, c: Any = 0.5) -> Any:
+        cosine = np.sum(x * y) / np.sqrt(np.sum(x * x) * np.sum(y * y))
+        return np.logaddexp.reduce(c * x) * cosine + np.mean(y)
+
+    loss = row_loss("of_ones_own", formula)
+    for rows, columns in (150, 12), (40, 70), (3, 700):
+        hosts = [_scores(rng, rows, columns) for _ in range(2)]
+        compare(device, loss, hosts, roundings=16, shifted=columns == 12)
+    hosts = [_scores(rng, 70, 9, dtype=np.float64) for _ in range(2)]
+    _row_passes(device, loss, hosts, 2, 256)
+    hosts = [np.full((4, 3), x, np.float32) for x in (1, 2)]
+    for row, (number, top) in enumerate(((np.inf, np.inf), (-np.inf, -np.inf), (1e30, 3.0))):
+        hosts[0][row] = number, top, top
+    largest = row_loss("largest", lambda x: np.logaddexp.reduce(x))
+    compare(device, largest, hosts[:1], wanted=(0,), reduction="none")
+    compare(device, largest, [hosts[0][2:]], wanted=(0,))
+
+
 Calls = Callable[[Device, Any], None]
 ROW_CALLS: list[tuple[str, Calls]] = [
     ("CrossEntropy Softmax", _cross_entropy),
@@ -774,4 +796,5 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("TripletMargin Norm", _triplet_margin),
     ("LargestInWarp", _row_tiles),
     ("Sampled Sample SampleAhead", _samples),
+    ("Accumulated OfSums", _sums_of_ones_own),
 ]
