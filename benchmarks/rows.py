@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses._commands.peers import cross_entropy_of
+from cupy_losses._core.dtypes import dtype_name
 from tests.tables.rows import ROWS, RowCase
 
 from .measure import error_in_ulps, gradients
@@ -187,7 +188,7 @@ class Problem:
         return {
             "loss": str(self),
             "shape": self.whole_shape,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": dtype_name(self.dtype),
             "error_ulp": error,
             "forward_bytes": read,
             "gradient_bytes": read + self.bytes_written(operands),

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 
 import cupy_losses
 from cupy_losses import value_and_grad
+from cupy_losses._core.dtypes import dtype_name
 
 from . import losses as table
 from . import rows as over_rows
@@ -152,7 +153,7 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
     )
     return {
         "loss": name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "elements": size,
         "error_ulp": error,
         # A copy moves 2 items an element, a loss with its gradient 3.
@@ -305,7 +306,7 @@ def _order(
     )
     return {
         "orders": name,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "shape": shape,
         "error_ulp": error,
         "forward_bytes": 2 * input.itemsize * size,
@@ -375,7 +376,7 @@ def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:
     result: dict[str, Any] = {
         "loss": str(problem),
         "shape": problem.whole_shape,
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        "dtype": dtype_name(problem.dtype),
         "gradient_bytes": problem.bytes_written([input]),
     }
     for name, work in works.items():
@@ -578,7 +579,7 @@ def accuracy() -> list[dict[str, Any]]:
             sizes += [2**33] if dtype == torch.float32 else [2**33 + 11]
             for size in sizes:
                 _accuracy_of(name, dtype, size, worst)
-            rows.append({"loss": name, "dtype": str(dtype).removeprefix("torch."), **worst})
+            rows.append({"loss": name, "dtype": dtype_name(dtype), **worst})
     return rows
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from cupy_losses._core.dtypes import dtype_name
 from cupy_losses._device import engine, row_striding, row_team, row_tiling
 
 from . import rows, sweep
@@ -115,7 +116,7 @@ def measure(
     for name, time in times.items():
         of_pass, value_text = name.split()
         by_pass.setdefault(of_pass, {})[value_text] = time
-    return {"shape": problem.shape, "dtype": str(problem.dtype).removeprefix("torch."), **by_pass}
+    return {"shape": problem.shape, "dtype": dtype_name(problem.dtype), **by_pass}
 
 
 def _planned(work: Callable[[], Any], plans: dict[Any, Any]) -> Callable[[], Any]:

@@ -26,6 +26,7 @@ from torch.overrides import has_torch_function
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
 from .._api.entrance import evaluate, known
+from .._core.dtypes import dtype_name
 from .._core.kept import keep
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
@@ -209,7 +210,7 @@ class Replaced:
 
     def _tally(self, arguments: dict[str, Any], reason: str, traced: bool = False) -> Tally:
         tensors = [x for x in arguments.values() if isinstance(x, torch.Tensor)]
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        dtype = dtype_name(tensors[0].dtype) if tensors else ""
         exponent = exponent_of([x.numel() for x in tensors])
         return tally_of(Kind(self.name, dtype, exponent, reason, traced))
 

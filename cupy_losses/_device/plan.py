@@ -26,6 +26,8 @@ from .compiler import Kernel, Specialisation
 from .launch import Launch, Parameters
 from .library import Allocator, Array, DeviceLibrary
 
+VECTOR_BYTES = 16  # the most that a thread accesses at once
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .launch import int64
-from .plan import Plan, template
-from .plan_pointwise import VECTOR_BYTES
+from .plan import VECTOR_BYTES, Plan, template
 from .plan_rows import Results, RowArray, RowLaunches, Schedule
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each

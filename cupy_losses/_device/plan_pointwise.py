@@ -26,6 +26,7 @@ from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
+    VECTOR_BYTES,
     Address,
     Builder,
     Plan,
@@ -42,7 +43,6 @@ from .tiling import Tiling, tiling_of
 THREADS = 512
 VECTORS_PER_THREAD = 4
 MAX_SEGMENTS = 4096
-VECTOR_BYTES = 16
 BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
 
 # A block of the kernel `tiled`: several of them fill a multiprocessor, as each waits for its tile.

@@ -20,6 +20,7 @@ from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
+    VECTOR_BYTES,
     Address,
     Plan,
     Problem,
@@ -28,7 +29,7 @@ from .plan import (
     empty_plan,
     template,
 )
-from .plan_pointwise import VECTOR_BYTES, Launches, Quotient, identity
+from .plan_pointwise import Launches, Quotient, identity
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
 from .row_tiling import TILE_SEGMENTS, RowTile, row_tile

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from . import driver
-from .plan import template
-from .row_tiling import VECTOR_BYTES
+from .plan import VECTOR_BYTES, template
 
 # Of a share of a row one thread gets up to THREAD_BYTES, or HALF_THREAD_BYTES of half precision
 # where the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours

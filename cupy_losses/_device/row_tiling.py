@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-VECTOR_BYTES = 16
+from .plan import VECTOR_BYTES
+
 WORD_BYTES = 4
 
 # A row of at most SHORT_BYTES, or SHORT_PRECISE of a precise loss, which reads a tile twice, waits

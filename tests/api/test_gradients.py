@@ -16,6 +16,7 @@ import torch
 
 import cupy_losses
 from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses._core.dtypes import dtype_name
 from cupy_losses._core.types import Reduction
 
 from ..tables.arrays import DTYPES, Library, ulps
@@ -212,7 +213,7 @@ def test_backward_with_any_grad_output(
     hosts = [torch_library.host(x) for x in operands]
     slopes, scales = case.slopes_and_scales(*hosts)
     factor = 4096 / case.divisor(slopes[0], reduction)
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     for gradient, slope, scale in zip(got, slopes, scales, strict=True):
         largest = None if case.exact else factor * scale
         host = torch_library.host(gradient)
