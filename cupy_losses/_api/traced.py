@@ -109,9 +109,10 @@ _refuse_everything()
 
 
 class Term:
-    """One loss: its value and its gradients by the number of the argument."""
+    """One loss: its value and its gradients by the number of the argument; their library."""
 
-    def __init__(self, value: Array, gradients: Mapping[int, Array]) -> None:
+    def __init__(self, library: ArrayLibrary, value: Array, gradients: Mapping[int, Array]) -> None:
+        self.library = library
         self.value = value
         self.gradients = gradients
 
@@ -133,19 +134,19 @@ class Sum:
             for term, factor in other._terms.items():
                 terms[term] = terms[term] + factor if term in terms else factor
             return Sum(self.trace, terms, self._constant + other._constant)
-        return Sum(self.trace, self._terms, self._constant + _constant(other, "the sum"))
+        return Sum(self.trace, self._terms, self._constant + self._known(other, "the sum"))
 
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Sum:
-        factor = _constant(other, "the product")
+        factor = self._known(other, "the product")
         terms = {term: own * factor for term, own in self._terms.items()}
         return Sum(self.trace, terms, self._constant * factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Sum:
-        divisor = _constant(other, "the quotient")
+        divisor = self._known(other, "the quotient")
         terms = {term: own / divisor for term, own in self._terms.items()}
         return Sum(self.trace, terms, self._constant / divisor)
 
@@ -153,7 +154,7 @@ class Sum:
         return self * -1.0
 
     def __sub__(self, other: Any) -> Sum:
-        return self + (-other if isinstance(other, Sum) else -_constant(other, "the difference"))
+        return self + (-other if isinstance(other, Sum) else -self._known(other, "the difference"))
 
     def __rsub__(self, other: Any) -> Sum:
         return self.__neg__().__add__(other)
@@ -168,6 +169,14 @@ class Sum:
         if name.startswith("__"):
             raise AttributeError(name)
         raise TypeError(f"{_ONLY}: .{name} of a loss is neither")
+
+    def _known(self, other: Any, where: str) -> Any:
+        """A constant, as an array of the library of the losses if it is an array."""
+        constant = _constant(other, where)
+        library = next(iter(self._terms)).library
+        if isinstance(constant, (numbers.Real, *library.types())):
+            return constant
+        return library.adopt(constant)
 
     def value(self) -> Array:
         """The sum."""
@@ -243,7 +252,7 @@ class VariableLibrary(ArrayLibrary):
             number = variable.number
             known = by_number.get(number)
             by_number[number] = gradient if known is None else _added(known, gradient)
-        return Sum(trace, {Term(value, by_number): 1.0})
+        return Sum(trace, {Term(library, value, by_number): 1.0})
 
     def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
         """Not available: a gradient of a gradient."""
@@ -267,6 +276,8 @@ def _constant(value: Any, where: str) -> Any:
     what = type(value).__name__
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
         what = dtype_name(value.dtype)
+        if what.rstrip("0123456789") in _REAL and isinstance(value, np.ndarray):
+            return value.item()
         if what.rstrip("0123456789") in _REAL:
             return value.detach() if getattr(value, "requires_grad", False) else value
     raise TypeError(f"{_ONLY}: {where} with {what} is neither")

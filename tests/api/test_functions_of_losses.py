@@ -117,6 +117,23 @@ def test_constants_of_the_library(library: Library) -> None:
     )
 
 
+@pytest.mark.parametrize("array", [np.asarray, torch.from_numpy])
+def test_constants_of_another_library(array: Callable[[Any], Any]) -> None:
+    """A tensor, a NumPy array of shape () and a number are the same constant."""
+    x, y = array(np.linspace(-1, 1, 5)), array(np.zeros(5))
+
+    def weighted(x: Any, weight: Any) -> Any:
+        return weight * mse_loss(x, y) / weight + weight
+
+    results = []
+    for weight in (torch.tensor(0.25), np.array(0.25), np.float32(0.25), 0.25):
+        value, gradient = value_and_grad(weighted)(x, weight)
+        assert type(value) is type(x)
+        assert value.dtype == gradient.dtype == x.dtype
+        results.append([float(value), *gradient.tolist()])
+    assert all(result == results[0] for result in results)
+
+
 X, Y = np.linspace(-1, 1, 12).reshape(4, 3), np.ones((4, 3))
 CLASSES = np.arange(4) % 3
 
