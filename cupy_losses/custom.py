@@ -228,6 +228,12 @@ def pointwise_loss(
                 'parameters must map names to their defaults, as {"c": 1.0}, got '
                 f"{type(given).__name__}"
             )
+        if isinstance(operands, str) or not isinstance(operands, Sequence):
+            raise TypeError(
+                f'operands must be a list of names, as ["input", "target"], got {operands!r}'
+            )
+        if not (numpy is None or callable(numpy)):
+            raise TypeError(f"numpy must be a function, got {type(numpy).__name__}")
         return defined(
             lambda own: _of_text(own, operands, given, numpy), pointwise_loss, name, formula, check
         )

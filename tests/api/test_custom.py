@@ -159,6 +159,11 @@ def test_definition_errors() -> None:
         got = type(parameters).__name__
         with pytest.raises(TypeError, match=f"names to their defaults, as .*, got {got}"):
             pointwise_loss("mine", "input", parameters=parameters)  # type: ignore[call-overload]
+    for operands in ("xy", 3):
+        with pytest.raises(TypeError, match=f"operands must be a list of names, .*{operands!r}"):
+            pointwise_loss("mine", "x", operands=operands)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="numpy must be a function, got int"):
+        pointwise_loss("mine", "input", numpy=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="name must be a string, got int"):
         pointwise_loss(3, "input")  # type: ignore[call-overload]
     without = pointwise_loss("without", "input * target")
