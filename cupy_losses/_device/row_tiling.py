@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .plan import VECTOR_BYTES
 
@@ -57,7 +58,12 @@ MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a 
 # A reduced loss is the sum of at most so many partial sums.
 TILE_SEGMENTS = 4096
 
-Team = tuple[int, int]  # the threads of a block, and those of a row
+
+class Team(NamedTuple):
+    """The threads of a block, and those of a row."""
+
+    threads: int
+    per_row: int
 
 
 @dataclass(frozen=True)
@@ -122,23 +128,24 @@ def row_tile(
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
     usual, small = (
         [
-            (threads, threads_per_row)
-            for threads_per_row in THREADS_PER_ROW
-            if max(threads // threads_per_row, whole) * row_bytes <= limit
+            Team(threads, per_row)
+            for per_row in THREADS_PER_ROW
+            if max(threads // per_row, whole) * row_bytes <= limit
         ]
         for threads in (TILE_THREADS, SMALL_THREADS)
     )
     unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     odd = columns % unit != 0  # of half precision
-    if not (team := _team(columns, unit, list(elements.values()), usual, small)):
+    team = _team(columns, unit, list(elements.values()), usual, small)
+    if team is None:
         return None
-    threads, threads_per_row = team
-    in_words = size < WORD_BYTES and (threads_per_row == 1 or not odd)
+    paired = odd and team.per_row == 1
+    in_words = size < WORD_BYTES and (paired or not odd)
     if hides and columns >= (LONG_HALVES if in_words else LONG_HIDDEN):
         return None
-    together = max(threads // threads_per_row, whole)
+    together = max(team.threads // team.per_row, whole)
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
-    if threads_per_row > 1:
+    if team.per_row > 1:
         rows = min(rows, MOST_ROWS)
     begins, end = {}, 0
     for k, own in {**elements, **numbers}.items():
@@ -146,15 +153,15 @@ def row_tile(
         # It begins anywhere in a vector.
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
-    batch = _batch(columns // unit, threads_per_row, unit, size)
-    who = threads, threads_per_row, unit, batch, odd and threads_per_row == 1
-    return RowTile(rows, *who, end, begins, tuple(elements), tuple(numbers))
+    batch = _batch(columns // unit, team.per_row, unit, size)
+    arrays = tuple(elements), tuple(numbers)
+    return RowTile(rows, *team, unit, batch, paired, end, begins, *arrays)
 
 
 def _team(
     columns: int, unit: int, sizes: Sequence[int], usual: Sequence[Team], small: Sequence[Team]
 ) -> Team | None:
-    """The threads of a block and those of a row, of those that a tile fits; None for no tiles.
+    """Who works on a tile, of those whom it fits; None for no tiles.
 
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
     """
@@ -164,33 +171,34 @@ def _team(
     teams = [*usual[:1], *small[:1], *usual[1:]]
     odd = columns % unit != 0
     if odd:
-        teams.sort(key=lambda team: team[1] > 1)  # a thread alone reads pairs
-    fewest = usual[0][1]
-    for threads, threads_per_row in teams:
-        if threads_per_row > fewest and columns // (unit * threads_per_row) < LEAST_UNITS:
+        teams.sort(key=lambda team: team.per_row > 1)  # a thread alone reads pairs
+    fewest = usual[0].per_row
+    for team in teams:
+        per_row = team.per_row
+        if per_row > fewest and columns // (unit * per_row) < LEAST_UNITS:
             continue
-        waiting = max(_waiting(columns * own, unit * own, threads_per_row) for own in sizes)
-        if (odd and threads_per_row == 1) or waiting <= WAITING:
-            return threads, threads_per_row
+        waiting = max(_waiting(columns * own, unit * own, per_row) for own in sizes)
+        if (odd and per_row == 1) or waiting <= WAITING:
+            return team
     halves = unit > VECTOR_BYTES // WORD_BYTES
     return usual[0] if halves and fewest == 1 else None
 
 
-def _waiting(row_bytes: int, unit_bytes: int, threads_per_row: int) -> int:
+def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
     """Of the threads that read units of rows at once, the most that need the same bank."""
     length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
     needed: dict[int, set[int]] = {}
     for thread in range(BANKS * WORD_BYTES // length):
-        row, lane = divmod(thread, threads_per_row)
-        first = row * row_bytes + lane * unit_bytes
+        row, of_row = divmod(thread, per_row)
+        first = row * row_bytes + of_row * unit_bytes
         for word in range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1):
             needed.setdefault(word % BANKS, set()).add(word)
     return max(len(words) for words in needed.values())
 
 
-def _batch(units: int, threads_per_row: int, unit: int, size: int) -> int:
+def _batch(units: int, per_row: int, unit: int, size: int) -> int:
     """How many units of a row a thread takes at a time, so that all are soon done."""
-    shares = units // threads_per_row, -(-units // threads_per_row)  # of threads side by side
+    shares = units // per_row, -(-units // per_row)  # of threads side by side
 
     def cost(batch: int) -> int:
         batches = max(share // batch for share in shares)
