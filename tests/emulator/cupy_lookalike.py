@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -108,6 +109,7 @@ class Device:
         self.stream = 0
         self.launches: list[Launch] = []
         self.loaded: dict[int, _Loaded] = {}
+        self._functions = itertools.count(0x1000, 0x10)
 
     def asarray(
         self, array: npt.ArrayLike, *, misalignment: int = 0, writable: bool = False
@@ -142,7 +144,7 @@ class Device:
         """The function pointer of a kernel on the current device."""
         if self.run_kernels:
             compiled(job)
-        pointer = 0x1000 + 0x10 * len(self.loaded)
+        pointer = next(self._functions)  # threads load kernels side by side
         self.loaded[pointer] = _Loaded(job, current.device)
         return pointer
 

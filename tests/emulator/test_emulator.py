@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -530,6 +532,18 @@ def test_a_new_thread_makes_a_plan_of_loaded_kernels(device: Device) -> None:
     thread.start()
     thread.join()
     assert results == [0.0, 0.0]
+
+
+def test_kernels_that_threads_load_are_others() -> None:
+    with installed(run_kernels=False) as device:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as threads:
+                pointers = [*threads.map(device.load, [Job(SCALE, "scale<int>")] * 4000)]
+        finally:
+            sys.setswitchinterval(interval)
+    assert len(set(pointers)) == len(pointers) == len(device.loaded)
 
 
 def test_devices(device: Device) -> None:
