@@ -16,7 +16,7 @@ import numpy as np
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._libraries.registry import Array, ArrayLibrary, register, resolve
+from .._libraries.registry import Array, ArrayLibrary, find, register, resolve
 
 _ONLY = (
     "value_and_grad of a function differentiates sums of losses of cupy_losses that take its "
@@ -171,12 +171,13 @@ class Sum:
         raise TypeError(f"{_ONLY}: .{name} of a loss is neither")
 
     def _known(self, other: Any, where: str) -> Any:
-        """A constant, as an array of the library of the losses if it is an array."""
+        """A constant, as an array of the library of the losses unless the host knows it."""
         constant = _constant(other, where)
         library = next(iter(self._terms)).library
         if isinstance(constant, (numbers.Real, *library.types())):
             return constant
-        return library.adopt(constant)
+        others = find(constant)
+        return constant.item() if others and others.on_host else library.adopt(constant)
 
     def value(self) -> Array:
         """The sum."""
@@ -276,9 +277,9 @@ def _constant(value: Any, where: str) -> Any:
     what = type(value).__name__
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
         what = dtype_name(value.dtype)
-        if what.rstrip("0123456789") in _REAL and isinstance(value, np.ndarray):
-            return value.item()
         if what.rstrip("0123456789") in _REAL:
+            if isinstance(value, np.ndarray | np.generic):
+                return value.item()
             return value.detach() if getattr(value, "requires_grad", False) else value
     raise TypeError(f"{_ONLY}: {where} with {what} is neither")
 

@@ -119,19 +119,33 @@ def test_constants_of_the_library(library: Library) -> None:
 
 @pytest.mark.parametrize("array", [np.asarray, torch.from_numpy])
 def test_constants_of_another_library(array: Callable[[Any], Any]) -> None:
-    """A tensor, a NumPy array of shape () and a number are the same constant."""
+    """A tensor, an array of shape (), a NumPy scalar and a number are the same constant."""
     x, y = array(np.linspace(-1, 1, 5)), array(np.zeros(5))
 
     def weighted(x: Any, weight: Any) -> Any:
         return weight * mse_loss(x, y) / weight + weight
 
     results = []
-    for weight in (torch.tensor(0.25), np.array(0.25), np.float32(0.25), 0.25):
+    weights: list[Any] = [0.25]
+    weights += [np.array(0.25, dtype) for dtype in DTYPES.values()]
+    weights += [weight[()] for weight in weights[1:]]
+    weights += [torch.tensor(0.25, dtype=getattr(torch, dtype)) for dtype in DTYPES]
+    for weight in weights:
         value, gradient = value_and_grad(weighted)(x, weight)
         assert type(value) is type(x)
         assert value.dtype == gradient.dtype == x.dtype
         results.append([float(value), *gradient.tolist()])
     assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("array", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("weight", [np.bool_(True), np.array(True), torch.tensor(True)])
+def test_a_constant_that_is_true(array: Callable[[Any], Any], weight: Any) -> None:
+    x, y = array(np.linspace(-1, 1, 5)), array(np.zeros(5))
+    value, gradient = value_and_grad(lambda x: weight * mse_loss(x, y) + weight)(x)
+    expected, slopes = value_and_grad(mse_loss)(x, y)
+    assert float(value) == float(expected) + 1
+    assert gradient.tolist() == slopes.tolist()
 
 
 X, Y = np.linspace(-1, 1, 12).reshape(4, 3), np.ones((4, 3))
