@@ -37,9 +37,8 @@ OF_DATA_SETS = [10, 19, 21, 80, 91, 100, 101, 150, 365, 1000, 21841]
 OF_MODELS = [32000, 50257, 128256, 151936]
 ODD = [3, 5, 7, 17, 33, 257, 333, 1001, 2049, 8191, 10000, 100003]
 SMALL_MULTIPLES = [6, 12, 14, 20, 24, 40, 48, 60, 96, 120, 160, 200, 300, 768]
-NEAR_POWERS_OF_TWO = [127, 129, 193, 223, 255]  # of which many read the same bank of shared memory
-OTHERS = [*ODD, *SMALL_MULTIPLES, *NEAR_POWERS_OF_TWO]
-CLASSES = sorted({*POWERS_OF_TWO, *OF_DATA_SETS, *OF_MODELS, *OTHERS})
+NEAR_POWERS = [127, 129, 193, 223, 255]  # of which many threads read the same banks
+CLASSES = sorted({*POWERS_OF_TWO, *NEAR_POWERS, *OF_DATA_SETS, *OF_MODELS, *ODD, *SMALL_MULTIPLES})
 QUICK_CLASSES = [2, 21, 333, 1000, 32000, 131072]
 
 # (N, C, d...); some of them also with channels last.

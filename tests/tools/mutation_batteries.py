@@ -760,7 +760,7 @@ def _numbers_of_tiles(device: Device, hosts: tuple[Any, Any]) -> None:
 
 
 def _sums_of_ones_own(device: Device, rng: Any) -> None:
-    """Sums and logs of sums of exponentials, of two operands, one of which is in neither part."""
+    """Sums and the log of a sum of exponentials, of two operands; infinite exponents."""
 
     def formula(x: Any, y: Any, c: Any = 0.5) -> Any:
         cosine = np.sum(x * y) / np.sqrt(np.sum(x * x) * np.sum(y * y))
