@@ -23,7 +23,8 @@
 // block holds at a time, so that all read what lies together. What one of them sums is a segment;
 // where rows have many ranks, each row is one, as clusters take more rows at a time than single
 // blocks do. Who comes after the first `kept` ones releases what it keeps in the cache. The dynamic
-// shared memory holds a share of a row for each row of the block.
+// shared memory holds a share of a row for each row of the block, `apart` bytes more from each
+// stretch to the next one, so that the words of a warp are in different banks.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
@@ -31,8 +32,8 @@ __global__ void
 __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
-        rows(Loss loss, double scale, Layout layout, long long kept, long long n, long long columns,
-             long long segments, double divisor, const double* denominator,
+        rows(Loss loss, double scale, Layout layout, long long kept, int apart, long long n,
+             long long columns, long long segments, double divisor, const double* denominator,
              const Result* grad_output, double* guess, Result* value, unsigned* counter,
              double* partials, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
@@ -61,7 +62,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   constexpr bool SUMS_EACH = SUMS && Team::RANKS > 2;
 
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, pointers, n, columns, shared};
+  const Work work{loss, layout, pointers, n, columns, shared + Team::stretch() * unsigned(apart)};
   const int rank = int(blockIdx.x % Team::BLOCKS);
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;

@@ -432,13 +432,13 @@ class RowLaunches(Launches):
         rows = Schedule(
             "rows",
             types,
-            (layout_bytes, kept),
+            (layout_bytes, kept, int32(team.apart)),
             team.threads,
             segments,
             workers,
             blocks,
             in_teams=True,
-            shared=0 if team.held else team.places * vector_bytes,
+            shared=team.shared_bytes(vector_bytes),
         )
         if not phase:
             return rows

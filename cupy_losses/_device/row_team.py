@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from . import driver
+from .banks import BANKS, WORD_BYTES, turns
 from .plan import VECTOR_BYTES, template
 
 # Of a share of a row one thread gets up to THREAD_BYTES, or HALF_THREAD_BYTES of half precision
@@ -55,6 +56,7 @@ MANY_ROWS = 1024
 FEW_ROWS = 64
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
+WARPS_COUNTED = 4  # rows of as many begin at all places of a line that matter
 VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
 
 # The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
@@ -153,6 +155,7 @@ class RowTeam:
         shifts: Whether rows may begin anywhere inside a vector.
         exact: Whether all batches are full.
         held: From how many rows ahead a row waits in registers; 0 in shared memory.
+        apart: The bytes between stretches of a warp, beside those that they need.
 
     """
 
@@ -167,6 +170,7 @@ class RowTeam:
     shifts: bool = False
     exact: bool = False
     held: int = 0
+    apart: int = 0
 
     @property
     def rows(self) -> int:
@@ -176,12 +180,53 @@ class RowTeam:
     @property
     def places(self) -> int:
         """The vectors that shared memory has room for."""
+        return self.stretches * self._places_of_stretch
+
+    @property
+    def stretches(self) -> int:
+        """Who have a part of a row in a warp, all of a block."""
+        return self.threads // min(self.threads_per_row, WARP)
+
+    @property
+    def _places_of_stretch(self) -> int:
         neighbours = min(self.threads_per_row, WARP)
         if self.shifts:
             between = min(neighbours, VECTORS_OF_LINE)
         else:
             between = -(-self.threads_per_row // 4) if self.threads_per_row < WARP else 0
-        return self.threads // neighbours * (self.slots * neighbours + between)
+        return self.slots * neighbours + between
+
+    def shared_bytes(self, vector_bytes: int) -> int:
+        """The shared memory of a block; `vector_bytes`: of all that is read."""
+        return 0 if self.held else self.places * vector_bytes + self.stretches * self.apart
+
+    def spread(self, memory: RowMemory) -> RowTeam:
+        """The same, further apart where half of the turns of a warp wait for a bank.
+
+        Rows that begin anywhere begin at their place in a line of vectors.
+        """
+        neighbours = self.threads_per_row
+        if not self.shifts or neighbours >= WARP or len(memory.element_sizes) > 1:
+            return self
+        step = memory.starts[-2] * memory.size if len(memory.starts) > 1 else 0
+        line = min(neighbours, VECTORS_OF_LINE) * VECTOR_BYTES
+        of_stretch = self._places_of_stretch * VECTOR_BYTES
+
+        def waiting(apart: int) -> int:
+            """The turns that the first warps take to read a word each."""
+            waiting = 0
+            for warp in range(WARPS_COUNTED):
+                words = []
+                for thread in range(WARP):
+                    stretch, own = divmod(thread, neighbours)
+                    row = warp * (WARP // neighbours) + stretch
+                    begin = stretch * (of_stretch + apart) + row * step % line
+                    words.append(begin // WORD_BYTES + own)
+                waiting += turns(words)
+            return waiting
+
+        apart = min(range(0, BANKS * WORD_BYTES, VECTOR_BYTES), key=waiting)
+        return replace(self, apart=apart) if 2 * waiting(apart) <= waiting(0) else self
 
     def workers(self, memory: RowMemory, few: bool) -> int:
         """The blocks, or clusters, that end together; `few` where they sum, or write nothing."""
@@ -252,9 +297,9 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
             threads //= 2
     else:
         threads_per_row = threads = max(SMALL_BLOCK, min(threads_per_row, BLOCK))
-    team = _filled(RowTeam(threads, threads_per_row, width, ranks=ranks), memory)
+    team = _filled(RowTeam(threads, threads_per_row, width, ranks=ranks), memory).spread(memory)
     available = driver.shared_memory(device) - STATIC_BYTES
-    while not team.held and team.places * width * element_bytes > available:
+    while team.shared_bytes(width * element_bytes) > available:
         if team.rows == 1:
             return replace(team, splits=ranks)
         team = replace(team, threads=team.threads // 2)

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .banks import BANKS, WORD_BYTES, turns
 from .plan import VECTOR_BYTES
-
-WORD_BYTES = 4
 
 # A row of at most SHORT_BYTES, or SHORT_PRECISE of a precise loss, which reads a tile twice, waits
 # in the registers of a thread, or of half as many where it is no whole number of words, or of
@@ -29,11 +28,10 @@ LONG_HIDDEN = 200
 LONG_HALVES = 304
 
 # Threads that read units of rows at once wait for each other where they need different words of
-# the same one of BANKS of shared memory. Where more than WAITING would, a smaller block works on a
+# the same bank of shared memory. Where more than WAITING would, a smaller block works on a
 # tile, or more threads on a row, with LEAST_UNITS each at least. cuda/kernels/rows.cu is faster
 # where that does not help, unless one thread reads a row in vectors of half precision, and where a
 # row is a multiple of VECTORS_AT_ONCE.
-BANKS = 32
 VECTORS_AT_ONCE = 8
 WAITING = 2
 LEAST_UNITS = 4
@@ -187,13 +185,12 @@ def _team(
 def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
     """Of the threads that read units of rows at once, the most that need the same bank."""
     length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
-    needed: dict[int, set[int]] = {}
+    words: list[int] = []
     for thread in range(BANKS * WORD_BYTES // length):
         row, of_row = divmod(thread, per_row)
         first = row * row_bytes + of_row * unit_bytes
-        for word in range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1):
-            needed.setdefault(word % BANKS, set()).add(word)
-    return max(len(words) for words in needed.values())
+        words += range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1)
+    return turns(words)
 
 
 def _batch(units: int, per_row: int, unit: int, size: int) -> int:

@@ -284,7 +284,7 @@ def rows(
         (256,),
         (
             *(int64(-100), 1.0, space(n, *strides) + int64(*steps, *(x.size for x in arrays))),
-            *(segments, n, COLUMNS, segments),  # every block keeps what it reads
+            *(segments, np.int32(0), n, COLUMNS, segments),  # every block keeps what it reads
             divisor,
             None if denominator is None else np.array([denominator]),
             *(None, None),  # no grad_output, no guess

@@ -28,6 +28,7 @@ from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
 from cupy_losses._device import compiler, driver, plan_rows, row_team, sources
+from cupy_losses._device.row_team import RowMemory, RowTeam
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
@@ -337,6 +338,26 @@ def test_odd_shapes(name: str, operands: Shapes) -> None:
         close(got, value, 1e-13)
         for slope, expected in zip(slopes, gradients, strict=True):
             close(slope, expected, 1e-13)
+
+
+@pytest.mark.quick
+def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
+    """Those of 223 halves are a multiple of 32 words apart, those of 333 are not."""
+
+    def team(columns: int, size: int, starts: tuple[int, ...]) -> RowTeam:
+        memory = RowMemory(100, columns, size, (size,), 1, starts, False, False, True)
+        return row_team.row_team(memory, False, 0)
+
+    with installed():
+        waiting, dense = team(223, 2, (223, 0)), team(333, 2, (333, 0))
+        strided, aligned = team(223, 2, (231, 0)), team(1000, 2, (1000, 0))
+    assert waiting.shifts
+    assert waiting.apart in range(16, 128, 16)
+    assert waiting.shared_bytes(16) - waiting.places * 16 == waiting.stretches * waiting.apart
+    assert dense.shifts
+    assert strided.shifts
+    assert not aligned.shifts
+    assert [team.apart for team in (dense, strided, aligned)] == [0, 0, 0]
 
 
 def test_rows_of_no_elements() -> None:

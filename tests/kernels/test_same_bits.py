@@ -6,6 +6,7 @@ that does not belong to these. `tests/gpu/test_same_bits.py` does the same on a 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
 from cupy_losses._device import row_team
+from cupy_losses._device.row_team import RowTeam
 
 from .. import emulator
 from ..emulator import Device, installed
@@ -156,6 +158,21 @@ def test_whatever_the_size_of_shared_memory(
     x, target = logits(shape, dtype)
     large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 16))
     assert [changed(large, other) for other in smaller] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((70, 223), "bfloat16"), levels.case((70, 257), "float32", default=False)]
+)
+def test_whatever_the_distance_between_stretches(
+    shape: Shape, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That follows from the strides, which rows of the same length need not share."""
+    x, target = logits(shape, dtype)
+    chosen = on(x, target)
+    monkeypatch.setattr(RowTeam, "spread", lambda team, memory: team)
+    assert changed(chosen, on(x, target)) == []
+    monkeypatch.setattr(RowTeam, "spread", lambda team, memory: replace(team, apart=48))
+    assert changed(chosen, on(x, target)) == []
 
 
 @cases(
