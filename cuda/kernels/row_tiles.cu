@@ -8,25 +8,25 @@
 // the loss of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
 //
 // Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
-// the loss, by its place in a batch; then threads are added in pairs. Who has which elements
-// follows from the length of a row and the dtypes, so that the bits of a row do not depend on its
-// address, on other rows, or on what else is asked for. Tiles form segments, which are added as
-// those of kernels/pointwise.cu are.
+// the loss, by its place in a batch; then parts of its elements, where there are several, are added
+// in pairs, and so are threads. Who has which elements follows from the length of a row and the
+// dtypes, so that the bits of a row do not depend on its address, on other rows, or on what else is
+// asked for. Tiles form segments, which are added as those of kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
 // THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring
 // elements, BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision,
-// of one thread each, in units of two: the one that is left is alone at an end. A multiprocessor is
-// to hold RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a
-// tile of it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its
-// tile.
-template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int RESIDENT_,
-          unsigned ELEMENTS_, unsigned NUMBERS_>
+// of one thread each, in units of two: the one that is left is alone at an end. PARTS: part k of
+// what a thread has of a row is every PARTS-th unit, from unit k on. A multiprocessor is to hold
+// RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a tile of
+// it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its tile.
+template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int PARTS_,
+          int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, RESIDENT = RESIDENT_;
-  static constexpr int UNIT = UNIT_, BATCH = BATCH_;
+  static constexpr int UNIT = UNIT_, BATCH = BATCH_, PARTS = PARTS_;
   static constexpr bool PAIRED = PAIRED_;
   static constexpr int ROWS = THREADS / THREADS_PER_ROW;  // at a time
   static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
@@ -37,6 +37,12 @@ struct TileTeam {
 
   static __device__ __forceinline__ int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
   static __device__ __forceinline__ int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
+  // Which part comes first, part k ^ this being the k-th one: threads of a warp whose rows begin in
+  // the same bank of shared memory, which holds 8 vectors side by side, read different parts at a
+  // time. That parts are joined in pairs gives the same bits whichever comes first.
+  static __device__ __forceinline__ int first_part(int columns) {
+    return row() * (columns / UNIT) / 8 % PARTS;
+  }
   // Whether an element is one of this thread.
   static __device__ __forceinline__ bool has(int column) {
     return column / UNIT % THREADS_PER_ROW == thread();
@@ -60,24 +66,28 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   const Row row;
   T top = lowest<T>();  // the largest number of the first operand in the row
+  int part = 0;         // of which `each` is
 
   explicit __device__ __forceinline__ ThreadShare(const Row& row)
-      : row(row), begin(Team::PAIRED ? shift<FIRST>() : 0), aligned(are_aligned()) {}
+      : row(row),
+        first_part(Team::first_part(row.columns)),
+        begin(Team::PAIRED ? shift<FIRST>() : 0),
+        aligned(are_aligned()) {}
 
-  // f(place, column, x) for each element, get<k>(x) being its number in operand k.
+  // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
-    each_unit([&](auto size, auto aligned, int place, int column) {
+    each_unit(part, [&](auto size, auto aligned, int place, int column) {
       constexpr int SIZE = decltype(size)::value;
       const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) f((place + j) % WIDTH, column + j, element_of(numbers, j));
     });
   }
-  // f(size, aligned, column, xs) for each unit, element_of(xs, j) being one such x.
+  // f(size, aligned, column, xs) for each unit of all parts, element_of(xs, j) being one such x.
   template <class F>
   __device__ __forceinline__ void each_vector(F f) const {
-    each_unit([&](auto size, auto aligned, int, int column) {
+    each_unit_of_all([&](auto size, auto aligned, int, int column) {
       f(size, aligned, column,
         this->template load_all<decltype(size)::value, decltype(aligned)::value>(column));
     });
@@ -92,7 +102,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   __device__ __forceinline__ T own_largest() const {
     T found = lowest<T>();
     First of_pairs[2] = {convert<First>(found), convert<First>(found)};
-    each_unit([&](auto size, auto aligned, int, int column) {
+    each_unit_of_all([&](auto size, auto aligned, int, int column) {
       take_larger(found, of_pairs,
                   load_elements<decltype(size)::value, decltype(aligned)::value>(
                       row.template address<FIRST>(column)));
@@ -104,6 +114,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 
  private:
+  const int first_part;
   // The column of the first unit, and whether units are aligned in all operands that have a tile.
   const int begin;
   const bool aligned;
@@ -128,38 +139,43 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     return (Team::PAIRED || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
   }
 
-  // f(size, aligned, place, column) for each unit, or single element at an end.
+  // f(size, aligned, place, column) for each unit of a part, or single element at an end.
   template <class F>
-  __device__ __forceinline__ void each_unit(F f) const {
+  __device__ __forceinline__ void each_unit(int part, F f) const {
     if constexpr (UNIT == 1) {
-      each_unit_of<false>(f);
+      each_unit_of<false>(part, f);
     } else {
       if (aligned) {
-        each_unit_of<true>(f);
+        each_unit_of<true>(part, f);
       } else {
-        each_unit_of<false>(f);
+        each_unit_of<false>(part, f);
       }
     }
+  }
+  template <class F>
+  __device__ __forceinline__ void each_unit_of_all(F f) const {
+#pragma unroll 1
+    for (int part = 0; part < Team::PARTS; ++part) each_unit(part, f);
   }
   // PAIRED, the sums of both places are those of the even and of the odd columns, or the other way
   // around: the bits do not depend on where a row begins.
   template <bool ALIGNED, class F>
-  __device__ __forceinline__ void each_unit_of(F f) const {
+  __device__ __forceinline__ void each_unit_of(int part, F f) const {
+    constexpr int STEP = Team::PARTS * Team::THREADS_PER_ROW;
     const int units = row.columns / UNIT, last = row.columns - 1;
-    int unit = Team::thread();
+    int unit = (part ^ first_part) * Team::THREADS_PER_ROW + Team::thread();
     if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0);
 #pragma unroll 1
-    for (; unit + (BATCH - 1) * Team::THREADS_PER_ROW < units;
-         unit += BATCH * Team::THREADS_PER_ROW) {
+    for (; unit + (BATCH - 1) * STEP < units; unit += BATCH * STEP) {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
         f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % WIDTH,
-          begin + (unit + k * Team::THREADS_PER_ROW) * UNIT);
+          begin + (unit + k * STEP) * UNIT);
       }
     }
     if constexpr (BATCH > 1) {
 #pragma unroll 1
-      for (; unit < units; unit += Team::THREADS_PER_ROW) {
+      for (; unit < units; unit += STEP) {
         f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT);
       }
     }
@@ -265,6 +281,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
+  using Accumulated = decltype(settle(State(), SameTop()));
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS>;
@@ -340,13 +357,9 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What the threads of a row accumulate together, in all of them.
   template <class Context>
-  __device__ __forceinline__ auto accumulate(const Elements& elements,
-                                             const Context& context) const {
-    State state = State::empty();
-    if constexpr (Loss::READS != 0) {
-      if (context.status == ACTIVE) loss.template add<true>(state, elements.row, context, elements);
-    }
-    return joined_in_warp<Team::THREADS_PER_ROW>(settle(state, SameTop()));
+  __device__ __forceinline__ Accumulated accumulate(Elements& elements,
+                                                    const Context& context) const {
+    return joined_in_warp<Team::THREADS_PER_ROW>(accumulate<Team::PARTS>(elements, context, 0));
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
@@ -424,6 +437,24 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
   }
+  // What this thread accumulates of so many parts from one on.
+  template <int COUNT, class Context>
+  __device__ __forceinline__ Accumulated accumulate(Elements& elements, const Context& context,
+                                                    int part) const {
+    if constexpr (COUNT == 1) {
+      State state = State::empty();
+      elements.part = part;
+      if constexpr (Loss::READS != 0) {
+        if (context.status == ACTIVE) {
+          loss.template add<true>(state, elements.row, context, elements);
+        }
+      }
+      return settle(state, SameTop());
+    } else {
+      const Accumulated half = accumulate<COUNT / 2>(elements, context, part);
+      return join(half, accumulate<COUNT / 2>(elements, context, part + COUNT / 2));
+    }
+  }
   // Changes an element in shared memory.
   template <int S>
   static __device__ __forceinline__ void set(const Row& row, int column, T x) {
@@ -493,7 +524,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
         const auto row = work.row_at(tile, own, staged);
         const auto context = work.begin(tile, own, stage);
-        const auto elements = work.elements_of(row, context.status == ACTIVE);
+        auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
                                                    factor, reciprocal);
@@ -510,8 +541,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       // One thread does what is done once for a row, THREADS_PER_ROW threads what is done for its
       // elements.
       using Context = decltype(work.begin(0, 0, stage));
-      using State =
-          decltype(work.accumulate(work.elements_of(work.row_at(0, 0, staged), true), Context()));
+      using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;
       Context* const contexts = states_of_block<Context, Team::MOST_ROWS>();
       State* const states = states_of_block<State, Team::MOST_ROWS>();
@@ -523,7 +553,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll 1
       for (int own = Team::row(); own < places.rows; own += Team::ROWS) {
         const bool active = contexts[own].status == ACTIVE;
-        const auto elements = work.elements_of(work.row_at(tile, own, staged), active);
+        auto elements = work.elements_of(work.row_at(tile, own, staged), active);
         const auto state = work.accumulate(elements, contexts[own]);
         if (Team::thread() == 0) states[own] = state;
       }

@@ -454,6 +454,7 @@ class RowLaunches(Launches):
             "TileTeam",
             *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
             tile.paired,
+            str(tile.parts),
             str(self._resident(tile.threads)),
             bits(tile.elements),
             bits(tile.numbers),

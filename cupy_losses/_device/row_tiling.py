@@ -29,10 +29,12 @@ LONG_HALVES = 304
 
 # Threads that read units of rows at once wait for each other where they need different words of
 # the same bank of shared memory. Where more than WAITING would, a smaller block works on a
-# tile, or more threads on a row, with LEAST_UNITS each at least. cuda/kernels/rows.cu is faster
-# where that does not help, unless one thread reads a row in vectors of half precision, and where a
-# row is a multiple of VECTORS_AT_ONCE.
-VECTORS_AT_ONCE = 8
+# tile, or more threads on a row, with LEAST_UNITS each at least. Where that does not help, one
+# thread reads a row in vectors of half precision, in an order of its own; for other rows
+# cuda/kernels/rows.cu is faster. So it is for multiples of VECTORS_AT_ONCE, which are what the
+# banks hold side by side, of several operands or more than LONG_MULTIPLE elements.
+VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES
+LONG_MULTIPLE = 128
 WAITING = 2
 LEAST_UNITS = 4
 
@@ -75,6 +77,7 @@ class RowTile:
         unit: The neighbouring elements that a thread takes at once.
         batch: The units of a thread at a time.
         paired: Whether rows of an odd number of elements, of one thread each, are read in pairs.
+        parts: In how many parts a thread reads its units, neighbours in different orders.
         bytes: The shared memory that a tile takes.
         begins: Where each array of it begins there.
         elements: The arrays that have an element for each one of a row.
@@ -88,6 +91,7 @@ class RowTile:
     unit: int
     batch: int
     paired: bool
+    parts: int
     bytes: int
     begins: Mapping[int, int]
     elements: tuple[int, ...]
@@ -151,9 +155,10 @@ def row_tile(
         # It begins anywhere in a vector.
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
-    batch = _batch(columns // unit, team.per_row, unit, size)
+    parts = _parts(columns, unit, size, team.per_row)
+    batch = _batch(columns // (unit * parts), team.per_row, unit, size)
     arrays = tuple(elements), tuple(numbers)
-    return RowTile(rows, *team, unit, batch, paired, end, begins, *arrays)
+    return RowTile(rows, *team, unit, batch, paired, parts, end, begins, *arrays)
 
 
 def _team(
@@ -164,7 +169,8 @@ def _team(
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
     """
     vectors = [columns * own / VECTOR_BYTES for own in sizes]
-    if not usual or any(n % VECTORS_AT_ONCE == 0 for n in vectors):
+    is_multiple = any(n % VECTORS_AT_ONCE == 0 for n in vectors)
+    if not usual or (is_multiple and (len(sizes) > 1 or columns > LONG_MULTIPLE)):
         return None
     teams = [*usual[:1], *small[:1], *usual[1:]]
     odd = columns % unit != 0
@@ -193,6 +199,14 @@ def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
     return turns(words)
 
 
+def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
+    """In how many parts a thread reads a row so that no more than WAITING read the same bank."""
+    row_bytes, unit_bytes = columns * size, unit * size
+    if columns % unit or _waiting(row_bytes, unit_bytes, per_row) <= WAITING:
+        return 1
+    return math.gcd(columns // unit, VECTORS_AT_ONCE) // WAITING
+
+
 def _batch(units: int, per_row: int, unit: int, size: int) -> int:
     """How many units of a row a thread takes at a time, so that all are soon done."""
     shares = units // per_row, -(-units // per_row)  # of threads side by side
@@ -202,5 +216,5 @@ def _batch(units: int, per_row: int, unit: int, size: int) -> int:
         singles = max(share % batch for share in shares)
         return batches * (batch * unit + TURN) + singles * (unit + TURN)
 
-    most = max(1, BATCH_BYTES // (unit * size))
+    most = max(1, min(BATCH_BYTES // (unit * size), shares[0]))
     return min(range(most, 0, -1), key=cost)

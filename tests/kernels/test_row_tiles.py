@@ -24,6 +24,7 @@ from cupy_losses._device.row_tiling import (
     LONG_BYTES,
     LONG_HALVES,
     LONG_HIDDEN,
+    LONG_MULTIPLE,
     MOST_ROWS,
     SMALL_THREADS,
     TILE_LIMIT,
@@ -75,10 +76,13 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             short = (24 if precise else 16) // (2 if length % 4 else 1)
             if size > 2 and length % 16 == 0:
                 short = 32
-            if not short < length <= LONG_BYTES or length % 128 == 0:
+            if not short < length <= LONG_BYTES:
                 assert tile is None
                 continue
-            if length == 64 and size > 2:  # two threads would have two vectors each
+            if length % 128 == 0 and columns > LONG_MULTIPLE:
+                assert tile is None
+                continue
+            if length in (64, 128) and size > 2:  # four threads would have two vectors each
                 assert tile is None
                 continue
             assert tile is not None
@@ -97,11 +101,13 @@ def test_at_most_two_threads_wait_for_each_other() -> None:
     """Of those that read at once, 128 bytes; those of a row side by side, in each of its rows."""
     for size, columns in itertools.product((2, 4, 8), range(1, 500)):
         tile = row_tile(columns, size, {0: size}, {1: 8}, KEPT)
-        if tile is None or tile.paired or (size, columns) == (2, 32):
+        if tile is None or tile.paired:
             continue
         read = min(tile.unit * size, 16)
+        first_part = [row * (columns // tile.unit) // 8 % tile.parts for row in range(32)]
         starts = [
-            row * columns * size + lane * tile.unit * size
+            row * columns * size
+            + (first_part[row] * tile.threads_per_row + lane) * tile.unit * size
             for row in range(32 // tile.threads_per_row)
             for lane in range(tile.threads_per_row)
         ]
@@ -116,8 +122,8 @@ def test_units_follow_from_the_length_of_a_row() -> None:
         (size, columns): (tile.threads, tile.threads_per_row, tile.unit, tile.batch, tile.paired)
         for size, lengths in (
             (8, (9, 10)),
-            (4, (7, 10, 20, 48, 60, 101, 129)),
-            (2, (9, 10, 20, 40, 96, 21, 133, 221)),
+            (4, (7, 10, 20, 48, 60, 64, 101, 129)),
+            (2, (9, 10, 20, 40, 64, 96, 128, 21, 133, 221)),
         )
         for columns in lengths
         if (tile := row_tile(columns, size, {0: size}, {1: 8}, KEPT))
@@ -130,17 +136,32 @@ def test_units_follow_from_the_length_of_a_row() -> None:
         (4, 20): (128, 1, 4, 2, False),
         (4, 48): (128, 2, 4, 2, False),
         (4, 60): (128, 2, 4, 1, False),
+        (4, 64): (128, 4, 4, 2, False),
         (4, 101): (128, 2, 1, 8, False),
         (4, 129): (64, 2, 1, 8, False),
         (2, 9): (128, 1, 2, 4, True),
         (2, 10): (128, 1, 2, 5, False),
         (2, 20): (128, 1, 4, 4, False),
         (2, 40): (128, 1, 8, 2, False),
+        (2, 64): (128, 1, 8, 2, False),
         (2, 96): (128, 2, 8, 2, False),
+        (2, 128): (128, 4, 8, 2, False),
         (2, 21): (128, 1, 2, 5, True),
         (2, 133): (64, 1, 2, 8, True),
         (2, 221): (128, 4, 2, 8, False),
     }
+
+
+@pytest.mark.quick
+def test_rows_of_several_parts() -> None:
+    """Those of half precision which threads would read from more than two places of a bank."""
+    parts = {
+        (size, arrays, columns): tile.parts
+        for size, arrays, columns in itertools.product((2, 4, 8), (1, 2), range(1, 500))
+        if (tile := row_tile(columns, size, dict.fromkeys(range(arrays), size), {2: 8}, KEPT))
+        and tile.parts > 1
+    }
+    assert parts == {(2, 1, 32): 2, (2, 1, 64): 4, (2, 2, 32): 2}
 
 
 @pytest.mark.quick
@@ -240,7 +261,8 @@ def test_dtypes(dtype: str, columns: int) -> None:
 )
 def test_any_alignment(case: RowCase, dtype: str) -> None:
     """Operands that begin at different places of a vector, against those that are aligned."""
-    for columns in (22, 23, 24, 60, 103, 129):
+    parts = [32] if dtype == "bfloat16" else []
+    for columns in (22, 23, 24, 60, 103, 129, *parts):
         shape = 400 if columns < 30 else 140, columns  # more than one tile
         operands = case.draw(np.random.default_rng(6), shape, DTYPES[dtype])
         bits = []
@@ -249,6 +271,22 @@ def test_any_alignment(case: RowCase, dtype: str) -> None:
                 bits.append(exercise(device, case, operands, layout, dtype))
                 assert any(name.startswith("row_tiles<") for name in names(device))
         assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize("columns", [32, 64])
+def test_the_same_bits_at_every_place_of_a_tile(columns: int) -> None:
+    """Threads read the parts of a row in different orders."""
+    row = np.random.default_rng(14).standard_normal((1, columns)).astype(DTYPES["bfloat16"])
+    x, target = np.repeat(row, 140, axis=0), np.full(140, 5)
+    for label_smoothing in (0.0, 0.1):
+        loss = functools.partial(cross_entropy, label_smoothing=label_smoothing)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            each = loss(*arrays, reduction="none").get()
+            _, gradient = value_and_grad(functools.partial(loss, reduction="sum"))(*arrays)
+            assert all(name.startswith("row_tiles<") for name in names(device))
+        for result in (each, gradient.get()):
+            assert (result.view(np.uint16) == result[:1].view(np.uint16)).all()
 
 
 def test_rows_of_no_use() -> None:
