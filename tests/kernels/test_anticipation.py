@@ -20,6 +20,7 @@ from ..emulator import Device
 from ..tables.arrays import DTYPES
 from ..tools import levels
 
+COLUMNS = 256  # of rows that kernels/rows.cu works on in every dtype
 FACTORS = [0.5, 0.3, -0.0, 0.0, 65536.0, 1e-30, np.inf, -np.inf, np.nan, 1.0]
 
 
@@ -82,7 +83,7 @@ def pair(dtype: Any, size: int = 5001) -> list[Any]:
     return [rng.standard_normal(size).astype(dtype) for _ in range(2)]
 
 
-def scores(dtype: Any, rows: int = 7, columns: int = 64) -> list[Any]:
+def scores(dtype: Any, rows: int = 7, columns: int = COLUMNS) -> list[Any]:
     rng = np.random.default_rng(7)
     target = rng.integers(0, columns, rows)
     target[1] = -100
@@ -108,14 +109,14 @@ def cases(device: Device, dtype: Any) -> Iterator[Calls]:
     yield Calls(device, mse_loss, (input, target), (0,), weight=weight, where=where)
     yield Calls(device, cross_entropy, scores(dtype))
     yield Calls(device, cross_entropy, scores(dtype), scale=np.asarray(0.3, dtype))
-    weight = np.linspace(0.5, 2, 64).astype(dtype)
+    weight = np.linspace(0.5, 2, COLUMNS).astype(dtype)
     yield Calls(device, cross_entropy, scores(dtype), weight=weight)
     yield Calls(device, nll_loss, scores(dtype))
     input, target = scores(dtype)
-    yield Calls(device, multi_margin_loss, (input, abs(target) % 64))
+    yield Calls(device, multi_margin_loss, (input, abs(target) % COLUMNS))
     if dtype == np.float32:
-        for rows in (2, 33):  # two launches, a cluster
-            calls = Calls(device, cross_entropy, scores(dtype, rows, 16_640))
+        for shape in ((2, 16_640), (33, 16_640), (70, 64)):  # two launches, a cluster, tiles
+            calls = Calls(device, cross_entropy, scores(dtype, *shape))
             calls.factors = FACTORS[:1]
             yield calls
 
@@ -202,7 +203,7 @@ def is_large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return bool(request.param)
 
 
-@pytest.fixture(params=levels.first([(70, 21), (70, 64), (2, 5, 35), (2, 90, 35)]))
+@pytest.fixture(params=levels.first([(70, 21), (70, COLUMNS), (2, 5, 35), (2, 90, 35)]))
 def logits(request: pytest.FixtureRequest) -> Any:
     """Logits, the classes of all rows, and those of a part of them."""
     rng, shape = np.random.default_rng(9), request.param

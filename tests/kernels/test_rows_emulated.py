@@ -665,7 +665,7 @@ def test_derivatives_of_probabilities_that_are_0(columns: int) -> None:
     np.testing.assert_allclose(result.get(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("columns", [63, 64, 65, 96])
+@pytest.mark.parametrize("columns", [63, 64, 65, 256])
 def test_a_thread_without_any_finite_logit(columns: int) -> None:
     """Where the target's is not finite either; the other threads' are."""
     x = np.random.default_rng(13).standard_normal((3, columns)).astype(np.float32)

@@ -18,7 +18,7 @@ from cupy_losses._libraries.registry import resolve
 from ..emulator import Device
 from ..tables.arrays import DTYPES
 from ..tools import levels
-from .test_anticipation import Calls, pair, scores
+from .test_anticipation import COLUMNS, Calls, pair, scores
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -54,7 +54,7 @@ def cases() -> Iterator[Case]:
     yield Case("tiled", mse_loss, [table, np.asfortranarray(target[:4900].reshape(70, 70))])
     yield Case("row_tiles", cross_entropy, scores(FLOAT32, 300, 10))
     yield Case("rows", cross_entropy, scores(FLOAT32), default=True)
-    of_classes = {"weight": np.linspace(0.5, 2, 64).astype(np.float32)}
+    of_classes = {"weight": np.linspace(0.5, 2, COLUMNS).astype(np.float32)}
     yield Case("rows", cross_entropy, scores(FLOAT32), of_classes)
     yield Case("split_rows", cross_entropy, scores(FLOAT32, 2, 266_240))
     yield Case("rows", cross_entropy, scores(FLOAT32, 2, 16_640))  # a cluster
