@@ -41,8 +41,9 @@ class Real:
 
     def checked(self, name: str, value: Any) -> float:
         """The value as a float."""
-        if type(value) is float and self.minimum < value < self.maximum:
-            return value + 0.0  # -0.0 becomes 0.0: both are the same argument
+        if type(value) is float and self.minimum <= value <= self.maximum:
+            if not (self.open and value == self.minimum):
+                return value + 0.0  # -0.0 becomes 0.0: both are the same argument
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be a real number, got {described(value)}")
         try:
@@ -58,15 +59,20 @@ class Real:
         )
 
 
+_FACTOR = Real()
+
+
 @dataclass(frozen=True)
 class Scale:
     """A real number, or an array of shape () and a floating dtype, which stays where it is."""
 
     def checked(self, name: str, value: Any) -> Any:
         """The number as a float, or the array."""
+        if type(value) is float:
+            return _FACTOR.checked(name, value)
         shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
         if shape is None or dtype is None or isinstance(value, numbers.Real):
-            return Real().checked(name, value)
+            return _FACTOR.checked(name, value)
         if tuple(shape) != ():
             raise ValueError(f"{name} must be a number or have shape (), got {tuple(shape)}")
         if dtype_name(dtype) not in FLOATING:
@@ -80,6 +86,8 @@ class Integer:
 
     def checked(self, name: str, value: Any) -> int:
         """The value as an int."""
+        if type(value) is int and -(2**63) <= value < 2**63:
+            return value
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an integer, got {described(value)}")
         number = int(value)
@@ -94,6 +102,8 @@ class Flag:
 
     def checked(self, name: str, value: Any) -> bool:
         """The value as a bool."""
+        if value is True or value is False:
+            return value
         if isinstance(value, bool | np.bool_):
             return bool(value)
         raise TypeError(f"{name} must be True or False, got {described(value)}")
@@ -107,6 +117,8 @@ class Choice:
 
     def checked(self, name: str, value: Any) -> Any:
         """The one that the value equals."""
+        if type(value) is str and value in self.values:
+            return value
         if isinstance(value, str | numbers.Real) and not isinstance(value, bool | np.bool_):
             for choice in self.values:
                 if choice == value:

@@ -114,7 +114,7 @@ class Launch:
             block = self._free.pop()
         except IndexError:
             block = self._new_block()
-        if parameters is not block.parameters or scale != block.scale:
+        if parameters != block.parameters or scale != block.scale:
             self._pack_numbers(block, parameters, scale)
         block.pack_pointers(*pointers)
         try:
