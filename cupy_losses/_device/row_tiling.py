@@ -184,8 +184,8 @@ def _team(
         waiting = max(_waiting(columns * own, unit * own, per_row) for own in sizes)
         if (odd and per_row == 1) or waiting <= WAITING:
             return team
-    halves = unit > VECTOR_BYTES // WORD_BYTES
-    return usual[0] if halves and fewest == 1 else None
+    is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
+    return usual[0] if is_vector_of_halves and fewest == 1 else None
 
 
 def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
@@ -200,9 +200,12 @@ def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
 
 
 def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
-    """In how many parts a thread reads a row so that no more than WAITING read the same bank."""
-    row_bytes, unit_bytes = columns * size, unit * size
-    if columns % unit or _waiting(row_bytes, unit_bytes, per_row) <= WAITING:
+    """In how many parts a thread reads a row so that no more than WAITING read the same bank.
+
+    That is one but for vectors of half precision: others have a team of whom no more do.
+    """
+    is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
+    if not is_vector_of_halves or _waiting(columns * size, unit * size, per_row) <= WAITING:
         return 1
     return math.gcd(columns // unit, VECTORS_AT_ONCE) // WAITING
 

@@ -165,6 +165,15 @@ def test_rows_of_several_parts() -> None:
 
 
 @pytest.mark.quick
+def test_rows_of_operands_that_are_not_floating() -> None:
+    """As large as they are; threads read them two at a time, in one part."""
+    sizes = itertools.product((1, 2, 4, 8), repeat=2)
+    for (own, other), columns in itertools.product(sizes, range(1, 500)):
+        tile = row_tile(columns, 8, {0: own, 1: other}, {2: 8}, KEPT)
+        assert tile is None or (tile.unit <= 2 and tile.parts == 1)
+
+
+@pytest.mark.quick
 def test_long_rows_that_hide_elements_have_no_tiles() -> None:
     """Longer ones have of half precision, if threads read them in words."""
     for size, columns in itertools.product((2, 4), range(1, 1000)):
