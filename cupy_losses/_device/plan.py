@@ -125,7 +125,8 @@ class Plan:
         self._library = library
         self._address = library.address
         self._outputs = [allocate for allocate in outputs if allocate is not None]
-        self._left_out = [allocate is not None for allocate in outputs] if None in outputs else None
+        # Which outputs are computed, if some are left out.
+        self._computed = [allocate is not None for allocate in outputs] if None in outputs else None
         self._scratch = scratch  # where each part begins, and the end
         self._counters = counters  # bytes of it that start at zero
         self._memset = driver.memset()
@@ -171,14 +172,15 @@ class Plan:
                 start(stream, parameters, scale, choose(addresses))
             if waiting is not None and not self._is_early:
                 waiting.finish_at_once()
-        results = outputs if self._left_out is None else self._with_gaps(outputs)
+        results = outputs if self._computed is None else self._with_gaps(outputs, self._computed)
         if self._is_early:
             results.append(waiting)
         return results
 
-    def _with_gaps(self, outputs: list[Array]) -> list[Array | None]:
+    @staticmethod
+    def _with_gaps(outputs: list[Array], computed: list[bool]) -> list[Array | None]:
         made = iter(outputs)
-        return [next(made) if computed else None for computed in self._left_out or ()]
+        return [next(made) if is_computed else None for is_computed in computed]
 
 
 def _unless_contiguous(operands: Sequence[ArraySpec]) -> list[ArraySpec]:
