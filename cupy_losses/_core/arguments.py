@@ -41,9 +41,12 @@ class Real:
 
     def checked(self, name: str, value: Any) -> float:
         """The value as a float."""
-        if type(value) is float and self.minimum <= value <= self.maximum:
-            if not (self.open and value == self.minimum):
-                return value + 0.0  # -0.0 becomes 0.0: both are the same argument
+        if (
+            type(value) is float
+            and self.minimum <= value <= self.maximum
+            and not (self.open and value == self.minimum)
+        ):
+            return value + 0.0  # -0.0 becomes 0.0: both are the same argument
         if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be a real number, got {described(value)}")
         try:
