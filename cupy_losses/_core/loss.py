@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from .outputs import Output
+from .outputs import COUNT, PAIR, Output
 from .reduction import Denominator
 from .shapes import ArraySpec, Shape
 from .types import Reduction
@@ -308,6 +308,17 @@ class Request(NamedTuple):
             return [False] * len(self.wanted)
         size = math.prod(shape)
         return [operands[k].size == size for k in self.wanted]
+
+    def outputs(
+        self, value: Output, computed: Sequence[bool], gradient: Callable[[int], Output]
+    ) -> list[Output | None]:
+        """What the request allocates, given the value of the call and the gradient by operand k.
+
+        `computed` says which of the wanted gradients are computed; the others are None.
+        """
+        values = [PAIR if self.pair else value] * self.value + [COUNT] * self.counted
+        pairs = zip(self.wanted, computed, strict=True)
+        return [*values, *(gradient(k) if is_computed else None for k, is_computed in pairs)]
 
 
 FORWARD = Request()

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from .shapes import ArraySpec, Shape, dense_strides
 
-PAIR = ("float64", (3,), (1,))  # sum, its rounding error, denominator
-COUNT: tuple[str, Shape, Shape] = ("float64", (), ())
-
 
 @dataclass(frozen=True)
 class Output(ArraySpec):
@@ -21,6 +18,10 @@ class Output(ArraySpec):
 
     like: int = -1
     in_place: bool = False
+
+
+PAIR = Output("float64", (3,), (1,))  # the sum, its rounding error, the denominator
+COUNT = Output("float64", (), ())  # the denominator
 
 
 def value_output(dtype: str, shape: Shape, axes: Sequence[int]) -> Output:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .dtypes import check_dtypes
 from .loss import Call, Loss, Request, of_weight
-from .outputs import COUNT, PAIR, Output, gradient_output, value_output
+from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
     ArraySpec,
@@ -101,18 +101,13 @@ class PointwiseFormula(Loss):
         own = operands[request.extra :]
         shape = self.shape_of(call, own)
         axes = self.memory_order(request, operands, shape)
-        outputs: list[Output | None] = []
-        if request.value:
-            dtype = self.result_dtype(call, own, autocast)
-            value = value_output(dtype, self.value_shape(call, shape), axes)
-            outputs.append(Output(*PAIR) if request.pair else value)
-        if request.counted:
-            outputs.append(Output(*COUNT))
-        computed = request.computed(call, own, shape)
-        for k, now in zip(request.wanted, computed, strict=True):
-            index = request.extra + k
-            outputs.append(gradient_output(operands, index, shape, axes) if now else None)
-        return outputs
+        dtype = self.result_dtype(call, own, autocast)
+        value = value_output(dtype, self.value_shape(call, shape), axes)
+
+        def gradient(k: int) -> Output:
+            return gradient_output(operands, request.extra + k, shape, axes)
+
+        return request.outputs(value, request.computed(call, own, shape), gradient)
 
     def memory_order(
         self, request: Request, operands: Sequence[ArraySpec], shape: Shape

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER, check_dtypes
 from .loss import Call, Domain, Formula, Loss, Request, of_weight
-from .outputs import COUNT, PAIR, Output, gradient_output, value_output
+from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
     ArraySpec,
@@ -153,28 +153,18 @@ class RowFormula(Loss):
         """The value in the order in which the rows lie in memory."""
         own = operands[request.extra :]
         space = row_space(call, self, request, operands)
-        axes = space.axes
-        outputs: list[Output | None] = []
-        if request.value:
-            dtype = self.result_dtype(call, own, autocast)
-            rows = [axis - (axis > space.axis) for axis in axes if axis != space.axis]
-            value = value_output(dtype, self.value_shape(call, space.shape), rows)
-            outputs.append(Output(*PAIR) if request.pair else value)
-        if request.counted:
-            outputs.append(Output(*COUNT))
-        computed = request.computed(call, own, space.shape)
-        for k, now in zip(request.wanted, computed, strict=True):
+        dtype = self.result_dtype(call, own, autocast)
+        rows = [axis - (axis > space.axis) for axis in space.axes if axis != space.axis]
+        value = value_output(dtype, self.value_shape(call, space.shape), rows)
+
+        def gradient(k: int) -> Output:
             index = request.extra + k
-            if not now:
-                outputs.append(None)
-            elif self.overwrites and k == call.extra:
-                operand = operands[index]
-                outputs.append(
-                    Output(operand.dtype, operand.shape, operand.strides, index, in_place=True)
-                )
-            else:
-                outputs.append(gradient_output(operands, index, space.shape, axes))
-        return outputs
+            if self.overwrites and k == call.extra:
+                input = operands[index]
+                return Output(input.dtype, input.shape, input.strides, index, in_place=True)
+            return gradient_output(operands, index, space.shape, space.axes)
+
+        return request.outputs(value, request.computed(call, own, space.shape), gradient)
 
     def refusal(self, call: Call, operand: int) -> str:
         """All but elements."""
