@@ -7,15 +7,13 @@ from typing import TypeVar
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
-_MOST = 4096
 
+def keep(table: dict[Key, Value], key: Key, value: Value, most: int = 4096) -> Value:
+    """Put a value into a table and return it. A table that has `most` values is emptied first.
 
-def keep(table: dict[Key, Value], key: Key, value: Value) -> Value:
-    """Put a value in a table, which is emptied first where it is full; the value.
-
-    Calls look into the table themselves, as a function for it would cost each of them time.
+    Callers look values up in the table themselves: a function would cost each call time.
     """
-    if len(table) >= _MOST:
+    if len(table) >= most:
         table.clear()
     table[key] = value
     return value

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._core.notices import warn
 from .._core.pointwise import PointwiseFormula
@@ -52,7 +53,7 @@ class _Plan(NamedTuple):
     ready: dict[Any, _Ready]  # by the hyper-parameters and the scale, where there is a number
 
 
-_MOST = 64  # schedules of a plan
+_MOST = 64  # entries of each table of a plan
 
 
 @functools.lru_cache(maxsize=1024)
@@ -139,18 +140,14 @@ def _ready(
     key = constants, divisors.finish
     schedule = plan.schedules.get(key)
     if schedule is None:
-        if len(plan.schedules) >= _MOST:
-            plan.schedules.clear()
         dtypes = [view.dtype for view in views]
         schedule = _schedule(
             loss, call, request, dtypes, plan.gradients, divisors.finish, constants
         )
-        plan.schedules[key] = schedule
+        keep(plan.schedules, key, schedule, _MOST)
     ready = _Ready(divisors, schedule)
     if plan.number is not None:
-        if len(plan.ready) >= _MOST:
-            plan.ready.clear()
-        plan.ready[call.parameters, call.scale] = ready
+        keep(plan.ready, (call.parameters, call.scale), ready, _MOST)
     return ready
 
 

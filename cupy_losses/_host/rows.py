@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.reduction import Denominator
@@ -419,9 +420,7 @@ def _divisors(
         number = np.longdouble(denominator.size)
     divisors = Divisors(call, request, denominator, number)
     if not (request.denominator or denominator.of_data):
-        if len(plan.divisors) >= _MOST:
-            plan.divisors.clear()
-        plan.divisors[call.scale] = divisors
+        keep(plan.divisors, call.scale, divisors, _MOST)
     return divisors
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from cupy_losses import cross_entropy, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
-from cupy_losses._core import kept
 from cupy_losses._core import loss as loss_module
+from cupy_losses._core.kept import keep
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
 from cupy_losses._host.chunks import spec
@@ -232,12 +232,11 @@ def test_hyper_parameters_fill_no_cache_of_autograd() -> None:
     assert len(autograd._requests) == before
 
 
-def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_bounded() -> None:
     """A program that makes ever new kinds of calls does not fill the memory."""
-    monkeypatch.setattr(kept, "_MOST", 2)
     table: dict[int, str] = {}
     sizes = []
     for key in range(5):
-        assert kept.keep(table, key, str(key)) == table[key] == str(key)
+        assert keep(table, key, str(key), most=2) == table[key] == str(key)
         sizes.append(len(table))
     assert sizes == [1, 2, 1, 2, 1]
