@@ -19,7 +19,6 @@ import torch
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.outputs import Output
-from .._core.shapes import ArraySpec
 from .._device import driver, engine
 from .._device.launch import Launch
 from .._device.library import Allocator
@@ -27,6 +26,7 @@ from .._device.plan import Plan
 from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
 from .._torch import autograd, inductor, operators, values
+from .._torch.batching import spec_of
 from .numpy import on_host
 from .registry import ArrayLibrary, Locatable, Located, Sample, instance, register
 
@@ -213,6 +213,7 @@ class TorchCuda(TorchLibrary):
     address = staticmethod(Tensor.data_ptr)
     stream = staticmethod(_current_stream)
     current_device = staticmethod(_current_device)
+    spec = staticmethod(spec_of)
 
     def __init__(self) -> None:
         driver.require_gpu()
@@ -228,9 +229,6 @@ class TorchCuda(TorchLibrary):
 
     def autocast(self) -> bool:
         return torch.is_autocast_enabled("cuda")
-
-    def spec(self, array: Tensor) -> ArraySpec:
-        return ArraySpec(dtype_name(array.dtype), tuple(array.shape), array.stride())
 
     def device(self, array: Tensor) -> int:
         return array.get_device()

@@ -23,7 +23,7 @@ Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 def spec_of(tensor: Tensor) -> ArraySpec:
     """A tensor without its data."""
-    return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()))
+    return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())
 
 
 def batched(
