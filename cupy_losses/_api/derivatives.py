@@ -258,17 +258,17 @@ def _along(
     names = call.loss.operands
     if len(tangents) != len(names):
         raise ValueError(f"there must be {len(names)} tangents, or None, got {len(tangents)}")
-    varied, directions = [], []
+    varied, adopted = [], []
     for number, tangent in enumerate(tangents):
         if tangent is None:
             continue
         k = operand_of(call, operands, number)
         what, shape = f"the tangent of {call.names[k]}", tuple(operands[k].shape)
         varied.append(k)
-        directions.append(_beside(call, library, operands, k, tangent, what, shape))
+        adopted.append(_beside(call, library, operands, k, tangent, what, shape))
     if not varied:
         raise ValueError("there must be a tangent of some operand, got None for all")
-    return tuple(varied), [*directions, *operands]
+    return tuple(varied), [*adopted, *operands]
 
 
 def _beside(

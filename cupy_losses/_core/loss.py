@@ -22,8 +22,8 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 Formula = Callable[..., Any]
 
 
-def of_weight(name: str) -> str:
-    """Why no kernel has derivatives by a weight; `_torch/weights.py` composes them."""
+def weight_refusal(name: str) -> str:
+    """The error for a gradient by a weight, which only `_torch/weights.py` computes."""
     return (
         f"{name} requires grad, which torch's autograd alone can do here, without "
         f"overwrite_input: pass {name}.detach()"
@@ -71,7 +71,7 @@ def _named(name: str) -> Loss:
 class Loss(ABC):
     """One loss: a name, what it takes, and how it is computed on a device and on the host.
 
-    Two losses are the same if their names are. A new kind of loss is a new subclass.
+    Two losses are equal if their keys are equal. A new kind of loss is a new subclass.
 
     Attributes:
         name: Names the loss in the package; variants of a formula have names of their own.
@@ -257,24 +257,23 @@ class Call(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is to be computed of a call in one pass over its operands.
+    """What is computed of a call in one pass over its operands.
 
-    The operands of a request are, in this order: the denominator if `denominator`, grad_output if
-    `vjp`, one tangent for each operand in `tangents`, the operands of the call. The function that
-    is evaluated is
+    The operands of a request are, in this order: the denominator, a scalar of float64, if
+    `denominator` is set; grad_output if `vjp` is set; a tangent for each operand in `tangents`; the
+    operands of the call. The function that is evaluated is
 
         (grad_output *) (sum over k in tangents of tangent_k * d/dx_k) (weights *) loss
 
-    and the results are its value, reduced as the call says, if `value`, and its derivatives by the
-    operands of the call in `wanted`. Both are multiplied by the scale of the call and divided by
-    its denominator, or by the one that is given, a scalar of float64. With `pair` the value is
-    neither: it is an array of float64 that holds the sum, its rounding error and the denominator.
-    Who divides it multiplies it by the scale. With `counted`, where it is a count, the denominator
-    is one more result behind the value, for requests of derivatives to be given.
+    The results are the value, if `value` is set, then the derivatives by the operands in `wanted`.
+    All are multiplied by the scale and divided by the denominator. With `denominator`, the divisor
+    is the first operand. With `pair`, the value is three float64 numbers: the sum, its rounding
+    error and the denominator; the caller scales and divides. With `counted`, a denominator that is
+    a count is returned behind the value. Later requests for derivatives take it as an operand.
 
-    An `early` request is that of a forward pass. It multiplies the gradients by the grad_output
-    that it anticipates, and leaves out (None) those that are better computed when that is known.
-    One more result, behind the others, is for the backward pass: see `_torch/autograd.py`.
+    An `early` request is that of a forward pass. Its gradients are multiplied by the grad_output
+    that it anticipates. A gradient that is better computed when grad_output is known is None. The
+    last result is for the backward pass: see `_torch/autograd.py`.
     """
 
     value: bool = True

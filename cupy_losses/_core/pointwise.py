@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .dtypes import check_dtypes
-from .loss import Call, Loss, Request, of_weight
+from .loss import Call, Loss, Request, weight_refusal
 from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -119,7 +119,7 @@ class PointwiseFormula(Loss):
     def refusal(self, call: Call, operand: int) -> str:
         """A weight that divides the mean."""
         if call.weighted and operand == call.masked and self.divides_by_weights(call):
-            return of_weight("weight")
+            return weight_refusal("weight")
         return ""
 
     def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:

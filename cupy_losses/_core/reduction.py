@@ -20,9 +20,9 @@ NOTHING_LEFT = math.inf  # the denominator of derivatives where nothing is left
 class Denominator(NamedTuple):
     """What divides the sum of a call.
 
-    `size` is it, unless it is a sum `of_data`: of weights, or, where it `is_count`, the number of
-    elements or rows that a mask or an ignored index leaves, the same in any order. Where a call
-    `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
+    `size` is the denominator unless it depends on data. With `of_data` it is a sum of weights. With
+    `is_count` it is the number of elements or rows that a mask or an ignored index leaves. Where a
+    call `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
     """
 
     size: float

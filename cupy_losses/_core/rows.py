@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER, check_dtypes
-from .loss import Call, Domain, Formula, Loss, Request, of_weight
+from .loss import Call, Domain, Formula, Loss, Request, weight_refusal
 from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -55,9 +55,9 @@ class RowFormula(Loss):
         weighs_elements: See above.
         weighted_mean: Whether a mean divides by the sum over the rows of the weight of their class,
             0 for a row that is ignored, not by the number of rows.
-        counts: Where elements have weights, what they add as a loss without: a call of the input
-            and of how much each element counts, and these counts. It takes the call, the number of
-            elements of a row, their weights, and the weight of each row's class or else the target.
+        counts: The part of the loss that the element weights multiply, as an unweighted call. Takes
+            the call, the row length, the element weights, and the target or the weight of its
+            class. Returns the call and its second operand.
         broadcasts: Whether operands of elements broadcast.
         takes_integers: Whether all of them but one may be boolean or integer: these are numbers
             that the loss is not differentiated by.
@@ -172,7 +172,7 @@ class RowFormula(Loss):
         if self.role(name) == ELEMENTS:
             return ""
         if name in ("weight", "sample_weight"):
-            return of_weight(name)
+            return weight_refusal(name)
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
     def is_constant(self, call: Call, operand: int) -> bool:

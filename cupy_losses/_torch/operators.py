@@ -140,13 +140,13 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
     wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
-    chained, given = request._replace(value=False, vjp=True), (one, *operands)
+    vjp_request, given = request._replace(value=False, vjp=True), (one, *operands)
     if not request.value:
-        return _dispatched(call, chained, given, autocast)
+        return _dispatched(call, vjp_request, given, autocast)
     of_value = _counting(call, request._replace(wanted=()), operands)
     value, *count = _dispatched(call, of_value, operands, autocast)
-    chained = chained._replace(denominator=of_value.counted)
-    return [value, *_dispatched(call, chained, (*count, *given), autocast)]
+    vjp_request = vjp_request._replace(denominator=of_value.counted)
+    return [value, *_dispatched(call, vjp_request, (*count, *given), autocast)]
 
 
 def _is_autocast(operands: Sequence[Tensor]) -> bool:
@@ -550,8 +550,8 @@ def _along(
         dtype = getattr(torch, _shapes(Asked(call, request, autocast), operands)[0].dtype)
         parts.append([twice.along(run, call, request, varied, operands, dtype)])
     elif varied:
-        directed = request._replace(tangents=tuple(varied))
-        parts.append(run(call, directed, (*leading, *varied.values(), *own)))
+        jvp_request = request._replace(tangents=tuple(varied))
+        parts.append(run(call, jvp_request, (*leading, *varied.values(), *own)))
     given = {k: t for k, t in zip(request.tangents, tangents, strict=False) if t is not None}
     if given:  # which the derivative along them is linear in
         parts.append(run(call, request._replace(tangents=tuple(given)), (*given.values(), *own)))
