@@ -291,9 +291,18 @@ class Request(NamedTuple):
         return self.denominator + self.vjp + len(self.tangents)
 
     def names(self, call: Call) -> tuple[str, ...]:
-        """The argument names of its operands; a tangent has that of what it varies."""
+        """The names by which operands have roles: a tangent has that of the operand it varies.
+
+        The denominator and grad_output have none.
+        """
         tangents = tuple(call.names[k] for k in self.tangents)
         return ("",) * (self.denominator + self.vjp) + tangents + call.names
+
+    def names_in_messages(self, call: Call) -> tuple[str, ...]:
+        """The names of the operands in messages to the user."""
+        tangents = tuple([f"the tangent of {call.names[k]}" for k in self.tangents])
+        leading = ("denominator",) * self.denominator + ("grad_output",) * self.vjp
+        return leading + tangents + call.names
 
     def computed(self, call: Call, operands: Sequence[ArraySpec], shape: Shape) -> list[bool]:
         """Which of the wanted gradients are computed; `operands` are those of the call.

@@ -73,9 +73,7 @@ def check_overwritten(call: Call, request: Request, operands: Sequence[Memory]) 
     """Raise if a request would overwrite an operand that shares memory with another one."""
     if not call.loss.overwrites or call.extra not in request.wanted:
         return
-    tangents = tuple(f"the tangent of {call.names[k]}" for k in request.tangents)
-    leading = ("denominator",) * request.denominator + ("grad_output",) * request.vjp
-    names = leading + tangents + call.names
+    names = request.names_in_messages(call)
     overwritten = request.extra + call.extra
     for k, name in enumerate(names):
         if k != overwritten and share_memory(operands[overwritten], operands[k]):

@@ -337,7 +337,7 @@ class TorchCpu(TorchLibrary):
 
     def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
         """The results of a request, by way of NumPy views."""
-        names = ("",) * request.extra + call.names
+        names = request.names_in_messages(call) if request.extra else call.names
         arrays = [_to_numpy(*named) for named in zip(operands, names, strict=True)]
         results = on_host(call, request, arrays, torch.is_autocast_enabled("cpu"))
         outputs: list[Any] = []

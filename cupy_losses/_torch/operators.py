@@ -118,7 +118,7 @@ def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
 
 def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tensor]:
     """The results of a request, by the operator."""
-    names = ("",) * request.extra + call.names
+    names = request.names_in_messages(call)
     for name, operand in zip(names, operands, strict=True):
         if not isinstance(operand, Tensor):
             raise TypeError(

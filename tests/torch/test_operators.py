@@ -373,6 +373,10 @@ def test_fake_tensors_with_others() -> None:
     assert (value.device.type, value.dtype, value.shape) == ("cuda", torch.float32, ())
     with pytest.raises(TypeError, match="input must be a tensor as the others are, got ndarray"):
         mse_loss(np.zeros(4), fake)
+    with pytest.raises(TypeError, match="^the tangent of target must be a tensor as the others"):
+        cupy_losses.jvp(mse_loss, (fake, fake), (None, np.zeros(4)))
+    with pytest.raises(TypeError, match="^grad_output must be a tensor as the others"):
+        cupy_losses.vjp(mse_loss, (fake, fake), np.zeros(()))
     with pytest.raises(ValueError, match="same device, got input on cuda:0 and target on cpu"):
         mse_loss(of_gpu, fake)
 
