@@ -11,7 +11,7 @@ import numpy as np
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, digits
-from .._core.rows import ELEMENTS, LABELS, RowFormula
+from .._core.rows import RowFormula
 from .._libraries.registry import ArrayLibrary
 
 Array = Any
@@ -76,7 +76,7 @@ def _verify(call: Call, operands: Sequence[Array], sample: str) -> None:
 def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:
     """The mask as it broadcasts with an operand: one of rows has no axis of their elements."""
     mask, loss = operands[0], call.loss
-    if not isinstance(loss, RowFormula) or loss.role(name) not in (ELEMENTS, LABELS):
+    if not isinstance(loss, RowFormula) or not loss.role(name).of_elements:
         return mask
     shape = tuple(operands[call.extra].shape)
     behind = len(shape) - 1 - loss.axis(shape, call.axis)

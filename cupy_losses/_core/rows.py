@@ -21,10 +21,28 @@ from .shapes import (
     result_dtype,
 )
 
-# What an operand holds: a number for each element, to differentiate by; the index of an element, or
-# a number, for each row; a list of indices for each row, as long as the row, that a negative one
-# ends.
-ELEMENTS, INDEX, NUMBER, LABELS = "elements", "index", "number", "labels"
+
+class Role(NamedTuple):
+    """What an operand holds.
+
+    Attributes:
+        name: Names the role.
+        of_elements: Whether the operand has the shape of the elements.
+        is_index: Whether the operand holds indices of elements.
+
+    """
+
+    name: str
+    of_elements: bool = False
+    is_index: bool = False
+
+
+ELEMENTS = Role("elements", of_elements=True)  # numbers, by which the loss is differentiated
+INDEX = Role("index", is_index=True)  # an index for each row
+LABELS = Role("labels", of_elements=True, is_index=True)  # indices that a negative one ends
+NUMBER = Role("number")  # a number for each row, which chooses a formula
+CLASS_WEIGHTS = Role("class weights")  # a number for each class
+OTHER = Role("other")  # the mask and the weights of rows, grad_output
 
 # The operands that say how much each row counts; they broadcast to the rows.
 OF_COUNT = ("where", "sample_weight")
@@ -69,7 +87,7 @@ class RowFormula(Loss):
     """
 
     formula: Formula
-    roles: Mapping[str, str]
+    roles: Mapping[str, Role]
     options: tuple[bool | int, ...] = ()
     classes: bool = False
     weights: bool = False
@@ -86,14 +104,14 @@ class RowFormula(Loss):
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand: of indices, those of the elements of a row."""
         role = self.role(name)
-        if role not in (INDEX, LABELS):
+        if not role.is_index:
             return self.domains.get(name)
         shape = tuple(operands[call.extra].shape)
         if self.classes and not shape:
             return None  # `shape_of` refuses it
         shape = shape or (1,)
         last = shape[self.axis(shape, call.axis)] - 1
-        if role == LABELS:
+        if role.of_elements:
             return Domain(-1, last)
         ignored = call.named_parameters.get("ignore_index")
         return Domain(0, last, () if ignored is None else (ignored,))
@@ -124,9 +142,9 @@ class RowFormula(Loss):
         axis = self.axis(shape, given)
         return shape[:axis] + shape[axis + 1 :]
 
-    def role(self, name: str) -> str:
-        """What an operand holds; of others than those of the loss, such as a weight, the name."""
-        return self.roles.get(name, name)
+    def role(self, name: str) -> Role:
+        """What an operand holds."""
+        return self.roles.get(name, CLASS_WEIGHTS if name == "weight" else OTHER)
 
     def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
         """The rows, or the sum of the weights, of classes and of rows, of those that count."""
@@ -211,7 +229,9 @@ class RowFormula(Loss):
         rows, columns = self.rows_of(shape, call.axis), shape[self.axis(shape, call.axis)]
         for name, operand in named.items():
             role = self.role(name)
-            expected = {INDEX: rows, NUMBER: rows, LABELS: shape, "weight": (columns,)}.get(role)
+            expected = {INDEX: rows, NUMBER: rows, LABELS: shape, CLASS_WEIGHTS: (columns,)}.get(
+                role
+            )
             fits = expected in (None, operand.shape)
             if role == INDEX:
                 fits = fits or (expected, operand.shape) == ((), (1,))
@@ -219,7 +239,7 @@ class RowFormula(Loss):
                 fits = fits or (_is_one(expected) and _is_one(operand.shape))
             elif role == NUMBER and self.broadcasts:
                 fits = _broadcasts(operand.shape, rows)
-            elif role in OF_COUNT and not _broadcasts_to(operand.shape, rows):
+            elif name in OF_COUNT and not _broadcasts_to(operand.shape, rows):
                 raise ValueError(
                     f"{name} of shape {operand.shape} does not broadcast to the shape of the rows, "
                     f"{rows}"
@@ -231,7 +251,7 @@ class RowFormula(Loss):
                 )
         return shape
 
-    def _of_targets(self, call: Call, shape: Shape, role: str, targets: Shape) -> Shape:
+    def _of_targets(self, call: Call, shape: Shape, role: Role, targets: Shape) -> Shape:
         """The shape of the elements where an operand of each row adds to it, as torch has it.
 
         The loss of one row has the shape of its index. Numbers broadcast where elements do.
@@ -247,11 +267,11 @@ class RowFormula(Loss):
     def _check_dtype(self, name: str, operand: ArraySpec) -> None:
         role = self.role(name)
         allowed: tuple[str, ...]
-        if role in (INDEX, LABELS):
+        if role.is_index:
             allowed, what = INTEGER[1:], "an integer dtype"
-        elif role in (NUMBER, "sample_weight"):
+        elif role == NUMBER or name == "sample_weight":
             allowed, what = (*FLOATING, *INTEGER), "a real dtype"
-        elif role == "where":
+        elif name == "where":
             allowed, what = ("bool",), "dtype bool"
         elif role == ELEMENTS and self.takes_integers:
             return  # `shape_of` checks them together
@@ -310,11 +330,11 @@ def row_space(
     names = request.names(call)[request.denominator :]
     for name, operand in zip(names, operands[request.denominator :], strict=True):
         role = loss.role(name)
-        if role == "weight":
+        if role == CLASS_WEIGHTS:
             steps = [0] * len(shape)
             steps[axis] = operand.strides[0] if operand.shape[0] > 1 else 0
             strides.append(tuple(steps))
-        elif role in (ELEMENTS, LABELS):
+        elif role.of_elements:
             strides.append(broadcast_strides(operand, shape))
         else:
             strides.append(of_rows(operand))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.rows import ELEMENTS, RowFormula, RowSpace, row_space
+from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
@@ -181,7 +181,7 @@ class RowLaunches(Launches):
 
     def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
-        return role == ELEMENTS or (role == "weight" and self._loss.weighs_elements)
+        return role == ELEMENTS or (role == CLASS_WEIGHTS and self._loss.weighs_elements)
 
     @property
     def _anticipates_count(self) -> bool:

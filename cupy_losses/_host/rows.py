@@ -20,7 +20,7 @@ from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.reduction import Denominator
-from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
+from .._core.rows import CLASS_WEIGHTS, INDEX, Role, RowFormula
 from .._core.shapes import Shape
 from .chunks import (
     CHUNK,
@@ -214,7 +214,7 @@ class _Plan(NamedTuple):
     shape: Shape
     axis: int
     rows: Shape
-    roles: tuple[tuple[str, str], ...]  # of the operands of the call, with their names
+    roles: tuple[tuple[str, Role], ...]  # of the operands of the call, with their names
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
@@ -242,19 +242,17 @@ class _Operands:
         self._indices: dict[str, Array] = {}
         self._labels: dict[str, Array] = {}
         for (name, role), operand in zip(plan.roles, own, strict=True):
-            if role == "weight":
+            if role == CLASS_WEIGHTS:
                 self._weight = operand.astype(np.float64)
                 continue
-            of_elements = role in (ELEMENTS, LABELS)
+            of_elements = role.of_elements
             view = self._of_elements(operand, shape) if of_elements else self._of_rows(operand)
-            if role == "where":
+            if role.is_index:
+                (self._labels if of_elements else self._indices)[name] = view
+            elif name == "where":
                 self._where = view
-            elif role == "sample_weight":
+            elif name == "sample_weight":
                 self._sample_weight = _Elements(view)
-            elif role == INDEX:
-                self._indices[name] = view
-            elif role == LABELS:
-                self._labels[name] = view
             else:
                 self._elements[name] = _Elements(view)
         self._any = view

@@ -13,7 +13,7 @@ import torch
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._core.rows import ELEMENTS, LABELS, RowFormula
+from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
 from .weights import counts_of_rows, of_derivatives
 
@@ -71,7 +71,7 @@ def _of_no_samples(
 
 
 def _is_of_classes(call: Call, name: str) -> bool:
-    return isinstance(call.loss, RowFormula) and call.loss.role(name) == "weight"
+    return isinstance(call.loss, RowFormula) and call.loss.role(name) == CLASS_WEIGHTS
 
 
 class _Batch:
@@ -144,7 +144,7 @@ class _Batch:
         loss, rank = self._call.loss, len(self._shape)
         if not isinstance(loss, RowFormula):
             return rank
-        return rank if loss.role(name) in (ELEMENTS, LABELS) else rank - 1
+        return rank if loss.role(name).of_elements else rank - 1
 
     def _placed(self, name: str, tensor: Tensor, dim: int | None) -> Tensor:
         """An operand with the axis of the batch, along which one that all share is repeated."""

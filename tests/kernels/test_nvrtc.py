@@ -11,7 +11,7 @@ import pytest
 
 from cupy_losses import multiclass
 from cupy_losses._core.loss import FORWARD, Call, Request, losses
-from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS
+from cupy_losses._core.rows import CLASS_WEIGHTS, ELEMENTS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
 from cupy_losses._device.ahead import NO_ARRAYS
@@ -126,11 +126,11 @@ ROW_LOSSES = [
 def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) -> ArraySpec:
     """An operand of a loss over rows of that shape."""
     role = loss.role(name)
-    if role == "weight":
+    if role == CLASS_WEIGHTS:
         return static_checks.dense(dtype, shape[1])
-    if role in (ELEMENTS, LABELS):
-        return static_checks.dense(dtype if role == ELEMENTS else "int64", *shape)
-    of_rows = {INDEX: "int32", "where": "bool"}.get(role, dtype)
+    if role.of_elements:
+        return static_checks.dense("int64" if role.is_index else dtype, *shape)
+    of_rows = "int32" if role.is_index else "bool" if name == "where" else dtype
     return static_checks.dense(of_rows, shape[0])
 
 
