@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -200,61 +201,77 @@ class RowFormula(Loss):
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape of the elements; raises unless the operands fit together."""
         named = dict(zip(call.names, operands, strict=True))
-        for name, operand in named.items():
-            self._check_dtype(name, operand)
-        elements = [name for name in self.operands if self.role(name) == ELEMENTS]
-        if self.takes_integers:
-            check_dtypes([named[name].dtype for name in elements], elements)
-        first = named[elements[0]]
-        if self.overwrites and overlaps(first):
-            raise ValueError(
-                f"{elements[0]} must not overlap itself to be overwritten, got shape "
-                f"{first.shape} with strides {first.strides}"
-            )
-        for name in elements[1:]:
-            if len(named[name].shape) != len(first.shape) or not (
-                self.broadcasts or named[name].shape == first.shape
-            ):
-                wanted = "as many dimensions as" if self.broadcasts else "the shape of"
-                raise ValueError(
-                    f"{name} must have {wanted} {elements[0]}, {first.shape}, "
-                    f"got {named[name].shape}"
-                )
-        shape = broadcast_shape([named[name] for name in elements], elements)
-        if not shape and (self.classes or NUMBER in self.roles.values()):
-            raise ValueError(f"{elements[0]} must have at least one dimension")
-        shape = shape or (1,)  # a row of one element
+        self._check_dtypes(named)
+        shape = self._shape_of_elements(named)
         for name in self.operands:
             shape = self._of_targets(call, shape, self.role(name), named[name].shape)
+        self._check_shapes(call, shape, named)
+        return shape
+
+    @property
+    def _elements(self) -> list[str]:
+        """The names of the operands of elements."""
+        return [name for name in self.operands if self.role(name) == ELEMENTS]
+
+    def _check_dtypes(self, named: Mapping[str, ArraySpec]) -> None:
+        for name, operand in named.items():
+            self._check_dtype(name, operand)
+        if self.takes_integers:
+            check_dtypes([named[name].dtype for name in self._elements], self._elements)
+
+    def _shape_of_elements(self, named: Mapping[str, ArraySpec]) -> Shape:
+        """The shape of the operands of elements; raises unless these fit together."""
+        names = self._elements
+        first = named[names[0]]
+        if self.overwrites and overlaps(first):
+            raise ValueError(
+                f"{names[0]} must not overlap itself to be overwritten, got shape "
+                f"{first.shape} with strides {first.strides}"
+            )
+        for name in names[1:]:
+            shape = named[name].shape
+            if len(shape) != len(first.shape) or not (self.broadcasts or shape == first.shape):
+                wanted = "as many dimensions as" if self.broadcasts else "the shape of"
+                raise ValueError(
+                    f"{name} must have {wanted} {names[0]}, {first.shape}, got {shape}"
+                )
+        shape = broadcast_shape([named[name] for name in names], names)
+        if not shape and (self.classes or NUMBER in self.roles.values()):
+            raise ValueError(f"{names[0]} must have at least one dimension")
+        return shape or (1,)  # a row of one element
+
+    def _check_shapes(self, call: Call, shape: Shape, named: Mapping[str, ArraySpec]) -> None:
+        """Raise unless the operands fit elements of a shape."""
         rows, columns = self.rows_of(shape, call.axis), shape[self.axis(shape, call.axis)]
+        # The expected shape, and whether another shape may stand for it.
+        fitting: dict[Role, tuple[Shape, Callable[[Shape, Shape], bool]]] = {
+            INDEX: (rows, _is_index_of),
+            LABELS: (shape, _is_same),
+            NUMBER: (rows, _broadcasts if self.broadcasts else operator.eq),
+            CLASS_WEIGHTS: ((columns,), operator.eq),
+        }
         for name, operand in named.items():
             role = self.role(name)
-            expected = {INDEX: rows, NUMBER: rows, LABELS: shape, CLASS_WEIGHTS: (columns,)}.get(
-                role
-            )
-            fits = expected in (None, operand.shape)
-            if role == INDEX:
-                fits = fits or (expected, operand.shape) == ((), (1,))
-            elif role == LABELS:
-                fits = fits or (_is_one(expected) and _is_one(operand.shape))
-            elif role == NUMBER and self.broadcasts:
-                fits = _broadcasts(operand.shape, rows)
-            elif name in OF_COUNT and not _broadcasts_to(operand.shape, rows):
+            if name in OF_COUNT and not _broadcasts_to(operand.shape, rows):
                 raise ValueError(
                     f"{name} of shape {operand.shape} does not broadcast to the shape of the rows, "
                     f"{rows}"
                 )
-            if not fits:
+            if role not in fitting:
+                continue
+            expected, fits = fitting[role]
+            if not fits(operand.shape, expected):
+                first = self._elements[0]
                 raise ValueError(
-                    f"{name} must have shape {expected} beside {elements[0]} of shape "
-                    f"{first.shape}, got {operand.shape}"
+                    f"{name} must have shape {expected} beside {first} of shape "
+                    f"{named[first].shape}, got {operand.shape}"
                 )
-        return shape
 
     def _of_targets(self, call: Call, shape: Shape, role: Role, targets: Shape) -> Shape:
-        """The shape of the elements where an operand of each row adds to it, as torch has it.
+        """The shape of the elements, once an operand of the rows has changed it as in torch.
 
-        The loss of one row has the shape of its index. Numbers broadcast where elements do.
+        The loss of a single row has the shape of its index. Elements that broadcast do so with
+        numbers of the rows too.
         """
         rows, axis = self.rows_of(shape, call.axis), self.axis(shape, call.axis)
         if role == NUMBER and self.broadcasts and _broadcasts(rows, targets):
@@ -281,9 +298,19 @@ class RowFormula(Loss):
             raise TypeError(f"{name} must have {what}, got {operand.dtype}")
 
 
-def _is_one(shape: Shape | None) -> bool:
-    """Whether it is of one number: torch takes both shapes for each other."""
+def _is_one(shape: Shape) -> bool:
+    """Whether a shape is of one number: torch takes () and (1,) for each other."""
     return shape in ((), (1,))
+
+
+def _is_same(shape: Shape, other: Shape) -> bool:
+    """Whether two shapes are the same, or both are of one number."""
+    return shape == other or (_is_one(shape) and _is_one(other))
+
+
+def _is_index_of(shape: Shape, rows: Shape) -> bool:
+    """Whether an index of a shape is one of rows; that of a single row may have an axis."""
+    return shape == rows or (rows, shape) == ((), (1,))
 
 
 def _broadcasts(shape: Shape, to: Shape) -> bool:
