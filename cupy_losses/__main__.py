@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.name not in ("click", "rich"):
             raise
         print(
-            "cupy-losses: the command line needs click and rich: pip install cupy-losses[cli]",
+            'cupy-losses: the command line needs click and rich: pip install "cupy-losses[cli]"',
             file=sys.stderr,
         )
         return 2

@@ -79,8 +79,8 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
     except ImportError:
         facts["CuPy"] = _MISSING
         advice.append(
-            "CUDA arrays need CuPy: pip install cupy-losses[cuda12] or, with a CUDA 13 driver, "
-            "cupy-losses[cuda13]. NumPy arrays work without."
+            'CUDA arrays need CuPy: pip install "cupy-losses[cuda12]" or, with a CUDA 13 driver, '
+            '"cupy-losses[cuda13]". NumPy arrays work without.'
         )
         return
     except Exception as error:

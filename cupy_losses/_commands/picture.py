@@ -50,7 +50,7 @@ def check_output(option: str, file: Path) -> None:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        message = "pictures need matplotlib: pip install cupy-losses[plot]"
+        message = 'pictures need matplotlib: pip install "cupy-losses[plot]"'
         raise click.ClickException(message) from None
 
 

@@ -475,7 +475,7 @@ def test_nothing_is_measured_for_a_picture_that_cannot_be_drawn(
     monkeypatch.setattr(Comparison, "add", fails)
     code, out, err = bench(capsys, "--plot", "a.png")
     assert (code, out) == (1, "")
-    assert "pictures need matplotlib: pip install cupy-losses[plot]" in err
+    assert 'pictures need matplotlib: pip install "cupy-losses[plot]"' in err
 
 
 def test_memory_that_is_not_there(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

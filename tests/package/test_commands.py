@@ -580,7 +580,7 @@ def test_without_the_extra(missing: str, tmp_path: Path) -> None:
     result = run(environment, tmp_path, "info")
     assert (result.returncode, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
-    assert line.endswith("needs click and rich: pip install cupy-losses[cli]")
+    assert line.endswith('needs click and rich: pip install "cupy-losses[cli]"')
     result = run(environment, tmp_path, "accelerate no_program.py")
     assert (result.returncode, result.stderr) == (
         1,
@@ -661,7 +661,7 @@ def test_info_names_what_is_missing(tmp_path: Path) -> None:
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
     )
-    assert "pip install cupy-losses[cuda12]" in result.stdout
+    assert 'pip install "cupy-losses[cuda12]"' in result.stdout
     assert "CUPY_CACHE_DIR" in result.stdout
 
 

@@ -127,5 +127,5 @@ def test_without_matplotlib(capsys: Any, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", "l1_loss"]) == 1
-    assert "pictures need matplotlib: pip install cupy-losses[plot]" in capsys.readouterr().err
+    assert 'pictures need matplotlib: pip install "cupy-losses[plot]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
