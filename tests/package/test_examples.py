@@ -45,7 +45,8 @@ def test_every_example_is_tested() -> None:
 
 
 def test_train_torch(example: Example) -> None:
-    assert 0 < example("train_torch").main() < 0.1
+    """The bands are of 80% of the patients."""
+    assert 0.7 < example("train_torch").main() < 0.9
 
 
 def test_robust_regression(example: Example) -> None:
@@ -99,6 +100,7 @@ def test_segmentation(example: Example) -> None:
         ("robust_regression", {"steps": 10}),
         ("quantile_bands", {"steps": 10}),
         ("predictions_on_disk", {"models": 10}),
+        ("train_torch", {"steps": 10}),
         ("boosted_trees", {}),
         ("segmentation_torch", {"steps": 1}),
     ],
