@@ -29,6 +29,7 @@ import cupy_losses
 
 from .. import emulator
 from ..emulator import compiler
+from ..tools import requirements
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r'^```(\w+)(?: title="(\w+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -58,6 +59,11 @@ class Block(NamedTuple):
     def of_gpu(self) -> bool:
         """Whether it is for a GPU alone."""
         return self.of_cupy or re.search(r'(device=|to\()"cuda"', self.code) is not None
+
+    @property
+    def of_jax(self) -> bool:
+        """Whether it needs JAX, which only the extra `arrays` brings."""
+        return self.language == "python" and "import jax" in self.code
 
     @property
     def of_checkout(self) -> bool:
@@ -113,9 +119,9 @@ def run(page: str, block: Block, code: str = "") -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_code(page: str) -> None:
-    """All that needs neither a GPU nor the emulator."""
+    """All that needs neither a GPU nor the emulator nor JAX."""
     for block in blocks(page):
-        if block.runs and not block.of_gpu and not block.of_checkout:
+        if block.runs and not (block.of_gpu or block.of_checkout or block.of_jax):
             run(page, block)
 
 
@@ -126,7 +132,7 @@ def test_all_kinds_of_blocks_are_there() -> None:
     for block in found:
         assert block.title != "prints" or block.language == "text"
     programs = [block for block in found if block.runs]
-    for kind in ("of_cupy", "of_gpu", "of_checkout", "of_driver"):
+    for kind in ("of_cupy", "of_gpu", "of_checkout", "of_driver", "of_jax"):
         assert 1 < sum(getattr(block, kind) for block in programs) < len(programs)
 
 
@@ -166,6 +172,14 @@ def test_code_of_the_checkout(
     emulator.require()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compiler, "_KERNEL", compiler._KERNEL)
+    run(page, block)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")  # of JAX
+@pytest.mark.parametrize(("page", "block"), chosen(lambda block: block.of_jax))
+def test_code_of_jax(page: str, block: Block) -> None:
+    requirements.imported("jax", "arrays")
     run(page, block)
 
 
