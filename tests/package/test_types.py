@@ -1,13 +1,14 @@
 """The types of the public functions: at run time, and as type checkers see them.
 
-mypy and pyright read this file when the tree is linted, both strictly: they hold `assert_type` to
-what it says, and each comment that ignores an error to there being one. pytest runs it: what the
-checkers believe happens.
+mypy and pyright read this file when the tree is linted, both as strictly as a user may: they hold
+`assert_type` to what it says, and each comment that ignores an error to there being one. pytest
+runs it: what the checkers believe happens. The code of docs/types.md is checked by a test.
 """
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, Literal, TypeVar, assert_type, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -41,6 +42,9 @@ from cupy_losses._core.arguments import Choice
 from cupy_losses._core.types import Array, ArrayT, Reduction
 from cupy_losses.custom import LossFunction, RowLossFunction
 
+from ..tools import requirements
+from .test_documents import ROOT, blocks
+
 Numpy = npt.NDArray[Any]
 
 LOSSES = [name for name, value in vars(cupy_losses).items() if known(value)]
@@ -49,7 +53,7 @@ ZERO = np.zeros(2)
 
 
 @pointwise_loss
-def cauchy(input: float, target: float, c: float = 1.0) -> float:
+def cauchy(input: Any, target: Any, c: float = 1.0) -> Any:
     """A formula of one element."""
     return np.log1p(((input - target) / c) ** 2)
 
@@ -70,6 +74,23 @@ def absolute(input: float, target: float, c: float = 1.0) -> float:
 def multiplied(input: Any, target: Any) -> Any:
     """A formula of a row, under another name."""
     return np.sum(input * target) / np.sum(target)
+
+
+@pytest.mark.exhaustive  # mypy reads torch
+def test_code_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no mistakes for a strict mypy, without the settings of this tree."""
+    mypy = requirements.imported("mypy.api", "dev")
+    monkeypatch.setenv("MYPYPATH", str(ROOT))
+    settings = tmp_path / "mypy.ini"
+    settings.write_text("[mypy]\nstrict = true\nfollow_imports = silent\n", encoding="utf-8")
+    files: list[Path] = []
+    for block in blocks("docs/types.md"):
+        files.append(tmp_path / f"line{block.line}.py")
+        files[-1].write_text(block.code, encoding="utf-8")
+    assert len(files) > 1
+    options = "--config-file", str(settings), "--cache-dir", str(tmp_path / "cache")
+    report, errors, code = mypy.run([*options, *map(str, files)])
+    assert (code, errors) == (0, ""), report
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -129,7 +150,7 @@ def test_torch() -> None:
     assert_type(jvp(mse_loss, (x, zero), (None, x)), tuple[Tensor, Tensor])
     assert_type(hvp(mse_loss, (x, zero), (x, None), argnum=1), Tensor)
     assert_type(cross_entropy(torch.ones(2, 3), torch.tensor([0, 2])), Tensor)
-    mse_loss(x.requires_grad_(), zero).backward()
+    mse_loss(x.requires_grad_(), zero).backward()  # type: ignore[no-untyped-call]  # torch's
 
 
 def test_two_libraries() -> None:
