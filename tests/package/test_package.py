@@ -88,6 +88,11 @@ def test_modules_say_what_is_public() -> None:
     assert functions == set(cupy_losses.__all__)
 
 
+def test_the_citation_is_of_this_version() -> None:
+    citation = (PACKAGE.parent / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {cupy_losses.__version__}\n" in citation
+
+
 def test_lists_of_losses_are_current() -> None:
     """docs/losses.py makes docs/losses.md and the README's list of the code."""
     generator = load(PACKAGE.parent / "docs" / "losses.py")
