@@ -111,6 +111,7 @@ PLAIN = {
     "mse_loss": Plain(_mse, _mse_both),
     "l1_loss": Plain(_l1, _l1_both),
     "smooth_l1_loss": Plain(_smooth_l1, _smooth_l1_both),
+    "huber_loss": Plain(_smooth_l1, _smooth_l1_both),  # the same, as beta and delta are 1
     "binary_cross_entropy": Plain(_bce, _bce_both),
     "binary_cross_entropy_with_logits": Plain(_bce_with_logits, _bce_with_logits_both),
     "kl_div": Plain(_kl, _kl_both),

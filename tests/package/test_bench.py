@@ -28,6 +28,7 @@ from cupy_losses._commands import (
     evaluation,
     formulas,
     losses,
+    operands,
     peers,
     problem,
     synthetic,
@@ -173,6 +174,10 @@ def test_every_loss(name: str, capsys: Any) -> None:
     assert in_torch == any(row["peer"] == "torch" for row in result["results"])
     in_numpy = name in formulas.PLAIN
     assert in_numpy == any(row["peer"] == "plain" for row in result["results"])
+
+
+def test_plain_formulas_of_the_losses_of_evaluate() -> None:
+    assert {*operands.OF_DIABETES} <= {*formulas.PLAIN}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
