@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ def read(name: str, location: str) -> Array:
         raise click.ClickException(f"{name}: {file} {error}") from None
     if array.dtype.kind not in "biufc":
         what = "text" if array.dtype.kind in "SU" else f"dtype {array.dtype.name}"
+        if array.dtype == "V2":
+            what += ", which may be bfloat16: save it as float32"
         raise click.ClickException(f"{name}: {location} must hold numbers, got {what}")
     if not array.size:
         raise click.ClickException(f"{name}: {location} of shape {array.shape} has no elements")
@@ -78,25 +81,41 @@ def _choices(file: str, keys: Sequence[str]) -> str:
 
 
 def _csv(file: str, key: str) -> Array:
-    """Rows of numbers under a line of names, or none; a single column is a vector."""
+    """Rows of numbers under a line of names, or none; a single column is a vector.
+
+    An empty field is NaN, as a null of Parquet is: also a blank line, where each has one field.
+    Blank lines at the end are none.
+    """
     try:
         with open(file, newline="", encoding="utf-8-sig") as text:
-            lines = [(n, row) for n, row in enumerate(csv.reader(text), 1) if any(row)]
+            lines = list(enumerate(csv.reader(text), 1))
     except (UnicodeDecodeError, csv.Error):
         raise ValueError("is no text of comma-separated values") from None
+    while lines and not lines[-1][1]:
+        lines.pop()
     # 1_000 is no number, but no name either.
-    if lines and all(_of_python(field) is None for field in lines[0][1]):
+    if lines and any(lines[0][1]) and all(_of_python(field) is None for field in lines[0][1]):
         lines = lines[1:]
-    for place, row in lines:
-        if len(row) != len(lines[0][1]):
-            raise ValueError(
-                f"line {place} has {len(row)} fields, the first of numbers {len(lines[0][1])}"
-            )
-        for field in row:
-            if number(field) is None:
-                raise ValueError(f"line {place} must hold numbers, got {field!r}")
-    numbers = np.array([[number(field) for field in row] for _, row in lines])
-    return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
+    columns = next((len(row) for _, row in lines if row), 0)
+    numbers = np.array([_numbers(place, row, columns) for place, row in lines])
+    return numbers[:, 0] if columns == 1 else numbers
+
+
+def _numbers(place: int, row: Sequence[str], columns: int) -> list[int | float]:
+    """Those of a line, which has as many fields as the first one."""
+    if not row and columns == 1:
+        return [math.nan]
+    if not row:
+        raise ValueError(f"line {place} is blank")
+    if len(row) != columns:
+        raise ValueError(f"line {place} has {len(row)} fields, the first of numbers {columns}")
+    found = []
+    for field in row:
+        value = number(field) if field else math.nan
+        if value is None:
+            raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
+        found.append(value)
+    return found
 
 
 def number(text: str) -> int | float | None:

@@ -22,6 +22,7 @@ from cupy_losses.__main__ import main
 from cupy_losses._commands import evaluation, losses, measurement
 from cupy_losses._commands.files import read
 from cupy_losses._device import driver
+from cupy_losses._host.chunks import dtype as numpy_dtype
 
 from .. import emulator
 from ..tables.losses import SIMPLE
@@ -206,6 +207,22 @@ def test_whole_numbers_of_any_size(power: int, sign: int, tmp_path: Path) -> Non
     assert array.dtype.kind in "iuf"
     with np.errstate(over="ignore"):
         assert array == (sign * np.exp2(power) if power < 1024 else sign * np.inf)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('a\n1.0\n""\n3\n', [1, math.nan, 3]),
+        ("a\n1\n\n3\n\n\n", [1, math.nan, 3]),
+        ('1\n""\n', [1, math.nan]),
+        ('""\n1\n', [math.nan, 1]),
+        ("1,2\n,\n3,\n\n", [[1, 2], [math.nan, math.nan], [3, math.nan]]),
+    ],
+)
+def test_empty_fields_are_nan(text: str, expected: Any, tmp_path: Path) -> None:
+    """No row is left out, but blank lines at the end."""
+    (tmp_path / "some.csv").write_text(text)
+    np.testing.assert_array_equal(read("input", f"{tmp_path}/some.csv"), expected)
 
 
 def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
@@ -410,11 +427,15 @@ FILES: dict[str, Any] = {
     "empty.csv": b"",
     "ragged.csv": b"1,2\n3\n",
     "words.csv": b"1,2\n3,four\n",
+    "blank.csv": b"1,2\n\n3,4\n",
+    "semicolons.csv": b"a;b\n1.5;2\n",
+    "tabs.csv": b"1.5\t2\n3\t4\n",
     "underscore.csv": b"1_000,2\n3,4\n",
     "underscores.csv": b"1_000,2_000.5\n3,4\n",
     "binary.csv": bytes(range(256)),
     "text.parquet": b"hello",
     "none.npy": np.zeros((0, 3)),
+    "bfloat16.npy": np.ones(3, numpy_dtype("bfloat16")),
     "words.npy": np.array(["one", "two"]),
     "objects.npy": np.array([1, None], object),
     "several.npz": {"p": np.ones(3), "q": np.ones(3)},
@@ -430,12 +451,16 @@ FILES: dict[str, Any] = {
         ("text.npz", "text.npz holds no arrays as numpy.savez writes them"),
         ("empty.csv", "empty.csv of shape (0,) has no elements"),
         ("ragged.csv", "ragged.csv line 2 has 1 fields, the first of numbers 2"),
-        ("words.csv", "words.csv line 2 must hold numbers, got 'four'"),
-        ("underscore.csv", "underscore.csv line 1 must hold numbers, got '1_000'"),
-        ("underscores.csv", "underscores.csv line 1 must hold numbers, got '1_000'"),
+        ("words.csv", "line 2 must hold numbers separated by commas, got 'four'"),
+        ("blank.csv", "blank.csv line 2 is blank"),
+        ("semicolons.csv", "line 2 must hold numbers separated by commas, got '1.5;2'"),
+        ("tabs.csv", "line 2 must hold numbers separated by commas, got '3\\t4'"),
+        ("underscore.csv", "line 1 must hold numbers separated by commas, got '1_000'"),
+        ("underscores.csv", "line 1 must hold numbers separated by commas, got '1_000'"),
         ("binary.csv", "binary.csv is no text of comma-separated values"),
         ("text.parquet", "text.parquet is no Parquet file that pyarrow can read"),
         ("none.npy", "none.npy of shape (0, 3) has no elements"),
+        ("bfloat16.npy", "got dtype void16, which may be bfloat16: save it as float32"),
         ("words.npy", "words.npy must hold numbers, got text"),
         ("objects.npy", "objects.npy must hold numbers, got Python objects"),
         ("objects.npz", "objects.npz must hold numbers, got Python objects"),
