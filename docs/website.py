@@ -40,7 +40,7 @@ GALLERY = """# Gallery
 Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS` draws.
 
 ```sh
-cupy-losses plot smooth_l1_loss --parameter beta=0.5 --output smooth.svg
+cupy-losses plot smooth_l1_loss --beta 0.5 --output smooth.svg
 ```
 
 What varies follows from the operands: the first one of a loss of elements, the score of one of two

@@ -74,7 +74,7 @@ def _compile(function: losses.LossFunction, shape: Shape, dtype: str, architectu
     loss = function.loss
     operands = [
         ArraySpec(own, own_shape, dense_strides(range(len(own_shape)), own_shape))
-        for own, own_shape, _ in synthetic.described(function, shape, dtype).values()
+        for own, own_shape, _ in synthetic.described(loss, shape, dtype).values()
     ]
     for request in _REQUESTS:
         call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)

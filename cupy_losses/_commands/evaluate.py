@@ -70,6 +70,7 @@ def command(
     squares.
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
+    hyper = losses.pairs(parameters)
     if gradient:
         _check_gradient(gradient, functions)
     xp, place, reason = backends.choose(backend)
@@ -81,8 +82,9 @@ def command(
     with Console(stderr=True).status("") as status:
         for function in functions:
             status.update(function.name)
-            arrays = found.of(function)
-            evaluation = Evaluation(function, arrays, function.arguments(parameters, reduction))
+            arguments = function.arguments(hyper, reduction)
+            arrays = found.of(function, arguments)
+            evaluation = Evaluation(function, arrays, arguments)
             rows.append(measured(function.name, evaluation))
             if gradient:
                 gradients.save(gradient, evaluation)

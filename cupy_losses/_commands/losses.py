@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from .files import number
 
 # What has an option of its own, and what a command line cannot say or nobody sees the effect of.
 _NO_PARAMETERS = ("reduction", "distance_function", "overwrite_input")
+# What says nothing of one element or row.
+_OF_SEVERAL = ("scale", "axis")
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,23 @@ class LossFunction:
             arrays["target"] = np.zeros(2, np.int64)
         return arrays
 
-    def arguments(self, texts: Sequence[str], reduction: str) -> dict[str, Any]:
-        """The arguments that are no arrays, from texts NAME=VALUE."""
+    @property
+    def of_each(self) -> list[str]:
+        """The hyper-parameters of the loss of one element or row."""
+        return [name for name in self.parameters if name not in _OF_SEVERAL]
+
+    def arguments(
+        self, pairs: Iterable[tuple[str, str]], reduction: str, known: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """The arguments that are no arrays, from hyper-parameters, all of them or those `known`."""
+        known = self.parameters if known is None else known
         found: dict[str, Any] = {"reduction": reduction}
-        for text in texts:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise click.UsageError(f"--parameter must look like NAME=VALUE, got {text!r}")
-            if name not in self.parameters:
-                own = ", ".join(self.parameters)
+        for name, value in pairs:
+            if name not in known:
+                own = ", ".join(known) or "none"
                 raise click.UsageError(f"{self.name} has no parameter {name!r}: it has {own}")
+            if name in found:
+                raise click.UsageError(f"the parameter {name} is given twice")
             found[name] = _value(value)
         try:
             self.prepare(**self._any_arrays(), **found)
@@ -107,10 +116,39 @@ def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def parameter_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option of hyper-parameters, as `parameters`, which `LossFunction.arguments` reads."""
+    """The option of hyper-parameters of any loss, as `parameters`, which `pairs` reads."""
     return click.option(
         "--parameter", "parameters", multiple=True, metavar="NAME=VALUE", help="Such as beta=0.5."
     )(command)
+
+
+def pairs(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and values from texts NAME=VALUE."""
+    found = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--parameter must look like NAME=VALUE, got {text!r}")
+        found.append((name, value))
+    return found
+
+
+def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for each hyper-parameter of an element or row, as arguments that have its values.
+
+    Such as --label-smoothing for `label_smoothing`.
+    """
+    losses: dict[str, list[str]] = {}
+    for function in map(find, names()):
+        for parameter in function.of_each:
+            losses.setdefault(parameter, []).append(function.name)
+    for parameter, own in sorted(losses.items(), reverse=True):
+        option = f"--{parameter.replace('_', '-')}"
+        text = f"Of {', '.join(own)}."
+        command = click.option(option, parameter, multiple=True, metavar="VALUE", help=text)(
+            command
+        )
+    return command
 
 
 def find(name: str) -> LossFunction:

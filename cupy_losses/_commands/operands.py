@@ -52,9 +52,9 @@ class Operands:
         self._read = functools.cache(files.read)
         self._drawn = functools.lru_cache(1)(synthetic.drawn)
 
-    def of(self, function: LossFunction) -> dict[str, Array]:
-        """The operands of a loss by argument."""
-        arrays = self._made(function)
+    def of(self, function: LossFunction, arguments: Mapping[str, Any]) -> dict[str, Array]:
+        """The operands of a loss by argument, given those that are no arrays."""
+        arrays = self._made(function, arguments)
         for name, location in _locations(self._given, function, arrays).items():
             arrays[name] = self._read(name, location)
         return {
@@ -62,14 +62,15 @@ class Operands:
             for name, array in arrays.items()
         }
 
-    def _made(self, function: LossFunction) -> dict[str, Array]:
+    def _made(self, function: LossFunction, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """Those that are not from files."""
         given = self._given
         if given.has_files:
             return {}
         if given.elements:
             shape = synthetic.shape_of(given.elements)
-            described = synthetic.described(function, shape, given.dtype or "float32")
+            loss, axis = function.variant(arguments), arguments.get("axis")
+            described = synthetic.described(loss, shape, given.dtype or "float32", axis)
             drawn = self._drawn(tuple(described.values()), self._xp)
             return dict(zip(described, drawn, strict=True))
         if function.name not in OF_DIABETES:

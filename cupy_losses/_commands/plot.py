@@ -13,20 +13,21 @@ from .curves import curves_of
 
 @click.command("plot")
 @click.argument("name", metavar="LOSS", type=click.Choice(losses.names()))
-@losses.parameter_option
 @click.option(
     "--output", metavar="FILE", help="A .png or a .svg file.  [default: LOSS.png, in this folder]"
 )
-def command(name: str, parameters: Sequence[str], output: str | None) -> None:
+@losses.parameter_options
+def command(name: str, output: str | None, **parameters: Sequence[str]) -> None:
     """Draw a loss and its derivative over the prediction, for fixed targets.
 
     Both are computed by the loss itself, on NumPy. The picture has no background: its colours can
     be told apart on white and on black.
     """
-    file = Path(output or f"{name}.png")
+    file = Path(f"{name}.png" if output is None else output)
     picture.check_output("--output", file)
     function = losses.find(name)
-    arguments = function.arguments(parameters, "none")
-    title = f"{name}({', '.join(parameters)})" if parameters else name
+    given = [(key, value) for key, values in parameters.items() for value in values]
+    arguments = function.arguments(given, "none", function.of_each)
+    title = f"{name}({', '.join(map('='.join, given))})" if given else name
     file.write_bytes(picture.draw(title, curves_of(function, arguments), file.suffix[1:]))
     click.echo(file)

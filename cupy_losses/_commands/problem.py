@@ -53,7 +53,7 @@ class Problem:
 
     def described(self) -> dict[str, synthetic.Operand]:
         """The operands without their numbers."""
-        return synthetic.described(self.function, self.shape, self.dtype)
+        return synthetic.described(self.function.loss, self.shape, self.dtype)
 
     def bytes_moved(self, gradient: bool) -> int:
         """What has to be read of the operands, and with the gradient written."""

@@ -11,11 +11,10 @@ import click
 import numpy as np
 
 from .._core.dtypes import item_size
-from .._core.loss import Domain
+from .._core.loss import Domain, Loss
 from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
 from .._core.shapes import Shape
 from .._host.chunks import dtype as numpy_dtype
-from .losses import LossFunction
 
 Array = Any
 
@@ -43,17 +42,16 @@ class Operand(NamedTuple):
     domain: Domain | None
 
 
-def described(function: LossFunction, shape: Shape, dtype: str) -> dict[str, Operand]:
-    """What each operand must be of a loss of elements of this shape."""
-    loss = function.loss
+def described(loss: Loss, shape: Shape, dtype: str, axis: int | None = None) -> dict[str, Operand]:
+    """What each operand must be of a loss of elements of this shape, with rows along an axis."""
     if not isinstance(loss, RowFormula):
         return {name: Operand(dtype, shape, loss.domains.get(name)) for name in loss.operands}
     found = {}
     for name in loss.operands:
         role = loss.role(name)
-        own = loss.rows_of(shape, None) if role in (INDEX, NUMBER) else shape
+        own = loss.rows_of(shape, axis) if role in (INDEX, NUMBER) else shape
         if role in (INDEX, LABELS):
-            found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape, None)] - 1))
+            found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape, axis)] - 1))
         else:
             found[name] = Operand(dtype, own, loss.domains.get(name))
     return found

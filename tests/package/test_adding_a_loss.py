@@ -137,7 +137,7 @@ def test_documents(tree: Path, ran: dict[str, str]) -> None:
 
 
 def test_picture(tree: Path) -> None:
-    result = run(tree, "-m", "cupy_losses", "plot", NAME, "--parameter", "c=0.5")
+    result = run(tree, "-m", "cupy_losses", "plot", NAME, "--c", "0.5")
     assert result.returncode == 0, result.stderr
     assert (tree / f"{NAME}.png").exists()
 

@@ -98,6 +98,13 @@ def test_evaluate_synthetic(capsys: Any) -> None:
     assert report(capsys, "--elements", "100", "--dtype", "float16")["dtype"] == "float16"
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("name", ["cross_entropy", "multilabel_margin_loss"])
+def test_evaluate_synthetic_rows_along_an_axis(name: str, axis: int, capsys: Any) -> None:
+    arguments = ["--loss", name, "--elements", "50x4x3", "--parameter", f"axis={axis}"]
+    assert report(capsys, *arguments)["shape"] == [50, 4, 3]
+
+
 @pytest.mark.parametrize("name", losses.names())
 def test_evaluate_every_loss(name: str, capsys: Any, tmp_path: Path) -> None:
     """On operands that suit it; the gradients are those of the function, by all operands."""
@@ -505,6 +512,7 @@ def test_files_that_are_no_operands(
         ("--loss mse_loss --elements 3x3 --sample-weight w.npy", "has no operand sample_weight"),
         ("--loss huber_loss --parameter delta", "must look like NAME=VALUE, got 'delta'"),
         ("--loss huber_loss --parameter beta=1", "has no parameter 'beta': it has scale, delta"),
+        ("--loss huber_loss --parameter delta=1 --parameter delta=2", "delta is given twice"),
         ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),
         ("--loss huber_loss --parameter delta=x", "delta must be a real number, got 'x'"),
         ("--loss huber_loss --parameter delta=1_0", "delta must be a real number, got '1_0'"),

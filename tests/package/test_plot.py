@@ -13,7 +13,7 @@ from cupy_losses.__main__ import main
 from cupy_losses._commands import bandwidth, curves, losses, picture
 
 
-def drawn(name: str, *parameters: str) -> curves.Curves:
+def drawn(name: str, *parameters: tuple[str, str]) -> curves.Curves:
     function = losses.find(name)
     return curves.curves_of(function, function.arguments(parameters, "none"))
 
@@ -31,7 +31,7 @@ def test_derivatives_are_slopes(name: str) -> None:
 
 
 def test_values_are_those_of_the_loss() -> None:
-    found = drawn("smooth_l1_loss", "beta=0.5")
+    found = drawn("smooth_l1_loss", ("beta", "0.5"))
     x, (curve,) = found.points, found.curves
     expected = np.where(abs(x) < 0.5, x * x, abs(x) - 0.25)
     np.testing.assert_allclose(curve.values, expected, rtol=1e-12)
@@ -51,14 +51,14 @@ def test_rows_of_vectors() -> None:
     found = drawn("cosine_embedding_loss")
     alike = next(curve for curve in found.curves if curve.label == "target = 1")
     np.testing.assert_allclose(alike.values, 1 - np.cos(found.points), atol=1e-11)
-    found = drawn("triplet_margin_loss", "margin=0.5", "eps=0")
+    found = drawn("triplet_margin_loss", ("margin", "0.5"), ("eps", "0"))
     np.testing.assert_allclose(found.curves[0].values, np.maximum(found.points - 1.5, 0))
 
 
 def test_the_variant_of_the_parameters_is_drawn() -> None:
     """Its operands may have another range: a target is a probability, or the logarithm of one."""
-    for parameter, label in (("log_target=false", "target = 1"), ("log_target=true", "target = 0")):
-        (curve,) = drawn("kl_div", parameter).curves
+    for flag, label in (("false", "target = 1"), ("true", "target = 0")):
+        (curve,) = drawn("kl_div", ("log_target", flag)).curves
         assert curve.label == label
         np.testing.assert_allclose(curve.values, np.linspace(4, -4, 401), atol=1e-12)
 
@@ -70,7 +70,7 @@ def test_files(ending: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["plot", "huber_loss", "--output", f"a.{ending}"]) == 0
     assert capsys.readouterr().out == f"a.{ending}\n"
     assert main(["plot", "huber_loss", "--output", f"b.{ending}"]) == 0
-    assert main(["plot", "huber_loss", "--parameter", "delta=2", "--output", f"c.{ending}"]) == 0
+    assert main(["plot", "huber_loss", "--delta", "2", "--output", f"c.{ending}"]) == 0
     first, second, other = (Path(f"{name}.{ending}").read_bytes() for name in "abc")
     assert first.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
     assert first == second
@@ -81,6 +81,23 @@ def test_the_default_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     assert main(["plot", "l1_loss"]) == 0
     assert (tmp_path / "l1_loss.png").exists()
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_an_option_for_each_parameter(
+    name: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the loss of one element or row has; each takes the default of the loss."""
+    monkeypatch.setattr(picture, "rendered", lambda size, kind, fill: b"")
+    monkeypatch.chdir(tmp_path)
+    function = losses.find(name)
+    given = [
+        f"--{key.replace('_', '-')}={function.parameters[key]}"
+        for key in function.parameters
+        if key not in ("axis", "scale")
+    ]
+    assert main(["plot", *given, name]) == 0
+    assert capsys.readouterr().out == f"{name}.png\n"
 
 
 def luminance(colour: str) -> float:
@@ -114,8 +131,11 @@ def test_poles_do_not_flatten_the_rest() -> None:
         (["no_loss"], "'no_loss' is not one of"),
         (["l1_loss", "--output", "a.pdf"], "--output must be a .png or a .svg file, got a.pdf"),
         (["l1_loss", "--output", "nowhere/a.png"], "--output: there is no folder nowhere"),
-        (["huber_loss", "--parameter", "delta=-1"], "huber_loss: delta must be"),
-        (["huber_loss", "--parameter", "beta=1"], "huber_loss has no parameter 'beta'"),
+        (["l1_loss", "--output", ""], "--output must be a .png or a .svg file"),
+        (["huber_loss", "--delta", "-1"], "huber_loss: delta must be"),
+        (["huber_loss", "--beta", "1"], "huber_loss has no parameter 'beta': it has delta"),
+        (["huber_loss", "--delta", "1", "--delta", "2"], "the parameter delta is given twice"),
+        (["huber_loss", "--scale", "2"], "No such option '--scale'"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str, capsys: Any) -> None:
