@@ -8,6 +8,8 @@ from typing import Any
 import click
 import numpy as np
 
+from .._device import driver
+
 
 def option(command: Callable[..., Any]) -> Callable[..., Any]:
     """The option of the backend, as `backend`, which `choose` reads."""
@@ -21,15 +23,13 @@ def choose(wanted: str | None) -> tuple[Any, str, str]:
     if wanted == "numpy":
         return np, "NumPy", "asked for"
     try:
-        from .._device.driver import cupy
-
-        xp = cupy()
+        xp = driver.cupy()
         count = xp.cuda.runtime.getDeviceCount()
         properties = xp.cuda.runtime.getDeviceProperties(0) if count else None
     except Exception as error:
         if wanted == "cupy":
-            raise click.ClickException(f"no CuPy on a GPU: {error}") from error
-        return np, "NumPy", f"no GPU: {str(error).splitlines()[0]}"
+            raise click.ClickException(f"no CuPy on a GPU: {driver.why(error)}") from error
+        return np, "NumPy", f"no GPU: {driver.why(error).splitlines()[0]}"
     if properties is None:
         return np, "NumPy", "no GPU: CuPy finds no device"
     return xp, f"CuPy on {properties['name'].decode()}", "a GPU is there"

@@ -71,7 +71,7 @@ def command(
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     hyper = losses.pairs(parameters)
-    if gradient:
+    if gradient is not None:
         _check_gradient(gradient, functions)
     xp, place, reason = backends.choose(backend)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
@@ -86,7 +86,7 @@ def command(
             arrays = found.of(function, arguments)
             evaluation = Evaluation(function, arrays, arguments)
             rows.append(measured(function.name, evaluation))
-            if gradient:
+            if gradient is not None:
                 gradients.save(gradient, evaluation)
     first = arrays[function.arrays[0]]
     report = {

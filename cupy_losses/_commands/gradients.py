@@ -26,7 +26,7 @@ def save(file: str, evaluation: Evaluation) -> None:
 @contextmanager
 def _replacing(file: str) -> Iterator[str]:
     """The name of a new file beside another one, whose place it takes unless there is an error."""
-    file = os.path.realpath(file)
+    given, file = file, os.path.realpath(file)
     if os.path.exists(file):
         # It raises where the other file is not to be written to, which a rename does not ask.
         open(file, "r+b").close()
@@ -35,9 +35,11 @@ def _replacing(file: str) -> Iterator[str]:
     try:
         yield new
         os.replace(new, file)
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(new):
             os.remove(new)
+        if isinstance(error, OSError) and error.filename == new:
+            error.filename = given
         raise
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from .. import __version__
+from .._device.driver import why
 from .environment import cuda_version, version
 
 
@@ -63,7 +64,7 @@ def _attempt(question: Callable[[], Any]) -> str:
     try:
         return str(question())
     except Exception as error:
-        lines = str(error).splitlines() or [type(error).__name__]
+        lines = why(error).splitlines() or [type(error).__name__]
         return f"unavailable: {lines[0]}"
 
 

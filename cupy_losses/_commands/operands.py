@@ -36,14 +36,14 @@ class Given:
     @property
     def has_files(self) -> bool:
         """Whether an operand comes from a file."""
-        return any((self.prediction, self.target, self.operands))
+        return bool(self.operands) or (self.prediction, self.target) != (None, None)
 
 
 class Operands:
     """The operands of one loss after the other, arrays of the module `xp`."""
 
     def __init__(self, given: Given, xp: Any) -> None:
-        if given.elements and given.has_files:
+        if given.elements is not None and given.has_files:
             raise click.UsageError("--elements makes its own operands: give no files beside it")
         if given.dtype:
             check_dtype(given.dtype)
@@ -67,7 +67,7 @@ class Operands:
         given = self._given
         if given.has_files:
             return {}
-        if given.elements:
+        if given.elements is not None:
             shape = synthetic.shape_of(given.elements)
             loss, axis = function.variant(arguments), arguments.get("axis")
             described = synthetic.described(loss, shape, given.dtype or "float32", axis)
@@ -109,6 +109,8 @@ def _locations(given: Given, function: LossFunction, made: Mapping[str, Array]) 
             raise click.UsageError(f"{function.name} has no operand {name}: it has {own}")
         if name in found:
             raise click.UsageError(f"the operand {name} is given twice")
+        if not location_of:
+            raise click.UsageError(f"the operand {name} has no file name")
         found[name] = location_of
     missing = [name for name in function.arrays if name not in found and name not in made]
     if missing:

@@ -29,6 +29,11 @@ def shape_of(text: str) -> Shape:
         raise click.UsageError(
             f"--elements must be lengths of at least 1, such as 32768x32768, got {text!r}"
         )
+    try:
+        np.empty((0,) * len(shape))
+    except ValueError:
+        message = f"--elements has {len(shape)} lengths, more than an array has axes"
+        raise click.UsageError(message) from None
     if math.prod(shape) >= 1 << 63:
         raise click.UsageError(f"--elements must be fewer than 2^63 elements, got {text!r}")
     return shape

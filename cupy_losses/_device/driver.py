@@ -59,13 +59,21 @@ def cupy() -> Any:
     return cupy
 
 
+def why(error: Exception) -> str:
+    """Why there is no GPU, from an error of CuPy: CUDA calls a driver insufficient that is none."""
+    if "cudaErrorInsufficientDriver" in str(error):
+        return "there is no NVIDIA driver, or it is too old for the CUDA of CuPy"
+    return str(error)
+
+
 def require_gpu() -> Any:
     """The cupy module, where it finds a GPU."""
     module = cupy()
     try:
         count = module.cuda.runtime.getDeviceCount()
     except RuntimeError as error:
-        raise MissingGPUError(f"CUDA arrays need a GPU, and CuPy finds none: {error}") from error
+        message = f"CUDA arrays need a GPU, and CuPy finds none: {why(error)}"
+        raise MissingGPUError(message) from error
     if not count:
         raise MissingGPUError("CUDA arrays need a GPU, and CuPy finds none")
     return module

@@ -378,6 +378,13 @@ def test_a_folder_has_the_name_of_a_gradient(capsys: Any, tmp_path: Path) -> Non
     assert (code, err) == (1, f"Error: {tmp_path}/g.npy: Is a directory\n")
 
 
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_a_gradient_that_cannot_be_written(ending: str, capsys: Any) -> None:
+    """Its name is the one that the user gave."""
+    code, _, err = evaluate(capsys, "--loss", "mse_loss", "--gradient", f"/proc/g.{ending}")
+    assert (code, err) == (1, f"Error: /proc/g.{ending}: No such file or directory\n")
+
+
 @pytest.mark.exhaustive
 def test_files_larger_than_memory(tmp_path: Path) -> None:
     """Two files of 1 GiB and a gradient of as much, by a process that may have 0.4 GiB."""
@@ -503,6 +510,10 @@ def test_files_that_are_no_operands(
         ("--elements 3x", "must be lengths of at least 1, such as 32768x32768, got '3x'"),
         ("--elements 0", "must be lengths of at least 1, such as 32768x32768, got '0'"),
         ("--elements 4x-1", "must be lengths of at least 1"),
+        ("--elements=", "must be lengths of at least 1"),
+        (f"--elements 1{'x1' * 69}", "--elements has 70 lengths, more than an array has axes"),
+        ("--prediction= --target t.npy", "the operand input has no file name"),
+        ("--operand input= --target t.npy", "the operand input has no file name"),
         ("--elements 9999999x9999999", "--elements asks for 7.45e+05 GiB, this machine has"),
         ("--elements 999999999999999999", "--elements asks for 7.45e+09 GiB"),
         ("--elements 3 --target missing.npy", "--elements makes its own operands"),
@@ -520,6 +531,7 @@ def test_files_that_are_no_operands(
         ("--operand input", "must look like NAME=FILE, got 'input'"),
         ("--prediction a.npy --operand input=b.npy", "the operand input is given twice"),
         ("--gradient g.npy", "--gradient is of one loss: choose it by --loss"),
+        ("--loss mse_loss --gradient=", "must be a .npy or a .npz file, got "),
         ("--loss mse_loss --gradient g.txt", "must be a .npy or a .npz file, got g.txt"),
         ("--loss mse_loss --gradient no/g.npy", "--gradient: there is no folder no"),
         ("--no-option", "--no-option"),
@@ -530,6 +542,20 @@ def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_no_driver(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CUDA says of a driver that is not there is what it says of an old one."""
+
+    def fail() -> Any:
+        raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    monkeypatch.setattr(driver, "cupy", fail)
+    code, _, err = evaluate(capsys, "--backend", "cupy")
+    why = "there is no NVIDIA driver, or it is too old for the CUDA of CuPy"
+    assert (code, err) == (1, f"Error: no CuPy on a GPU: {why}\n")
+    assert main(["evaluate"]) == 0
+    assert f"backend: NumPy (no GPU: {why})" in capsys.readouterr().out
 
 
 def test_data_that_does_not_fit(capsys: Any, tmp_path: Path) -> None:

@@ -44,16 +44,24 @@ def test_cupy_whose_cache_folder_cannot_be_made(tmp_path: Path) -> None:
     assert "CUPY_CACHE_DIR" in printed
 
 
-def test_no_gpu(tmp_path: Path) -> None:
-    fake = """
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("cudaErrorNoDevice", "cudaErrorNoDevice"),
+        ("cudaErrorInsufficientDriver: CUDA driver version is", "there is no NVIDIA driver, or "),
+    ],
+)
+def test_no_gpu(error: str, why: str, tmp_path: Path) -> None:
+    fake = f"""
 class ndarray: pass
 class cuda:
     class runtime:
         @staticmethod
-        def getDeviceCount(): raise RuntimeError("cudaErrorNoDevice")
+        def getDeviceCount(): raise RuntimeError("{error}")
 """
     printed = run_with_cupy(tmp_path, fake)
-    assert printed.startswith("MissingGPUError CUDA arrays need a GPU, and CuPy finds none: cuda")
+    start = "MissingGPUError CUDA arrays need a GPU, and CuPy finds none: "
+    assert printed.startswith(start + why)
 
 
 def test_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
