@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from .._core.dtypes import FLOATING
-from . import backends, gradients, losses, operands
+from . import backends, files, gradients, losses, operands
 from .evaluation import Evaluation
 from .measurement import Row, measured
 from .report import as_json, print_table
@@ -71,11 +71,11 @@ def command(
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     hyper = losses.pairs(parameters)
-    if gradient is not None:
-        _check_gradient(gradient, functions)
-    xp, place, reason = backends.choose(backend)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
     given = operands.Given(prediction, target, named, by_name, elements, dtype)
+    if gradient is not None:
+        _check_gradient(gradient, functions, given.files)
+    xp, place, reason = backends.choose(backend)
     found = operands.Operands(given, xp)
     rows: list[Row] = []
     # A line on a terminal that says what is under way; nothing elsewhere.
@@ -104,13 +104,18 @@ def command(
         _print(report, rows)
 
 
-def _check_gradient(gradient: str, functions: Sequence[losses.LossFunction]) -> None:
+def _check_gradient(
+    gradient: str, functions: Sequence[losses.LossFunction], given: Sequence[str]
+) -> None:
     if len(functions) > 1:
         raise click.UsageError("--gradient is of one loss: choose it by --loss")
     if not gradient.endswith((".npy", ".npz")):
         raise click.UsageError(f"--gradient must be a .npy or a .npz file, got {gradient}")
     if not Path(gradient).absolute().parent.is_dir():
         raise click.UsageError(f"--gradient: there is no folder {Path(gradient).parent}")
+    for location in given:
+        if files.is_file_of(location, gradient):
+            raise click.UsageError(f"--gradient {gradient} would overwrite the operand {location}")
 
 
 def _print(report: dict[str, Any], rows: Sequence[Row]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,6 +42,12 @@ def read(name: str, location: str) -> Array:
     if not array.size:
         raise click.ClickException(f"{name}: {location} of shape {array.shape} has no elements")
     return array
+
+
+def is_file_of(location: str, file: str) -> bool:
+    """Whether an array is in a file, by whatever name this has."""
+    own, _ = _split(location)
+    return os.path.exists(own) and os.path.exists(file) and os.path.samefile(own, file)
 
 
 def _split(location: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ Array = Any
 def save(file: str, evaluation: Evaluation) -> None:
     """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz.
 
-    FILE may be one that an operand is read from: it is replaced when all is written.
+    A FILE that is there is replaced when all is written.
     """
     with _replacing(file) as own:
         (_save_all if file.endswith(".npz") else _save_first)(own, evaluation)

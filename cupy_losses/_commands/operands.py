@@ -38,6 +38,13 @@ class Given:
         """Whether an operand comes from a file."""
         return bool(self.operands) or (self.prediction, self.target) != (None, None)
 
+    @property
+    def files(self) -> list[str]:
+        """All files, weights and masks among them."""
+        named = [text.partition("=")[2] for text in self.operands]
+        every = (self.prediction, self.target, *self.by_name.values(), *named)
+        return [location for location in every if location]
+
 
 class Operands:
     """The operands of one loss after the other, arrays of the module `xp`."""

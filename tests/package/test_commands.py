@@ -333,20 +333,25 @@ def test_parts_have_the_bits_of_one_piece(
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz"])
-def test_a_gradient_takes_the_place_of_an_operand(
-    ending: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", ["input", "weight"])
+def test_a_gradient_never_takes_the_place_of_an_operand(
+    name: str, ending: str, capsys: Any, tmp_path: Path
 ) -> None:
-    """Its file is one that is read, by a link, until the gradient is complete."""
-    monkeypatch.setattr(evaluation, "PART", 64)
-    x, y = RNG.random((2, 33, 21))
-    own = [*saved(tmp_path, target=y), f"--operand=input={tmp_path}/x.{ending}"]
-    save = np.save if ending == "npy" else np.savez
-    save(tmp_path / f"x.{ending}", x)
+    """Whose file it is by a link."""
+    own = saved(tmp_path, input=np.ones(3), target=np.zeros(3))
+    (np.save if ending == "npy" else np.savez)(tmp_path / f"x.{ending}", np.ones(3))
+    key = "" if ending == "npy" else ":arr_0"
+    own += [f"--operand={name}={tmp_path}/x.{ending}{key}"]
+    own = own[1:] if name == "input" else own
+    before = (tmp_path / f"x.{ending}").read_bytes()
     (tmp_path / f"g.{ending}").symlink_to(tmp_path / f"x.{ending}")
-    report(capsys, *own, "--loss", "mse_loss", "--gradient", f"{tmp_path}/g.{ending}")
-    found = np.load(tmp_path / f"x.{ending}")
-    found = found if ending == "npy" else found["input"]
-    np.testing.assert_array_equal(found, value_and_grad(cupy_losses.mse_loss)(x, y)[1])
+    code, _, err = evaluate(
+        capsys, *own, "--loss", "mse_loss", "--gradient", f"{tmp_path}/g.{ending}"
+    )
+    message = f"--gradient {tmp_path}/g.{ending} would overwrite the operand {tmp_path}/x.{ending}"
+    assert code == 2
+    assert message in err
+    assert (tmp_path / f"x.{ending}").read_bytes() == before
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz"])
