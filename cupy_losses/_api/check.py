@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from .._core.dtypes import dtype_name
-from .._core.loss import Call, digits
+from .._core.loss import Call, Domain, digits
 from .._core.rows import RowFormula
+from .._host.chunks import chunks
 from .._libraries.registry import ArrayLibrary
 
 Array = Any
@@ -60,17 +61,40 @@ def _verify(call: Call, operands: Sequence[Array], sample: str) -> None:
         domain = call.loss.domain(call, name, operands)
         if domain is None:
             continue
-        wrong = ~domain.contains(_comparable(operand))
-        if call.masked:
-            wrong = wrong & _mask(call, name, operands)
-        if not bool(wrong.any()):
+        mask = _mask(call, name, operands) if call.masked else None
+        first = _first_outside(domain, operand, mask)
+        if first is None:
             continue
-        first = np.argwhere(_to_host(wrong))[0]
         own = first[len(first) - operand.ndim :]
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
         found = digits(operand[index].item())
         raise ValueError(f"{name} must be {domain}, but {place}{sample} is {found}")
+
+
+def _first_outside(domain: Domain, operand: Array, mask: Array | None) -> list[int] | None:
+    """The index of the first element outside of a domain, of those that the mask leaves.
+
+    NumPy arrays are read a chunk at a time.
+    """
+    shape = tuple(operand.shape)
+    if mask is not None:
+        shape = np.broadcast_shapes(shape, tuple(mask.shape))
+    for place in chunks(shape) if isinstance(operand, np.ndarray) else [()]:
+        own = np.broadcast_to(operand, shape)[place] if place else operand
+        wrong = ~domain.contains(_comparable(own))
+        if mask is not None:
+            wrong = wrong & (np.broadcast_to(mask, shape)[place] if place else mask)
+        if bool(wrong.any()):
+            first = [int(k) for k in np.argwhere(_to_host(wrong))[0]]
+            # A place is indices, then a slice.
+            for part in reversed(place):
+                if isinstance(part, slice):
+                    first[0] += part.start
+                else:
+                    first.insert(0, part)
+            return first
+    return None
 
 
 def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:

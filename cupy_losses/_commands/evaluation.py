@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .._api import check
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
 from .._core.pointwise import PointwiseFormula
@@ -71,6 +72,15 @@ class Evaluation:
     def value(self) -> Array:
         """The loss, as anyone calls it."""
         return self._function(**self._arguments)
+
+    def mistake(self) -> str:
+        """What `check_values` says of the operands; "" if they are in range."""
+        library, arrays = resolve(self._call, self._host)
+        try:
+            check.verify(library, self._call, arrays)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @functools.cached_property
     def reference(self) -> tuple[float, float]:

@@ -37,6 +37,8 @@ class Row(NamedTuple):
 def measured(name: str, evaluation: Evaluation) -> Row:
     """Everything that is reported; the gradient is that by the first operand."""
     value = float(evaluation.value())
+    if mistake := evaluation.mistake():
+        warnings.warn(mistake, stacklevel=1)
     reference, denominator = evaluation.reference
     norm, worst = _gradient(evaluation, denominator)
     if math.isnan(value):

@@ -198,3 +198,17 @@ def test_check_values(library: Library) -> None:
             poisson_nll_loss(input, library.array(np.array(-1.0, np.float32)))
         assert np.isfinite(library.host(poisson_nll_loss(input, label)))
     binary_cross_entropy(input, labels)
+
+
+@pytest.mark.parametrize("shape", [(200_003,), (2, 100_003), (1003, 201), (2, 3, 70_001)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_check_values_of_several_chunks(shape: tuple[int, ...], masked: bool) -> None:
+    """Names the first element of the whole, whatever the mask leaves out before it."""
+    input, where = np.full(shape, 0.5), np.full(shape, True)
+    last = tuple(length - 1 for length in shape)
+    input[(0,) * len(shape)] = 0.5 if not masked else 2.0
+    where[(0,) * len(shape)] = False
+    input[last] = 1.5
+    named = rf"input\[{', '.join(map(str, last))}\] is 1.5"
+    with check_values(), pytest.raises(ValueError, match=named):
+        binary_cross_entropy(input, np.ones(shape[-1:]), where=where if masked else None)

@@ -425,6 +425,23 @@ def test_nan_is_no_number(capsys: Any, tmp_path: Path) -> None:
     assert "Warning: input has 1 NaN in 2 elements" in err
 
 
+OUT_OF_RANGE: dict[str, tuple[Any, Any, str]] = {
+    "cross_entropy": (np.ones((3, 4)), np.array([1, 7, 9]), "target must be in [0, 3] or -100, "),
+    "binary_cross_entropy": (np.array([0.5, 1.5]), np.ones(2), "input must be in [0, 1], but "),
+    "hinge_loss": (np.ones(2), np.array([-1, 0.0]), "target must be -1 or 1, but target[1] is 0"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_values_out_of_range_are_named(name: str, capsys: Any, tmp_path: Path) -> None:
+    x, target, message = OUT_OF_RANGE[name]
+    own = [*saved(tmp_path, input=x, target=target), "--loss", name]
+    code, _, err = evaluate(capsys, *own)
+    (line,) = err.splitlines()
+    assert code == 0
+    assert line.startswith(f"Warning: {message}")
+
+
 def test_infinity_is_no_number(capsys: Any, tmp_path: Path) -> None:
     own = saved(tmp_path, input=np.full(2, 60000, np.float16), target=np.zeros(2, np.float16))
     (row,) = report(capsys, *own, "--loss", "mse_loss")["losses"]
