@@ -1,15 +1,14 @@
 """One loss of given operands: its value, its gradients, and both by the host in float64.
 
 Operands that are mapped files may be larger than memory. The host computes a value a chunk at a
-time, and here the gradients of a loss of elements a part at a time: each element by the arithmetic
-of one piece, because the parts are given the denominator of the whole.
+time, and here gradients a part at a time: each by the arithmetic of one piece, because the parts
+are given the denominator of the whole, and rows are divided where the host divides them.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,14 @@ import numpy as np
 from .._api import check
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
-from .._core.pointwise import PointwiseFormula
-from .._core.rows import OF_COUNT, RowFormula
-from .._core.shapes import Shape
-from .._host.chunks import spec
+from .._core.rows import ELEMENTS, LABELS, RowFormula
+from .._host import rows
+from .._host.chunks import Place, places, spec
 from .._libraries.numpy import on_host
 from .._libraries.registry import resolve
 from .losses import LossFunction
 
 Array = Any
-Place = tuple[slice, ...]  # of a part of an array; () is all of it
 
 PART = 1 << 22  # elements, about
 
@@ -91,51 +88,53 @@ class Evaluation:
             value = (pair[0] + pair[1]) * self._call.scale / pair[2]
         return float(value), float(pair[2])
 
-    def gradients(self, count: int, denominator: float) -> Iterator[tuple[Place, list[Array]]]:
-        """The gradients by the first `count` of `names`, in parts, with the place of each."""
-        wanted = tuple(self._wanted[:count])
-        if not self._is_divided(count):
-            value_and_gradients = self._library.run(
-                self._call, Request(wanted=wanted), self._arrays
-            )
-            yield (), value_and_gradients[1:]
+    def parts(self, number: int = 0) -> Sequence[Place]:
+        """The parts that the gradient by an operand of `names` is computed in."""
+        return self._parts if self.on_host and self._is_direct(number) else [()]
+
+    def gradient(self, number: int = 0) -> Iterator[tuple[Place, Array]]:
+        """The gradient by an operand of `names`, in parts, with the place of each."""
+        k = self._wanted[number]
+        if self.parts(number) == [()]:
+            _, gradient = self._library.run(self._call, Request(wanted=(k,)), self._arrays)
+            yield (), gradient
             return
-        request = Request(value=False, wanted=wanted, denominator=True)
-        for place in parts(self._shape):
-            operands = [np.float64(denominator), *self._at(place)]
-            yield place, on_host(self._call, request, operands)
+        _, denominator = self.reference
+        request = Request(value=False, wanted=(k,), denominator=True)
+        for place in self._parts:
+            (gradient,) = on_host(self._call, request, [np.float64(denominator), *self._at(place)])
+            yield place, gradient
 
-    def reference_gradient(self, denominator: float) -> tuple[Place, Array]:
-        """The first part of the first gradient in float64, and its place."""
-        place = next(parts(self._shape)) if self._has_parts(1) else ()
-        wide = [
-            x.astype(np.float64) if dtype_name(x.dtype) in FLOATING else x for x in self._at(place)
-        ]
-        request = Request(value=False, wanted=(self._wanted[0],), denominator=True)
+    @property
+    def first(self) -> Place:
+        """A part of the first gradient, at its beginning, that is not too large for float64."""
+        return self._parts[0] if self._is_direct(0) else ()
+
+    def reference_gradient(self, place: Place, denominator: float) -> Array:
+        """A part of the first gradient in float64."""
+        first = self._wanted[0]
+        wide = [x.astype(np.float64) if k == first else x for k, x in enumerate(self._at(place))]
+        request = Request(value=False, wanted=(first,), denominator=True)
         (gradient,) = on_host(self._call, request, [np.float64(denominator), *wide])
-        return place, gradient
+        return gradient
 
-    def _is_divided(self, count: int) -> bool:
-        """Whether gradients are computed in parts, where that has the bits of one piece."""
-        by_elements = isinstance(self._call.loss, PointwiseFormula)
-        size = math.prod(self._shape)
-        return self.on_host and by_elements and size > PART and self._has_parts(count)
+    def _is_direct(self, number: int) -> bool:
+        """Whether each element of the operand has a gradient that is no sum."""
+        return bool(self._host[self._wanted[number]].shape == self._shape)
 
-    def _has_parts(self, count: int) -> bool:
-        """Whether consecutive elements along the first axis have gradients of their own."""
-        shape = self._shape
-        shapes = [array.shape for array in self._host]
-        if not all(shapes[k] == shape for k in self._wanted[:count]):
-            return False
-        call = self._call
+    @functools.cached_property
+    def _parts(self) -> list[Place]:
+        """Parts of the elements, of whole rows where the loss is one of rows."""
+        call, shape = self._call, self._shape
         if not isinstance(call.loss, RowFormula):
-            return len(shape) > 0
-        if call.loss.axis(shape, call.axis) == 0:
-            return False
-        pairs = zip(call.names, shapes, strict=True)
-        return all(
-            name == "weight" or name in OF_COUNT or own[:1] == shape[:1] for name, own in pairs
-        )
+            return list(places(shape, PART))
+        axis = call.loss.axis(shape, call.axis)
+        own = call.loss.rows_of(shape, call.axis)
+        found = []
+        for place in rows.parts(own, shape[axis], PART):
+            whole = (*place, *(slice(None),) * (len(own) - len(place)))
+            found.append((*whole[:axis], slice(None), *whole[axis:]) if place else ())
+        return found
 
     def _at(self, place: Place) -> list[Array]:
         """A part of the operands, on the host."""
@@ -144,25 +143,19 @@ class Evaluation:
         call, shape = self._call, self._shape
         if not isinstance(call.loss, RowFormula):
             return [np.broadcast_to(array, shape)[place] for array in self._host]
+        axis = call.loss.axis(shape, call.axis)
+        of_rows = place[:axis] + place[axis + 1 :]
         found = []
         for name, array in zip(call.names, self._host, strict=True):
-            if name == "weight":
+            role = call.loss.role(name)
+            if role == "weight":
                 found.append(array)
-            elif name in OF_COUNT:
-                found.append(np.broadcast_to(array, call.loss.rows_of(shape, call.axis))[place])
+            elif role in (ELEMENTS, LABELS):
+                found.append(rows.in_shape(array, shape)[place])
             else:
-                found.append(array[place])
+                own = rows.in_shape(array, call.loss.rows_of(shape, call.axis))
+                found.append(own[of_rows])
         return found
-
-
-def parts(shape: Shape) -> Iterator[Place]:
-    """Places along the first axis, of about PART elements each."""
-    if not shape:
-        yield ()
-        return
-    length = max(1, PART // max(1, math.prod(shape[1:])))
-    for first in range(0, shape[0], length):
-        yield (slice(first, first + length),)
 
 
 def on_the_host(array: Array) -> Array:

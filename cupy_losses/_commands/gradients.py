@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,31 +39,36 @@ def _replacing(file: str) -> Iterator[str]:
     except BaseException as error:
         if os.path.exists(new):
             os.remove(new)
-        if isinstance(error, OSError) and error.filename == new:
-            error.filename = given
+        if isinstance(error, OSError) and error.filename:
+            error.filename = given  # not one of those beside it
         raise
 
 
-def _save_all(file: str, evaluation: Evaluation) -> None:
-    _, denominator = evaluation.reference
-    found = list(evaluation.gradients(len(evaluation.names), denominator))
-    whole = zip(*[[_plain(array) for array in arrays] for _, arrays in found], strict=True)
-    arrays = [own[0] if len(own) == 1 else np.concatenate(own) for own in whole]
-    named: dict[str, Any] = dict(zip(evaluation.names, arrays, strict=True))
-    np.savez(file, **named)
-
-
 def _save_first(file: str, evaluation: Evaluation) -> None:
-    _, denominator = evaluation.reference
+    _write(file, evaluation, 0)
+
+
+def _save_all(file: str, evaluation: Evaluation) -> None:
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(file)) as folder:
+        arrays: dict[str, Any] = {}
+        for number, name in enumerate(evaluation.names):
+            # Not in memory, which the operands may be larger than.
+            own = f"{folder}/{number}.npy"
+            _write(own, evaluation, number)
+            arrays[name] = np.load(own, mmap_mode="r")
+        np.savez(file, **arrays)
+
+
+def _write(file: str, evaluation: Evaluation, number: int) -> None:
+    """Write a gradient to a .npy file, in the parts that it is computed in."""
     mapped: Array = None
-    for place, (array,) in evaluation.gradients(1, denominator):
-        own = _plain(array)
+    for place, gradient in evaluation.gradient(number):
+        own = _plain(gradient)
         if not place:
             np.save(file, own)
             continue
         if mapped is None:
-            # Not in memory, which the operands may be larger than.
-            shape = evaluation.operands[evaluation.names[0]].shape
+            shape = evaluation.operands[evaluation.names[number]].shape
             mapped = np.lib.format.open_memmap(file, "w+", own.dtype, shape)
         mapped[place] = own
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .evaluation import Evaluation, on_the_host, parts
+from .._host.chunks import places
+from .evaluation import PART, Evaluation, on_the_host
 from .timing import by_events
 
 Array = Any
@@ -45,7 +46,7 @@ def measured(name: str, evaluation: Evaluation) -> Row:
         worst = math.nan  # a gradient that is right of what is wrong says nothing
         _warn_of_nan(evaluation)
     forward = _milliseconds(evaluation, evaluation.value)
-    consume = functools.partial(_consume, evaluation, denominator)
+    consume = functools.partial(_consume, evaluation)
     with_gradient = _milliseconds(evaluation, consume)
     read = sum(map(_bytes, evaluation.operands.values()))
     written = _bytes(evaluation.operands[evaluation.names[0]])
@@ -75,12 +76,13 @@ def relative(error: float, size: float) -> float:
 
 def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]:
     """The norm of the first gradient, and its largest error by its largest element."""
-    place, exact = evaluation.reference_gradient(denominator)
+    first = evaluation.first
+    exact = evaluation.reference_gradient(first, denominator)
     squares, sample = 0.0, None
-    for _, (own,) in evaluation.gradients(1, denominator):
+    for place, own in evaluation.gradient():
         if sample is None:
-            sample = on_the_host(own[: len(exact)] if place else own).astype(np.float64)
-        for part in parts(own.shape):
+            sample = on_the_host(own if place else own[first]).astype(np.float64)
+        for part in places(own.shape, PART):
             wide = on_the_host(own[part]).astype(np.float64)
             squares += float((wide * wide).sum())
     with np.errstate(all="ignore"):
@@ -88,8 +90,8 @@ def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]
     return math.sqrt(squares), relative(worst, largest)
 
 
-def _consume(evaluation: Evaluation, denominator: float) -> None:
-    for _ in evaluation.gradients(1, denominator):
+def _consume(evaluation: Evaluation) -> None:
+    for _ in evaluation.gradient():
         pass
 
 
@@ -97,7 +99,8 @@ def _warn_of_nan(evaluation: Evaluation) -> None:
     for name, operand in evaluation.operands.items():
         if operand.dtype.kind in "biu":
             continue
-        nan = sum(int(np.isnan(on_the_host(operand[part])).sum()) for part in parts(operand.shape))
+        parts = places(operand.shape, PART)
+        nan = sum(int(np.isnan(on_the_host(operand[part])).sum()) for part in parts)
         if nan:
             warnings.warn(f"{name} has {nan} NaN in {operand.size} elements", stacklevel=2)
 

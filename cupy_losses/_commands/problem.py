@@ -114,7 +114,7 @@ class Drawn:
             means.append((1, *of_rest.reference))
         denominator = sum(count * own for count, _, own in means)
         self._value = sum(count * mean * own for count, mean, own in means) / denominator
-        _, self._gradient = evaluation.reference_gradient(denominator)
+        self._gradient = evaluation.reference_gradient((), denominator)
         self._last = rest or of_part
 
     def error(self, value: Any) -> float:

@@ -15,6 +15,7 @@ from .._core.shapes import ArraySpec, Shape, dense_strides
 
 Array = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
+Place = tuple[slice, ...]  # of a part of an array, which has all of its axes; () is all of it
 Layout = tuple[np.dtype[Any], Shape, Shape]
 
 CHUNK = 1 << 16  # elements in float64 at a time: fewer calls of NumPy outweigh a larger cache
@@ -40,6 +41,13 @@ def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
     rows = -(-shape[0] // parts)
     for first in range(0, shape[0], rows):
         yield (slice(first, first + rows),)
+
+
+def places(shape: Shape, size: int) -> Iterator[Place]:
+    """The same blocks as parts that keep all axes."""
+    for index in chunks(shape, size):
+        whole = (slice(at, at + 1) if isinstance(at, int) else at for at in index)
+        yield tuple(slice(*at.indices(n)[:2]) for at, n in zip(whole, shape, strict=False))
 
 
 def spec(array: Array) -> ArraySpec:

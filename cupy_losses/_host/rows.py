@@ -10,8 +10,9 @@ written to the operands.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +30,11 @@ from .chunks import (
     Gradient,
     Layout,
     NewGradient,
+    Place,
     broadcast,
     chunks,
     layout,
+    places,
     spec_of,
     total,
 )
@@ -170,7 +173,7 @@ def _signed(index: Array) -> Array:
     return index.astype(np.int64, copy=False)
 
 
-def _in_shape(array: Array, shape: Shape) -> Array:
+def in_shape(array: Array, shape: Shape) -> Array:
     """An array in a shape, without its leading axes of length 1 that this does not have."""
     more = array.ndim - len(shape)
     return broadcast(array[(0,) * more] if more > 0 else array, shape)
@@ -260,10 +263,10 @@ class _Operands:
         self._whole: _Chunk | None = None
 
     def _of_rows(self, operand: Array) -> Array:
-        return _in_shape(operand, self.rows)[..., None]
+        return in_shape(operand, self.rows)[..., None]
 
     def _of_elements(self, operand: Array, shape: Shape) -> Array:
-        whole = _in_shape(operand, shape)
+        whole = in_shape(operand, shape)
         return whole if self.axis == len(shape) - 1 else np.moveaxis(whole, self.axis, -1)
 
     def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
@@ -376,7 +379,7 @@ def evaluate(
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
         divisors = _divisors(loss, call, request, plan, operands, views)
-        for index in chunks(views.rows, max(_CHUNK // max(views.columns, 1), 1)):
+        for index in chunks(views.rows, _rows_at_a_time(views.columns)):
             chunk = views.at(index)
             rows = math.prod(chunk.shape)
             each, derivatives = loss.formula(chunk.rows)
@@ -395,6 +398,26 @@ def evaluate(
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
     return results
+
+
+def _rows_at_a_time(columns: int) -> int:
+    return max(_CHUNK // max(columns, 1), 1)
+
+
+def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
+    """Parts of about `size` elements, each of which has the results that it has in one piece.
+
+    A part is chunks of one length, behind each other: alone, it is divided into the same ones.
+    """
+
+    def kind(place: Place) -> tuple[Place, list[int]]:
+        return place[:-1], [own.stop - own.start for own in place[-1:]]
+
+    most = max(1, size // max(_CHUNK, columns))
+    for _, alike in itertools.groupby(places(rows, _rows_at_a_time(columns)), kind):
+        while group := list(itertools.islice(alike, most)):
+            ends = zip(group[0][-1:], group[-1][-1:], strict=True)
+            yield (*group[0][:-1], *(slice(first.start, last.stop) for first, last in ends))
 
 
 def _divisors(

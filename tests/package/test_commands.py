@@ -19,9 +19,10 @@ import torch
 import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses.__main__ import main
-from cupy_losses._commands import evaluation, losses, measurement
+from cupy_losses._commands import evaluation, losses, measurement, synthetic
 from cupy_losses._commands.files import read
 from cupy_losses._device import driver
+from cupy_losses._host import rows
 from cupy_losses._host.chunks import dtype as numpy_dtype
 
 from .. import emulator
@@ -42,6 +43,12 @@ def report(capsys: Any, *arguments: str) -> dict[str, Any]:
     code, out, _ = evaluate(capsys, "--json", *arguments)
     assert code == 0
     return commands.read(out)
+
+
+def divide(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Compute in parts of a size, and rows in chunks of at most 64 elements."""
+    monkeypatch.setattr(evaluation, "PART", size)
+    monkeypatch.setattr(rows, "_CHUNK", min(size, 64))
 
 
 def saved(folder: Path, **arrays: Any) -> list[str]:
@@ -151,7 +158,7 @@ def test_masks_and_weights_of_rows(
     axis: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the reference is of a part of the rows."""
-    monkeypatch.setattr(evaluation, "PART", 8)
+    divide(monkeypatch, 8)
     logits, classes = RNG.standard_normal((9, 3, 4)), RNG.integers(0, 3, (9, 3))
     classes = classes if axis == -1 else RNG.integers(0, 9, (3, 4))
     where, weight = RNG.random(classes.shape) < 0.7, RNG.random(classes.shape[1:])
@@ -283,22 +290,67 @@ def test_evaluate_one_number(capsys: Any, tmp_path: Path) -> None:
 
 def test_evaluate_sees_errors(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a value and of a gradient, as a kernel that is wrong would have them."""
-    plain_value, plain_gradients = evaluation.Evaluation.value, evaluation.Evaluation.gradients
+    plain_value, plain_gradient = evaluation.Evaluation.value, evaluation.Evaluation.gradient
 
-    def gradients(self: Any, *arguments: Any) -> Any:
-        for place, arrays in plain_gradients(self, *arguments):
-            yield place, [0 * array for array in arrays]
+    def gradient(self: Any) -> Any:
+        for place, array in plain_gradient(self):
+            yield place, 0 * array
 
     monkeypatch.setattr(evaluation.Evaluation, "value", lambda self: 1.25 * plain_value(self))
-    monkeypatch.setattr(evaluation.Evaluation, "gradients", gradients)
+    monkeypatch.setattr(evaluation.Evaluation, "gradient", gradient)
     for row in report(capsys, "--elements", "20x10")["losses"]:
         assert row["error"] == pytest.approx(0.25, rel=1e-6)
         assert row["gradient_error"] == 1
 
 
+@pytest.mark.parametrize("elements", ["10x21", "1x2000", "3x100x5", "8x8x9"])
+@pytest.mark.parametrize("name", losses.names())
+def test_parts_have_the_bits_of_one_piece(
+    name: str, elements: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The loss and all gradients, also where the rows do not fill the last part."""
+    found = []
+    for part in (64, 200, 1 << 20):
+        divide(monkeypatch, part)
+        own = ["--loss", name, "--elements", elements, "--gradient", f"{tmp_path}/g.npz"]
+        (row,) = report(capsys, *own)["losses"]
+        with np.load(tmp_path / "g.npz") as arrays:
+            found.append((row["value"], {key: arrays[key].tobytes() for key in arrays}))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis", "count"),
+    [
+        ("mse_loss", (1, 2000), None, 32),
+        ("mse_loss", (33, 21), None, 11),
+        ("cross_entropy", (33, 21), 1, 11),
+        ("cross_entropy", (33, 2, 8), 1, 9),
+        ("cross_entropy", (21, 33), 0, 11),
+        ("cross_entropy", (3, 200), 1, 3),
+        ("cross_entropy", (1, 2000), 1, 1),
+    ],
+)
+def test_parts_are_small(
+    name: str, shape: tuple[int, ...], axis: int | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the axes; a row is not divided."""
+    divide(monkeypatch, 64)
+    function = losses.find(name)
+    described = synthetic.described(function.loss, shape, "float32", axis)
+    drawn = synthetic.drawn([*described.values()], np)
+    arguments = {"reduction": "mean"} if axis is None else {"reduction": "mean", "axis": axis}
+    own = evaluation.Evaluation(function, dict(zip(described, drawn, strict=True)), arguments)
+    gradients = [gradient for _, gradient in own.gradient()]
+    assert len(gradients) == len(own.parts()) == count
+    row = 64 if axis is None else max(64, shape[axis])
+    assert max(gradient.size for gradient in gradients) <= row
+    assert sum(gradient.size for gradient in gradients) == math.prod(shape)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", ["smooth_l1_loss", "multilabel_soft_margin_loss", "kl_div"])
-def test_parts_have_the_bits_of_one_piece(
+def test_parts_of_operands_that_are_broadcast(
     name: str, reduction: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A gradient that is written while its operands are read, a few rows at a time."""
@@ -308,18 +360,8 @@ def test_parts_have_the_bits_of_one_piece(
     weight, where = RNG.random(21).astype(np.float32), RNG.random((33, 1)) < 0.7
     own = saved(tmp_path, input=x, target=y, weight=weight, where=where)
     own += ["--loss", name, "--reduction", reduction]
-    parts = []
-    plain = evaluation.Evaluation.gradients
-
-    def gradients(self: Any, *arguments: Any) -> Any:
-        for place, arrays in plain(self, *arguments):
-            parts.append(place)
-            yield place, arrays
-
-    monkeypatch.setattr(evaluation.Evaluation, "gradients", gradients)
     for ending in ("npy", "npz"):
         (row,) = report(capsys, *own, "--gradient", f"{tmp_path}/g.{ending}")["losses"]
-    assert (slice(3, 6),) in parts
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value, of_one_piece = value_and_grad(function, (0, 1))(
@@ -360,7 +402,7 @@ def test_a_failure_leaves_the_file_of_a_gradient(
     ending: str, part: int, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is what it was before, and no other file is left beside it."""
-    monkeypatch.setattr(evaluation, "PART", part)
+    divide(monkeypatch, part)
     x, y = RNG.random((2, 33, 21))
     own = saved(tmp_path, input=x, target=y)
     (tmp_path / f"g.{ending}").write_text("as before")
