@@ -148,7 +148,7 @@ def _range(domain: Domain | None) -> tuple[float, float]:
 
 def _choices(loss: Loss, name: str) -> Sequence[float]:
     """The typical values of an operand that does not vary."""
-    if isinstance(loss, RowFormula) and loss.role(name) in (INDEX, LABELS):
+    if isinstance(loss, RowFormula) and loss.role(name).is_index:
         return (0, 1)
     domain = loss.domains.get(name)
     if domain is None:

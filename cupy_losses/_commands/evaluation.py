@@ -16,7 +16,7 @@ import numpy as np
 from .._api import check
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
-from .._core.rows import ELEMENTS, LABELS, RowFormula
+from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._host import rows
 from .._host.chunks import Place, places, spec
 from .._libraries.numpy import on_host
@@ -148,9 +148,9 @@ class Evaluation:
         found = []
         for name, array in zip(call.names, self._host, strict=True):
             role = call.loss.role(name)
-            if role == "weight":
+            if role == CLASS_WEIGHTS:
                 found.append(array)
-            elif role in (ELEMENTS, LABELS):
+            elif role.of_elements:
                 found.append(rows.in_shape(array, shape)[place])
             else:
                 own = rows.in_shape(array, call.loss.rows_of(shape, call.axis))

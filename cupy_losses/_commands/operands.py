@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from .._core.rows import INDEX, LABELS, RowFormula
+from .._core.rows import RowFormula
 from .._host.chunks import dtype as numpy_dtype
 from . import files, synthetic
 from .losses import LossFunction
@@ -138,8 +138,8 @@ def _converted(function: LossFunction, name: str, array: Array, dtype: str | Non
         is_flags = is_integer and bool(((array == 0) | (array == 1)).all())
         return array != 0 if is_flags else array
     loss = function.loss
-    role = loss.role(name) if isinstance(loss, RowFormula) else ""
-    if role in (INDEX, LABELS) and is_integer:
+    role = loss.role(name) if isinstance(loss, RowFormula) else None
+    if role is not None and role.is_index and is_integer:
         return array
     if dtype is None and is_integer and (role or name == function.arrays[0]):
         # Whole numbers, of a text file for example, where a loss takes real ones.

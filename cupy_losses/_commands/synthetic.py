@@ -12,7 +12,7 @@ import numpy as np
 
 from .._core.dtypes import item_size
 from .._core.loss import Domain, Loss
-from .._core.rows import INDEX, LABELS, NUMBER, RowFormula
+from .._core.rows import RowFormula
 from .._core.shapes import Shape
 from .._host.chunks import dtype as numpy_dtype
 
@@ -54,8 +54,8 @@ def described(loss: Loss, shape: Shape, dtype: str, axis: int | None = None) -> 
     found = {}
     for name in loss.operands:
         role = loss.role(name)
-        own = loss.rows_of(shape, axis) if role in (INDEX, NUMBER) else shape
-        if role in (INDEX, LABELS):
+        own = shape if role.of_elements else loss.rows_of(shape, axis)
+        if role.is_index:
             found[name] = Operand("int64", own, Domain(0, shape[loss.axis(shape, axis)] - 1))
         else:
             found[name] = Operand(dtype, own, loss.domains.get(name))
