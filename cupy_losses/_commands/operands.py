@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,9 @@ import numpy as np
 
 from .._core.rows import RowFormula
 from .._host.chunks import dtype as numpy_dtype
+from .._host.chunks import places
 from . import files, synthetic
+from .evaluation import PART
 from .losses import LossFunction
 
 Array = Any
@@ -135,8 +138,9 @@ def _converted(function: LossFunction, name: str, array: Array, dtype: str | Non
     is_integer = array.dtype.kind in "iu"
     if name == "where":
         # A text file has no flags but 0 and 1.
-        is_flags = is_integer and bool(((array == 0) | (array == 1)).all())
-        return array != 0 if is_flags else array
+        own = (array[place] for place in places(array.shape, PART))
+        is_flags = is_integer and all(bool(((x == 0) | (x == 1)).all()) for x in own)
+        return _cast(array, np.dtype(bool)) if is_flags else array
     loss = function.loss
     role = loss.role(name) if isinstance(loss, RowFormula) else None
     if role is not None and role.is_index and is_integer:
@@ -144,7 +148,18 @@ def _converted(function: LossFunction, name: str, array: Array, dtype: str | Non
     if dtype is None and is_integer and (role or name == function.arrays[0]):
         # Whole numbers, of a text file for example, where a loss takes real ones.
         dtype = "float64"
-    return array if dtype is None else array.astype(numpy_dtype(dtype), copy=False)
+    return array if dtype is None else _cast(array, numpy_dtype(dtype))
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in a dtype: of a mapped file, which may be larger than memory, in another one."""
+    if array.dtype == dtype or not isinstance(array, np.memmap):
+        return array.astype(dtype, copy=False)
+    with tempfile.TemporaryFile() as file:
+        mapped = np.memmap(file, dtype, "w+", shape=array.shape)
+    for place in places(array.shape, PART):
+        mapped[place] = array[place]
+    return mapped
 
 
 def check_dtype(name: str) -> None:

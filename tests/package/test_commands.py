@@ -19,7 +19,13 @@ import torch
 import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses.__main__ import main
-from cupy_losses._commands import evaluation, losses, measurement, synthetic
+from cupy_losses._commands import (
+    evaluation,
+    losses,
+    measurement,
+    operands,
+    synthetic,
+)
 from cupy_losses._commands.files import read
 from cupy_losses._device import driver
 from cupy_losses._host import rows
@@ -432,29 +438,67 @@ def test_a_gradient_that_cannot_be_written(ending: str, capsys: Any) -> None:
     assert (code, err) == (1, f"Error: /proc/g.{ending}: No such file or directory\n")
 
 
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_a_file_in_another_dtype(
+    shape: tuple[int, ...], dtype: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Is converted in parts, to another file; an array that is not mapped is not."""
+    monkeypatch.setattr(operands, "PART", 4)
+    x, y, flags = RNG.random(shape), RNG.random(shape), RNG.integers(0, 2, shape)
+    own = [*saved(tmp_path, input=x, target=y, where=flags), "--loss", "l1_loss", "--reduction=sum"]
+    (row,) = report(capsys, *own, "--dtype", dtype)["losses"]
+    wide = [array.astype(numpy_dtype(dtype)).astype(float) for array in (x, y)]
+    assert row["value"] == pytest.approx(abs(wide[0] - wide[1])[flags == 1].sum(), rel=2**-8)
+    assert row["error"] < 2**-8
+
+
+LARGE = 1 << 28  # elements
+
+
 @pytest.mark.exhaustive
-def test_files_larger_than_memory(tmp_path: Path) -> None:
-    """Two files of 1 GiB and a gradient of as much, by a process that may have 0.4 GiB."""
-    for name in ("p", "t"):
-        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, (1 << 14, 1 << 14))
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("mse_loss", (1 << 14, 1 << 14), "--gradient g.npy"),
+        ("mse_loss", (1, LARGE), ""),
+        ("l1_loss", (2, LARGE // 2), "--dtype bfloat16"),
+        ("hinge_loss", (LARGE,), "--gradient g.npz"),
+        ("cross_entropy", (1 << 13, 1 << 15), "--gradient g.npy"),
+    ],
+)
+def test_files_larger_than_memory(
+    name: str, shape: tuple[int, ...], options: str, tmp_path: Path
+) -> None:
+    """Files of 1 GiB and a gradient of as much, by a process that may have 0.4 GiB."""
+    described = synthetic.described(losses.find(name).loss, shape, "float32")
+    own = []
+    for operand, (dtype, of_operand, _) in described.items():
+        np.lib.format.open_memmap(tmp_path / f"{operand}.npy", "w+", dtype, of_operand)
+        own.append(f"--operand={operand}={operand}.npy")
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, 400 << 20))\n"
         "from cupy_losses.__main__ import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
-    arguments = "evaluate --loss mse_loss --prediction p.npy --target t.npy --gradient g.npy"
+    arguments = f"evaluate --loss {name} {options} --backend numpy --json".split()
     result = subprocess.run(
-        [sys.executable, "-c", code, *arguments.split(), "--backend", "numpy", "--json"],
+        [sys.executable, "-c", code, *arguments, *own],
         cwd=tmp_path,
-        env=subprocess_environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1"),
+        env=subprocess_environment(
+            OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TMPDIR=str(tmp_path)
+        ),
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["losses"][0]["value"] == 0
-    assert np.load(tmp_path / "g.npy", mmap_mode="r").shape == (1 << 14, 1 << 14)
+    expected = {"cross_entropy": math.log(shape[-1]), "hinge_loss": 1.0}.get(name, 0.0)
+    value = json.loads(result.stdout)["losses"][0]["value"]
+    assert value == pytest.approx(expected, rel=1e-6)
+    if "npy" in options:
+        assert np.load(tmp_path / "g.npy", mmap_mode="r").shape == shape
 
 
 def test_nan_is_no_number(capsys: Any, tmp_path: Path) -> None:
