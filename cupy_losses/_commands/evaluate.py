@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from .._core.dtypes import FLOATING
-from . import backends, files, gradients, losses, operands
+from . import backends, files, gradients, losses, operands, progress
 from .evaluation import Evaluation
 from .measurement import Row, measured
 from .report import as_json, print_table
@@ -78,16 +77,16 @@ def command(
     xp, place, reason = backends.choose(backend)
     found = operands.Operands(given, xp)
     rows: list[Row] = []
-    # A line on a terminal that says what is under way; nothing elsewhere.
-    with Console(stderr=True).status("") as status:
+    with progress.shown() as line:
         for function in functions:
-            status.update(function.name)
+            line.say(f"{function.name}: operands")
             arguments = function.arguments(hyper, reduction)
             arrays = found.of(function, arguments)
             evaluation = Evaluation(function, arrays, arguments)
-            rows.append(measured(function.name, evaluation))
+            rows.append(measured(function.name, evaluation, line))
             if gradient is not None:
-                gradients.save(gradient, evaluation)
+                line.say(gradient)
+                gradients.save(gradient, evaluation, line)
     first = arrays[function.arrays[0]]
     report = {
         "data": operands.source(given),

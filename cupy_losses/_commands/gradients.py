@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from .evaluation import Evaluation, on_the_host
+from .progress import Line
 
 Array = Any
 
 
-def save(file: str, evaluation: Evaluation) -> None:
+def save(file: str, evaluation: Evaluation, line: Line) -> None:
     """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz.
 
     A FILE that is there is replaced when all is written.
     """
     with _replacing(file) as own:
-        (_save_all if file.endswith(".npz") else _save_first)(own, evaluation)
+        (_save_all if file.endswith(".npz") else _save_first)(own, evaluation, line)
 
 
 @contextmanager
@@ -44,25 +45,26 @@ def _replacing(file: str) -> Iterator[str]:
         raise
 
 
-def _save_first(file: str, evaluation: Evaluation) -> None:
-    _write(file, evaluation, 0)
+def _save_first(file: str, evaluation: Evaluation, line: Line) -> None:
+    _write(file, evaluation, 0, line)
 
 
-def _save_all(file: str, evaluation: Evaluation) -> None:
+def _save_all(file: str, evaluation: Evaluation, line: Line) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(file)) as folder:
         arrays: dict[str, Any] = {}
         for number, name in enumerate(evaluation.names):
             # Not in memory, which the operands may be larger than.
             own = f"{folder}/{number}.npy"
-            _write(own, evaluation, number)
+            _write(own, evaluation, number, line)
             arrays[name] = np.load(own, mmap_mode="r")
         np.savez(file, **arrays)
 
 
-def _write(file: str, evaluation: Evaluation, number: int) -> None:
+def _write(file: str, evaluation: Evaluation, number: int, line: Line) -> None:
     """Write a gradient to a .npy file, in the parts that it is computed in."""
     mapped: Array = None
-    for place, gradient in evaluation.gradient(number):
+    text = f"gradient by {evaluation.names[number]}, saved"
+    for place, gradient in line.each(text, evaluation.parts(number), evaluation.gradient(number)):
         own = _plain(gradient)
         if not place:
             np.save(file, own)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._host.chunks import places
+from .._host.chunks import Place, places
 from .evaluation import PART, Evaluation, on_the_host
+from .progress import Line
 from .timing import by_events
 
 Array = Any
@@ -35,18 +35,28 @@ class Row(NamedTuple):
     gradient_gb_per_s: float
 
 
-def measured(name: str, evaluation: Evaluation) -> Row:
+def measured(name: str, evaluation: Evaluation, line: Line) -> Row:
     """Everything that is reported; the gradient is that by the first operand."""
+    line.say(f"{name}: loss")
     value = float(evaluation.value())
     if mistake := evaluation.mistake():
         warnings.warn(mistake, stacklevel=1)
     reference, denominator = evaluation.reference
-    norm, worst = _gradient(evaluation, denominator)
+    line.say(f"{name}: gradient")
+    parts = evaluation.parts()
+    gradient = line.each(f"{name}: gradient", parts, evaluation.gradient())
+    norm, worst = _compared(gradient, evaluation, denominator)
     if math.isnan(value):
         worst = math.nan  # a gradient that is right of what is wrong says nothing
         _warn_of_nan(evaluation)
+    line.say(f"{name}: time of the loss")
     forward = _milliseconds(evaluation, evaluation.value)
-    consume = functools.partial(_consume, evaluation)
+    line.say(f"{name}: time of the gradient")
+
+    def consume() -> None:
+        for _ in line.each(f"{name}: time of the gradient", parts, evaluation.gradient()):
+            pass
+
     with_gradient = _milliseconds(evaluation, consume)
     read = sum(map(_bytes, evaluation.operands.values()))
     written = _bytes(evaluation.operands[evaluation.names[0]])
@@ -74,12 +84,14 @@ def relative(error: float, size: float) -> float:
     return error / size if error else 0.0
 
 
-def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]:
+def _compared(
+    gradient: Iterable[tuple[Place, Array]], evaluation: Evaluation, denominator: float
+) -> tuple[float, float]:
     """The norm of the first gradient, and its largest error by its largest element."""
     first = evaluation.first
     exact = evaluation.reference_gradient(first, denominator)
     squares, sample = 0.0, None
-    for place, own in evaluation.gradient():
+    for place, own in gradient:
         if sample is None:
             sample = on_the_host(own if place else own[first]).astype(np.float64)
         for part in places(own.shape, PART):
@@ -88,11 +100,6 @@ def _gradient(evaluation: Evaluation, denominator: float) -> tuple[float, float]
     with np.errstate(all="ignore"):
         worst, largest = float(abs(sample - exact).max()), float(abs(exact).max())
     return math.sqrt(squares), relative(worst, largest)
-
-
-def _consume(evaluation: Evaluation) -> None:
-    for _ in evaluation.gradient():
-        pass
 
 
 def _warn_of_nan(evaluation: Evaluation) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.progress import Progress
 
 import cupy_losses
 from cupy_losses import value_and_grad
@@ -24,6 +25,7 @@ from cupy_losses._commands import (
     losses,
     measurement,
     operands,
+    progress,
     synthetic,
 )
 from cupy_losses._commands.files import read
@@ -501,6 +503,34 @@ def test_files_larger_than_memory(
         assert np.load(tmp_path / "g.npy", mmap_mode="r").shape == shape
 
 
+@pytest.mark.parametrize(("size", "parts"), [(1 << 20, None), (64, 11)])
+def test_progress(
+    size: int, parts: int | None, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A bar of the parts of a gradient, each time that it is computed; on a terminal alone."""
+    divide(monkeypatch, size)
+    begun: list[tuple[str, int | None]] = []
+    done: list[str] = []
+
+    plain = progress.Line.say
+
+    def say(self: Any, text: str, parts: int | None = None) -> None:
+        begun.append((text, parts))
+        plain(self, text, parts)
+
+    monkeypatch.setattr(progress.Line, "say", say)
+    monkeypatch.setattr(Progress, "advance", lambda self, task: done.append(begun[-1][0]))
+    own = ["--loss", "mse_loss", "--elements", "33x21", "--gradient", f"{tmp_path}/g.npy"]
+    code, _, err = evaluate(capsys, *own)
+    assert (code, err) == (0, "")
+    texts = ("mse_loss: gradient", "mse_loss: time of the gradient", "gradient by input, saved")
+    assert ("mse_loss: loss", None) in begun
+    for text in texts:
+        times = begun.count((text, parts))
+        assert parts is None or times > 0
+        assert done.count(text) == times * (parts or 0)
+
+
 def test_nan_is_no_number(capsys: Any, tmp_path: Path) -> None:
     """It is in no error that looks like a good one, and in no JSON."""
     own = saved(tmp_path, input=np.array([1.0, math.nan]), target=np.zeros(2))
@@ -674,7 +704,7 @@ def test_data_that_does_not_fit(capsys: Any, tmp_path: Path) -> None:
 
 
 def test_memory_that_is_not_there(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, evaluation: Any) -> None:
+    def fail(*arguments: Any) -> None:
         raise MemoryError("Unable to allocate 3 TiB")
 
     monkeypatch.setattr("cupy_losses._commands.evaluate.measured", fail)
@@ -720,7 +750,7 @@ def run(environment: dict[str, str], folder: Path, arguments: str) -> Any:
 
 
 def test_interrupted(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str, evaluation: Any) -> None:
+    def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cupy_losses._commands.evaluate.measured", interrupt)
