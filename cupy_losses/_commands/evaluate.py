@@ -29,7 +29,9 @@ from .report import as_json, print_table
 @click.option("--sample-weight", metavar="FILE", help="The weight of each row.")
 @click.option("--elements", metavar="SHAPE", help="Random operands, such as 32768x32768.")
 @click.option(
-    "--dtype", type=click.Choice(FLOATING), help="Convert to this first; indices stay as they are."
+    "--dtype",
+    type=click.Choice(FLOATING),
+    help="Convert to this first, .npy files to temporary ones; indices stay as they are.",
 )
 @click.option(
     "--gradient",
@@ -61,8 +63,12 @@ def command(
 ) -> None:
     """Compute losses and their gradients.
 
-    FILE is a .npy file, which may be larger than memory, a .npz file (FILE.npz:KEY where it has
-    several arrays), a .csv file, with a line of names or without, or a .parquet file.
+    FILE is a .npy file, a .npz file (FILE.npz:KEY where it has several arrays), a .csv file, with a
+    line of names or without, where an empty field is NaN, or a .parquet file.
+
+    On the host, .npy files may be larger than memory: they are mapped, and the loss and its
+    gradients are computed in parts, with the bits of one piece. A row of a loss over rows is one
+    part at least, and the gradient by an operand that is broadcast is in memory as a whole.
 
     The errors are those against the formula of the host in float64: on NumPy that is the rounding
     of the result alone. Given no operands, it predicts the progression of diabetes by least
