@@ -22,7 +22,10 @@ def save(file: str, evaluation: Evaluation, line: Line) -> None:
     A FILE that is there is replaced when all is written.
     """
     with _replacing(file) as own:
-        (_save_all if file.endswith(".npz") else _save_first)(own, evaluation, line)
+        if file.endswith(".npz"):
+            _write_all(own, evaluation, line)
+        else:
+            _write(own, evaluation, 0, line)
 
 
 @contextmanager
@@ -45,11 +48,7 @@ def _replacing(file: str) -> Iterator[str]:
         raise
 
 
-def _save_first(file: str, evaluation: Evaluation, line: Line) -> None:
-    _write(file, evaluation, 0, line)
-
-
-def _save_all(file: str, evaluation: Evaluation, line: Line) -> None:
+def _write_all(file: str, evaluation: Evaluation, line: Line) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(file)) as folder:
         arrays: dict[str, Any] = {}
         for number, name in enumerate(evaluation.names):
