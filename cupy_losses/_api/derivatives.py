@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
-from .._core.rows import RowFormula
+from .._core.pointwise import PointwiseFormula
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, resolve
@@ -125,10 +125,9 @@ def vjp(
     wanted = operands_of(call, operands, wanted_numbers)
     shape = _shape_of_value(call, operands)
     factor = _beside(call, library, operands, call.extra, cotangent, "the cotangent", shape)
-    if call.loss.sums_last_axis(call):
-        factor = factor[..., None]
     request = Request(value=False, wanted=wanted, vjp=True)
-    gradients = library.run(call, request, (factor, *operands))
+    given = call.loss.grad_output_operand(call, factor), *operands
+    gradients = library.run(call, request, given)
     return tuple(gradients) if several else gradients[0]
 
 
@@ -213,7 +212,7 @@ def grad_and_hess(
             if name in options:
                 raise TypeError(f"grad_and_hess is of each element: leave out {name}")
         call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
-        if isinstance(call.loss, RowFormula) or call.loss.sums_last_axis(call):
+        if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:
             raise TypeError(
                 f"{call.loss.name} is a loss of whole rows, whose second derivatives are "
                 "matrices: grad_and_hess takes losses of single elements"

@@ -189,9 +189,9 @@ class Loss(ABC):
         """What to warn the caller of; "" for nothing."""
         return ""
 
-    def sums_last_axis(self, call: Call) -> bool:
-        """Whether the value lacks the last axis of the elements, as a sum over it."""
-        return False
+    def grad_output_operand(self, call: Call, grad_output: Any) -> Any:
+        """The operand of a request for a grad_output, an array in the shape of the value."""
+        return grad_output
 
     @abstractmethod
     def plan(self, library: Any, problem: Any) -> Any:

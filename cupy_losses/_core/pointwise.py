@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .dtypes import check_dtypes
 from .loss import Call, Loss, Request, weight_refusal
@@ -72,8 +73,12 @@ class PointwiseFormula(Loss):
         return result_dtype(operands, autocast)
 
     def sums_last_axis(self, call: Call) -> bool:
-        """Whether the value is one of rows."""
+        """Whether the value has one number for each row."""
         return self.row_means and call.reduction == "none"
+
+    def grad_output_operand(self, call: Call, grad_output: Any) -> Any:
+        """A grad_output that broadcasts with the elements."""
+        return grad_output[..., None] if self.sums_last_axis(call) else grad_output
 
     def divides_by_weights(self, call: Call) -> bool:
         """Whether the mean of a call divides by the sum of its weights."""

@@ -100,13 +100,12 @@ class _Loss(torch.autograd.Function):
         operands = ctx.saved_tensors  # raises if one was modified since
         gradients: list[Tensor | None]
         if operators.is_watched() or operators.is_batched(grad_output):
-            given = operators.of_elements(call, grad_output), *operands
+            given = call.loss.grad_output_operand(call, grad_output), *operands
             backward = Request(value=False, wanted=wanted, vjp=True)
             gradients = list(operators.run(call, backward, given))
         elif torch.is_grad_enabled():  # create_graph=True
-            gradients = _Gradient.apply(  # type: ignore[no-untyped-call]
-                library, call, wanted, operators.of_elements(call, grad_output), *operands
-            )
+            given = call.loss.grad_output_operand(call, grad_output), *operands
+            gradients = _Gradient.apply(library, call, wanted, *given)  # type: ignore[no-untyped-call]
         else:
             if grad_output.is_neg():
                 grad_output = grad_output.resolve_neg()
@@ -116,7 +115,7 @@ class _Loss(torch.autograd.Function):
                 gradients = [None] * len(wanted)
             for gradient in gradients:
                 if gradient is None:
-                    given = operators.of_elements(call, grad_output), *operands
+                    given = call.loss.grad_output_operand(call, grad_output), *operands
                     _complete(gradients, library, call, wanted, given)
                     break
         results: list[Tensor | None] = [None] * (2 + len(operands))

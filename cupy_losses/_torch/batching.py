@@ -161,16 +161,14 @@ class _Batch:
 
     def _of_all(self, factor: Tensor) -> Tensor:
         """A grad_output of each sample as one of each of its elements or rows."""
-        loss, shape = self._call.loss, self._shape
-        if isinstance(loss, RowFormula):
-            shape = loss.rows_of(shape, self._call.axis)
-        elif loss.sums_last_axis(self._each):
-            shape = (*shape[:-1], 1)
+        loss, each = self._call.loss, self._each
+        shape = loss.value_shape(each, self._shape)
         # One that is divided may be too small for half precision.
         wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
         scaled = factor.to(wide) * self._scale
         factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)
-        front = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
+        grad_output = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
+        front: Tensor = loss.grad_output_operand(each, grad_output)
         return front.movedim(0, -1) if self._is_behind else front
 
     def _reduced(self, each: Tensor, output: ArraySpec) -> Tensor:

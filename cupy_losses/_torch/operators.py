@@ -428,11 +428,6 @@ def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
 _AFTER_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
 
 
-def of_elements(call: Call, grad_output: Tensor) -> Tensor:
-    """A grad_output that broadcasts with the elements."""
-    return grad_output.unsqueeze(-1) if call.loss.sums_last_axis(call) else grad_output
-
-
 def _of_value(
     call: Call,
     request: Request,
@@ -446,7 +441,7 @@ def _of_value(
     wanted = call.loss.differentiated(call, needed)
     if grad_output is None or not wanted:
         return [None] * len(operands)
-    given = of_elements(call, grad_output), *operands
+    given = call.loss.grad_output_operand(call, grad_output), *operands
     backward = Request(value=False, wanted=wanted, vjp=True)
     return _placed(len(operands), wanted, run(call, backward, given))
 
@@ -511,7 +506,7 @@ def _of_tangents(
     given, own = operands[:count], operands[count:]
     if grad_output is None:
         return [None] * len(operands)
-    grad_output = of_elements(call, grad_output)
+    grad_output = call.loss.grad_output_operand(call, grad_output)
     along = [k for k, needs in zip(request.tangents, needed, strict=False) if needs]
     by_tangents: dict[int, Tensor] = {}
     if along:

@@ -42,14 +42,13 @@ def along(
         own[k] = own[k].expand(shape)
     value_shape = loss.value_shape(call, shape)
     ones = own[-1].new_ones(value_shape, dtype=_wide(next(iter(varied.values()))).dtype)
-    axis = loss.axis(shape, call.axis) if isinstance(loss, RowFormula) else None
-    if loss.sums_last_axis(call):
-        ones, axis = ones.unsqueeze(-1), -1
+    ones = loss.grad_output_operand(call, ones)
     products = run(call, of_second._replace(vjp=True), (ones, *given, *own))
     pairs = zip(products, varied.values(), strict=True)
     each = [product * other for product, other in pairs]
     total = sum(each[1:], each[0])
-    return (total if axis is None else total.sum(axis)).to(dtype)
+    axis = loss.axis(shape, call.axis) if isinstance(loss, RowFormula) else -1
+    return (total if value_shape == shape else total.sum(axis)).to(dtype)
 
 
 def _wide(tensor: Tensor) -> Tensor:
