@@ -26,7 +26,7 @@ from .._device.plan import Plan
 from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
 from .._torch import autograd, inductor, operators, values
-from .._torch.batching import spec_of
+from .._torch.evaluation import spec_of
 from .numpy import on_host
 from .registry import ArrayLibrary, Locatable, Located, Sample, instance, register
 

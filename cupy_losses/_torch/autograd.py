@@ -9,7 +9,8 @@ import torch
 
 from .._core.kept import keep
 from .._core.loss import FORWARD, Call, Request
-from . import operators, weights
+from . import derivatives, operators, weights
+from .evaluation import Evaluation
 
 Tensor = torch.Tensor
 
@@ -251,10 +252,8 @@ class _Gradient(torch.autograd.Function):
         needed = ctx.needs_input_grad[3:]
         if operators.is_watched() or any(map(operators.is_batched, given)):
             request = Request(value=False, wanted=ctx.wanted, vjp=True)
-            of_batch = operators.of_gradients(
-                ctx.call, request, tangents, needed, ctx.saved_tensors
-            )
-            return None, None, None, *of_batch
+            evaluation = Evaluation(ctx.call, request, ctx.saved_tensors, operators.run)
+            return None, None, None, *derivatives.of_gradients(evaluation, tangents, needed)
         if not given:
             return None, None, None, *(None for _ in needed)
         results = _SecondGradient.apply(  # type: ignore[no-untyped-call]
@@ -277,8 +276,8 @@ class _SecondGradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         tangents, operands = tensors[: len(varied)], tensors[len(varied) :]
         request = Request(value=False, wanted=varied, vjp=True)
-        of = operators.of_gradients
-        return tuple(of(call, request, tangents, needed, operands, library.run))
+        evaluation = Evaluation(call, request, operands, library.run)
+        return tuple(derivatives.of_gradients(evaluation, tangents, needed))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -11,19 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
+from .evaluation import outputs_of, spec_of
 from .weights import counts_of_rows, of_derivatives
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
-
-
-def spec_of(tensor: Tensor) -> ArraySpec:
-    """A tensor without its data."""
-    return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())
 
 
 def batched(
@@ -60,13 +55,10 @@ def _of_no_samples(
     """Empty results, of the shapes and dtypes that one sample would have."""
     fronts = [(t, d) if d is None else (t.movedim(d, 0), d) for t, d in pairs]
     samples = [t if d is None else t.new_empty(t.shape[1:]) for t, d in fronts]
-    specs = [spec_of(t) for t in samples[: len(samples) - call.scaled]]
-    outputs = call.loss.outputs(call.unscaled, request, specs, autocast)
     like = samples[-1]
     return [
         like.new_empty((0, *output.shape), dtype=getattr(torch, output.dtype))
-        for output in outputs
-        if output is not None
+        for output in outputs_of(call, request, samples, autocast)
     ]
 
 
@@ -96,14 +88,13 @@ class _Batch:
         self._each = call._replace(reduction="none")
         loss, own = call.loss, [spec_of(t) for t in samples[request.extra :]]
         self._shape = loss.shape_of(call, own)
-        outputs = loss.outputs(call, request, [spec_of(t) for t in samples], autocast)
+        self._outputs = outputs_of(call, request, samples, autocast)
         given: Tensor | float | None = None
         if request.denominator:  # of shape (), or one of each sample
             (given, _), *pairs = pairs
         self._counted = request.counted
         request = request._replace(denominator=False, counted=False)
         self._run, self._request = run, request
-        self._outputs = [output for output in outputs if output is not None]
         # Losses of half precision are added up as float32.
         self._autocast = autocast or (request.value and call.reduction != "none")
         # An axis that is counted from the front stays where it is, so that the batch goes behind.

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,14 +24,13 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from .._core.loss import FORWARD, Call, Request, loss_of_key
-from .._core.shapes import ArraySpec
-from . import twice, weights
-from .batching import batched, spec_of
+from .._core.loss import FORWARD, Call, Request
+from . import derivatives, weights
+from .asked import Asked, read, written
+from .batching import batched
+from .evaluation import Evaluation, Run, is_autocast, outputs_of, spec_of, specs_of
 
 Tensor = torch.Tensor
-Run = Callable[[Call, Request, Sequence[Tensor]], Sequence[Tensor | None]]
-_Run = Callable[[Call, Request, Sequence[Any]], Sequence[Tensor]]
 
 # A text is read once by a process. An argument more costs each call of the operator half a µs.
 _SCHEMA = "evaluate(str asked, Tensor[] operands) -> Tensor[]"
@@ -64,53 +62,6 @@ def is_watched() -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A request of a call, and whether autocast is on; to torch, which takes tuples apart, one."""
-
-    call: Call
-    request: Request
-    autocast: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def written(asked: Asked) -> str:
-    """The text of what is asked for: JSON, in which numbers are exact, of what is set.
-
-    Its quotation marks are single: torch's compiler writes texts to C++ as they are.
-    """
-    call, request, autocast = asked.call, asked.request, asked.autocast
-    given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
-    text = json.dumps({name: value for name, value in given.items() if _is_set(name, value)})
-    return text.replace('"', "'")
-
-
-def _is_set(name: str, value: Any) -> bool:
-    return value is not None if name == "axis" else bool(value)
-
-
-@functools.lru_cache(maxsize=4096)
-def read(text: str) -> Asked:
-    """What a text asks for."""
-    given = json.loads(text.replace("'", '"'))
-    for name, value in given.items():
-        if isinstance(value, list):
-            given[name] = tuple(value)
-    call = Call(
-        loss_of_key(given.pop("loss")),
-        given.pop("reduction"),
-        given.pop("parameters", ()),
-        given.pop("weighted", False),
-        given.pop("masked", False),
-        given.pop("scale", 0.0),
-        given.pop("scaled", False),
-        given.pop("axis", None),
-        given.pop("sampled", False),
-    )
-    autocast = given.pop("autocast", False)
-    return Asked(call, Request(**{"value": False, **given}), autocast)
-
-
 def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
     """The loss, by the operator."""
     return run(call, FORWARD, operands)[0]
@@ -134,7 +85,7 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
             f"{call.names[call.extra]} is not overwritten inside what is traced or transformed: "
             "leave out overwrite_input"
         )
-    autocast = _is_autocast(operands)
+    autocast = is_autocast(operands)
     if not request.wanted or request.vjp:
         return _dispatched(call, request, operands, autocast)
     # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
@@ -149,17 +100,11 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     return [value, *_dispatched(call, vjp_request, (*count, *given), autocast)]
 
 
-def _is_autocast(operands: Sequence[Tensor]) -> bool:
-    """Whether autocast is on, on the device of operands."""
-    device = operands[-1].device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
 def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Request:
     """The request, of which a value hands out the denominator where derivatives would count it."""
     if request != FORWARD:
         return request
-    call, specs = call.unscaled, [spec_of(t) for t in operands[: len(operands) - call.scaled]]
+    specs, call = specs_of(call, operands), call.unscaled
     denominator = call.loss.denominator(call, call.loss.shape_of(call, specs), specs)
     return request._replace(counted=denominator.is_count)
 
@@ -210,7 +155,8 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
                 results = library().run_here(call, request, operands)
         if ordered:
             return list(results)
-        pairs = zip(results, _shapes(asked, operands), strict=True)
+        outputs = outputs_of(call, request, operands, autocast)
+        pairs = zip(results, outputs, strict=True)
         return [_in_order(result, output.strides) for result, output in pairs]
 
     kind = device.lower()
@@ -244,18 +190,12 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-def _shapes(asked: Asked, operands: Sequence[Tensor]) -> Sequence[ArraySpec]:
-    call, request, autocast = asked.call, asked.request, asked.autocast
-    specs = [spec_of(t) for t in operands[: len(operands) - call.scaled]]
-    return call.loss.outputs(call.unscaled, request, specs, autocast)  # type: ignore[return-value]
-
-
 def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
-    like = operands[-1]
+    asked, like = read(text), operands[-1]
     return [
         like.new_empty_strided(output.shape, output.strides, dtype=getattr(torch, output.dtype))
-        for output in _shapes(read(text), operands)
+        for output in outputs_of(asked.call, asked.request, operands, asked.autocast)
     ]
 
 
@@ -291,22 +231,8 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         call, request = ctx.asked.call, _own(ctx.asked.request)
         denominator, *operands = ctx.saved_tensors
-        run = _divided_by(denominator)
-        needed = ctx.needs_input_grad[3:]
-        if request.value:
-            derivatives = _of_tangents if request.tangents else _of_value
-            grad_outputs = grad_outputs[:1]
-        elif request.tangents:
-            raise NotImplementedError("third derivatives of a loss are not available")
-        else:
-            derivatives = of_gradients
-        of_scale = None
-        if call.scaled and needed[-1]:
-            of_scale = _by_scale(call, request, grad_outputs, operands, run)
-            needed = (*needed[:-1], False)
-        gradients = derivatives(call, request, grad_outputs, needed, operands, run)
-        if of_scale is not None:
-            gradients[-1] = of_scale
+        evaluation = Evaluation(call, request, operands, _divided_by(denominator))
+        gradients = derivatives.vjp(evaluation, grad_outputs, ctx.needs_input_grad[3:])
         return None, None, None, *gradients
 
     @staticmethod
@@ -316,8 +242,8 @@ class _Evaluate(torch.autograd.Function):
             # Without the tangents of this transform; those of an outer one stay.
             denominator, *operands = ctx.saved_tensors
             primals = [torch._VF._unpack_dual(t, level=0)[0] for t in operands]
-            along = _along(call, _own(request), tangents[3:], primals, _divided_by(denominator))
-            return *along, *(None,) * request.counted
+            evaluation = Evaluation(call, _own(request), primals, _divided_by(denominator))
+            return *derivatives.jvp(evaluation, tangents[3:]), *(None,) * request.counted
 
 
 def _own(request: Request) -> Request:
@@ -325,7 +251,7 @@ def _own(request: Request) -> Request:
     return request._replace(denominator=False, counted=False)
 
 
-def _divided_by(denominator: Tensor | None) -> _Run:
+def _divided_by(denominator: Tensor | None) -> Run:
     """What evaluates requests, those of derivatives with a denominator that is known."""
     if denominator is None:
         return run
@@ -419,158 +345,13 @@ def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
     scale = operands[-1] if call.scaled else call.scale
     specs = [spec_of(t) for t in own[request.extra :]]
     results = weights.composed(_dispatched, call.unscaled, request, own, specs, scale)
-    outputs = _shapes(asked, operands)
     if request.value:
-        results[0] = results[0].to(getattr(torch, outputs[0].dtype))
+        output, *_ = outputs_of(call, request, operands, asked.autocast)
+        results[0] = results[0].to(getattr(torch, output.dtype))
     return results
 
 
 _AFTER_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
-
-
-def _of_value(
-    call: Call,
-    request: Request,
-    grad_outputs: Sequence[Tensor | None],
-    needed: Sequence[bool],
-    operands: Sequence[Tensor],
-    run: _Run,
-) -> list[Tensor | None]:
-    """The gradients of a loss by its operands."""
-    (grad_output,) = grad_outputs
-    wanted = call.loss.differentiated(call, needed)
-    if grad_output is None or not wanted:
-        return [None] * len(operands)
-    given = call.loss.grad_output_operand(call, grad_output), *operands
-    backward = Request(value=False, wanted=wanted, vjp=True)
-    return _placed(len(operands), wanted, run(call, backward, given))
-
-
-def _by_scale(
-    call: Call,
-    request: Request,
-    grad_outputs: Sequence[Tensor | None],
-    operands: Sequence[Tensor],
-    run: _Run,
-) -> Tensor | None:
-    """The gradient by the array of the scale, which all results are proportional to."""
-    *own, scale = operands
-    wide = torch.promote_types(scale.dtype, torch.float32)
-    total: Tensor | None = None
-    for grad_output, result in zip(grad_outputs, run(call.unscaled, request, own), strict=True):
-        if grad_output is not None:
-            part = (grad_output.to(wide) * result.to(wide)).sum()
-            total = part if total is None else total + part
-    return None if total is None else total.to(scale.dtype)
-
-
-def of_gradients(
-    call: Call,
-    request: Request,
-    grad_outputs: Sequence[Tensor | None],
-    needed: Sequence[bool],
-    operands: Sequence[Tensor],
-    run: Run = run,
-) -> list[Tensor | None]:
-    """The gradients of gradients: by grad_output, then by the operands; by requests that run."""
-    given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
-    varied, tangents = tuple(given), given.values()
-    grad_output, *own = operands
-    wanted = call.loss.differentiated(call, needed[1:])
-    gradients: list[Tensor | None] = [None] * len(own)
-    of_grad_output = None
-    if given and needed[0]:
-        # The dtype of the loss, which autocast may have widened, is that of grad_output.
-        wide = grad_output.dtype == torch.float32
-        with torch.autocast(grad_output.device.type, enabled=wide):
-            value = run(call, Request(tangents=varied), (*tangents, *own))[0]
-        assert value is not None
-        of_grad_output = value.reshape(grad_output.shape).to(grad_output.dtype)
-    if given and wanted:
-        second = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
-        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *tangents, *own)))
-    return [of_grad_output, *gradients]
-
-
-def _of_tangents(
-    call: Call,
-    request: Request,
-    grad_outputs: Sequence[Tensor | None],
-    needed: Sequence[bool],
-    operands: Sequence[Tensor],
-    run: _Run,
-) -> list[Tensor | None]:
-    """The gradients of a derivative along tangents: by the tangents, then by the operands."""
-    (grad_output,) = grad_outputs
-    count = len(request.tangents)
-    given, own = operands[:count], operands[count:]
-    if grad_output is None:
-        return [None] * len(operands)
-    grad_output = call.loss.grad_output_operand(call, grad_output)
-    along = [k for k, needs in zip(request.tangents, needed, strict=False) if needs]
-    by_tangents: dict[int, Tensor] = {}
-    if along:
-        backward = Request(value=False, wanted=tuple(along), vjp=True)
-        by_tangents = dict(zip(along, run(call, backward, (grad_output, *own)), strict=True))
-    wanted = call.loss.differentiated(call, needed[count:])
-    gradients: list[Tensor | None] = [None] * len(own)
-    if wanted:
-        second = Request(value=False, wanted=wanted, vjp=True, tangents=request.tangents)
-        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *given, *own)))
-    return [*[by_tangents.get(k) for k in request.tangents], *gradients]
-
-
-def _along(
-    call: Call,
-    request: Request,
-    tangents: Sequence[Tensor | None],
-    operands: Sequence[Tensor],
-    run: _Run,
-) -> Sequence[Tensor]:
-    """The derivatives of the results of a request along tangents of its operands."""
-    parts: list[Sequence[Tensor]] = []
-    along_scale = tangents[-1] if call.scaled else None
-    if along_scale is not None:
-        tangents = tangents[:-1]
-        unscaled = run(call.unscaled, request, operands[:-1])
-        parts.append([_multiplied(along_scale, result) for result in unscaled])
-    own, of_own = operands[request.extra :], tangents[request.extra :]
-    along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
-    varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
-    if request.tangents and request.wanted:
-        raise NotImplementedError("third derivatives of a loss are not available")
-    leading = operands[: request.extra]
-    if varied and request.tangents:
-        autocast = _is_autocast(operands)
-        dtype = getattr(torch, _shapes(Asked(call, request, autocast), operands)[0].dtype)
-        parts.append([twice.along(run, call, request, varied, operands, dtype)])
-    elif varied:
-        jvp_request = request._replace(tangents=tuple(varied))
-        parts.append(run(call, jvp_request, (*leading, *varied.values(), *own)))
-    given = {k: t for k, t in zip(request.tangents, tangents, strict=False) if t is not None}
-    if given:  # which the derivative along them is linear in
-        parts.append(run(call, request._replace(tangents=tuple(given)), (*given.values(), *own)))
-    if request.vjp and tangents[0] is not None:
-        parts.append(run(call, request, (tangents[0], *own)))
-    if not parts:
-        return [torch.zeros_like(t) for t in run(call, request, operands)]
-    return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
-
-
-def _multiplied(tangent: Tensor, result: Tensor) -> Tensor:
-    """A result times a tangent; that of 0 makes it 0, also where a mean of nothing is NaN."""
-    counts = (tangent != 0) | result.isfinite()
-    return (tangent * result.where(counts, 0)).to(result.dtype)
-
-
-def _placed(
-    count: int, wanted: Sequence[int], results: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients that are wanted, at the places of their operands."""
-    placed: list[Tensor | None] = [None] * count
-    for k, result in zip(wanted, results, strict=True):
-        placed[k] = result
-    return placed
 
 
 _TAGS = torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order

@@ -6,31 +6,24 @@ is their inner product with the other tangents: over all elements, or over those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from .._core.loss import Call, Request
+from .._core.loss import Request
 from .._core.rows import RowFormula
-from .batching import spec_of
+from .evaluation import Evaluation, spec_of
 
 Tensor = torch.Tensor
-Run = Callable[[Call, Request, Sequence[Any]], Sequence[Tensor]]
 
 
-def along(
-    run: Run,
-    call: Call,
-    request: Request,
-    varied: Mapping[int, Tensor],
-    operands: Sequence[Tensor],
-    dtype: torch.dtype,
-) -> Tensor:
-    """The derivative of a value along tangents, a request, along other tangents of the operands."""
+def along(evaluation: Evaluation, varied: Mapping[int, Tensor], dtype: torch.dtype) -> Tensor:
+    """The derivative of the value of a JVP request along other tangents of the operands."""
+    call, request, operands, run = evaluation
     given = [_wide(t) for t in operands[: request.extra]]
     own = [_wide(t) for t in operands[request.extra :]]
     loss, of_second = call.loss, Request(False, tuple(varied), tangents=request.tangents)
+    products: Sequence[Tensor]
     if call.reduction != "none":
         products = run(call, of_second, (*given, *own))
         pairs = zip(products, varied.values(), strict=True)

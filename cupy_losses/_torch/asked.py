@@ -1,0 +1,57 @@
+"""What the operator is asked for, and the text that stands for it in a graph."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from .._core.loss import Call, Request, loss_of_key
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a call, and whether autocast is on; to torch, which takes tuples apart, one."""
+
+    call: Call
+    request: Request
+    autocast: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def written(asked: Asked) -> str:
+    """The text of what is asked for: JSON, in which numbers are exact, of what is set.
+
+    Its quotation marks are single: torch's compiler writes texts to C++ as they are.
+    """
+    call, request, autocast = asked.call, asked.request, asked.autocast
+    given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}
+    text = json.dumps({name: value for name, value in given.items() if _is_set(name, value)})
+    return text.replace('"', "'")
+
+
+def _is_set(name: str, value: Any) -> bool:
+    return value is not None if name == "axis" else bool(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def read(text: str) -> Asked:
+    """What a text asks for."""
+    given = json.loads(text.replace("'", '"'))
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    call = Call(
+        loss_of_key(given.pop("loss")),
+        given.pop("reduction"),
+        given.pop("parameters", ()),
+        given.pop("weighted", False),
+        given.pop("masked", False),
+        given.pop("scale", 0.0),
+        given.pop("scaled", False),
+        given.pop("axis", None),
+        given.pop("sampled", False),
+    )
+    autocast = given.pop("autocast", False)
+    return Asked(call, Request(**{"value": False, **given}), autocast)

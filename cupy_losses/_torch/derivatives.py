@@ -1,0 +1,159 @@
+"""The derivatives of a request, which are other requests of the same loss.
+
+A VJP request gives the gradients of a value. Its own gradients, and those of a JVP request, are
+gradients of second derivatives. Third derivatives are not available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .._core.loss import Request
+from . import twice
+from .evaluation import Evaluation, is_autocast, outputs_of
+
+Tensor = torch.Tensor
+
+
+def vjp(
+    evaluation: Evaluation, grad_outputs: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients by the operands that need one, given those by the results."""
+    request = evaluation.request
+    if request.value:
+        grad_outputs = grad_outputs[:1]  # A denominator behind the value is constant.
+    elif request.tangents:
+        raise NotImplementedError("third derivatives of a loss are not available")
+    by_scale = None
+    if evaluation.call.scaled and needed[-1]:
+        by_scale = _by_scale(evaluation, grad_outputs)
+        needed = (*needed[:-1], False)
+    if not request.value:
+        gradients = of_gradients(evaluation, grad_outputs, needed)
+    elif request.tangents:
+        gradients = _of_tangents(evaluation, grad_outputs[0], needed)
+    else:
+        gradients = _of_value(evaluation, grad_outputs[0], needed)
+    if by_scale is not None:
+        gradients[-1] = by_scale
+    return gradients
+
+
+def _of_value(
+    evaluation: Evaluation, grad_output: Tensor | None, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a loss by its operands."""
+    call, _, operands, run = evaluation
+    wanted = call.loss.differentiated(call, needed)
+    if grad_output is None or not wanted:
+        return [None] * len(operands)
+    given = call.loss.grad_output_operand(call, grad_output), *operands
+    vjp_request = Request(value=False, wanted=wanted, vjp=True)
+    return _placed(len(operands), wanted, run(call, vjp_request, given))
+
+
+def _by_scale(evaluation: Evaluation, grad_outputs: Sequence[Tensor | None]) -> Tensor | None:
+    """The gradient by the array of the scale, which all results are proportional to."""
+    call, request, (*own, scale), run = evaluation
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    total: Tensor | None = None
+    for grad_output, result in zip(grad_outputs, run(call.unscaled, request, own), strict=True):
+        if grad_output is not None:
+            part = (grad_output.to(wide) * result.to(wide)).sum()
+            total = part if total is None else total + part
+    return None if total is None else total.to(scale.dtype)
+
+
+def of_gradients(
+    evaluation: Evaluation, grad_outputs: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a VJP request: by its grad_output, then by the operands of the call."""
+    call, request, (grad_output, *own), run = evaluation
+    given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
+    varied, tangents = tuple(given), given.values()
+    wanted = call.loss.differentiated(call, needed[1:])
+    gradients: list[Tensor | None] = [None] * len(own)
+    by_grad_output = None
+    if given and needed[0]:
+        # The dtype of the loss, which autocast may have widened, is that of grad_output.
+        wide = grad_output.dtype == torch.float32
+        with torch.autocast(grad_output.device.type, enabled=wide):
+            value = run(call, Request(tangents=varied), (*tangents, *own))[0]
+        by_grad_output = value.reshape(grad_output.shape).to(grad_output.dtype)
+    if given and wanted:
+        second = Request(value=False, wanted=wanted, vjp=True, tangents=varied)
+        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *tangents, *own)))
+    return [by_grad_output, *gradients]
+
+
+def _of_tangents(
+    evaluation: Evaluation, grad_output: Tensor | None, needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of a JVP request: by its tangents, then by the operands of the call."""
+    call, request, operands, run = evaluation
+    count = len(request.tangents)
+    given, own = operands[:count], operands[count:]
+    if grad_output is None:
+        return [None] * len(operands)
+    grad_output = call.loss.grad_output_operand(call, grad_output)
+    along = [k for k, needs in zip(request.tangents, needed, strict=False) if needs]
+    by_tangents: dict[int, Tensor] = {}
+    if along:
+        vjp_request = Request(value=False, wanted=tuple(along), vjp=True)
+        by_tangents = dict(zip(along, run(call, vjp_request, (grad_output, *own)), strict=True))
+    wanted = call.loss.differentiated(call, needed[count:])
+    gradients: list[Tensor | None] = [None] * len(own)
+    if wanted:
+        second = Request(value=False, wanted=wanted, vjp=True, tangents=request.tangents)
+        gradients = _placed(len(own), wanted, run(call, second, (grad_output, *given, *own)))
+    return [*[by_tangents.get(k) for k in request.tangents], *gradients]
+
+
+def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    """The derivatives of the results along tangents of the operands."""
+    call, request, operands, run = evaluation
+    parts: list[Sequence[Tensor]] = []
+    along_scale = tangents[-1] if call.scaled else None
+    if along_scale is not None:
+        tangents = tangents[:-1]
+        unscaled = run(call.unscaled, request, operands[:-1])
+        parts.append([_multiplied(along_scale, result) for result in unscaled])
+    own, of_own = operands[request.extra :], tangents[request.extra :]
+    along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
+    varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
+    if request.tangents and request.wanted:
+        raise NotImplementedError("third derivatives of a loss are not available")
+    leading = operands[: request.extra]
+    if varied and request.tangents:
+        output, *_ = outputs_of(call, request, operands, is_autocast(operands))
+        parts.append([twice.along(evaluation, varied, getattr(torch, output.dtype))])
+    elif varied:
+        jvp_request = request._replace(tangents=tuple(varied))
+        parts.append(run(call, jvp_request, (*leading, *varied.values(), *own)))
+    # The results are linear in the tangents of a request, and in its grad_output.
+    given = {k: t for k, t in zip(request.tangents, tangents, strict=False) if t is not None}
+    if given:
+        parts.append(run(call, request._replace(tangents=tuple(given)), (*given.values(), *own)))
+    if request.vjp and tangents[0] is not None:
+        parts.append(run(call, request, (tangents[0], *own)))
+    if not parts:
+        return [torch.zeros_like(t) for t in run(call, request, operands)]
+    return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
+
+
+def _multiplied(tangent: Tensor, result: Tensor) -> Tensor:
+    """A result times a tangent. A tangent of 0 gives 0, also where the mean of nothing is NaN."""
+    counts = (tangent != 0) | result.isfinite()
+    return (tangent * result.where(counts, 0)).to(result.dtype)
+
+
+def _placed(
+    count: int, wanted: Sequence[int], results: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients that are wanted, at the places of their operands."""
+    placed: list[Tensor | None] = [None] * count
+    for k, result in zip(wanted, results, strict=True):
+        placed[k] = result
+    return placed

@@ -1,0 +1,50 @@
+"""Requests on tensors: what is evaluated, and the tensors that result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .._core.dtypes import dtype_name
+from .._core.loss import Call, Request
+from .._core.outputs import Output
+from .._core.shapes import ArraySpec
+
+Tensor = torch.Tensor
+Run = Callable[[Call, Request, Sequence[Any]], Sequence[Any]]
+
+
+class Evaluation(NamedTuple):
+    """A request on operands, and what evaluates other requests of the same loss."""
+
+    call: Call
+    request: Request
+    operands: Sequence[Tensor]
+    run: Run
+
+
+def spec_of(tensor: Tensor) -> ArraySpec:
+    """A tensor without its data."""
+    return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())
+
+
+def specs_of(call: Call, operands: Sequence[Tensor]) -> list[ArraySpec]:
+    """The operands of the unscaled call without their data."""
+    return [spec_of(tensor) for tensor in operands[: len(operands) - call.scaled]]
+
+
+def outputs_of(
+    call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
+) -> list[Output]:
+    """The results of a request without their data."""
+    specs = specs_of(call, operands)
+    outputs = call.loss.outputs(call.unscaled, request, specs, autocast)
+    return [output for output in outputs if output is not None]
+
+
+def is_autocast(operands: Sequence[Tensor]) -> bool:
+    """Whether autocast is on, on the device of the operands."""
+    device = operands[-1].device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
