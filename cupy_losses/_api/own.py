@@ -99,9 +99,9 @@ class OwnLoss(ABC):
 
         Returns:
             A report, which is true if there are no problems. Its text has a line for each problem
-            (a derivative that is NaN, a value that overflows, a text in C++ that differs from
-            NumPy) with a point where it is seen, for each loss of accuracy, and for what to write
-            instead, where that is known.
+            (a derivative that is NaN, a value that overflows, on a GPU a text in C++ that differs
+            from NumPy) with a point where it is seen, for each loss of accuracy, for what could not
+            be tested without NVRTC or a GPU, and for what to write instead, where that is known.
 
         Raises:
             TypeError: If there are not as many arrays as operands, or a parameter is unknown.

@@ -89,7 +89,15 @@ def _driver() -> Any:
 
 def nvrtc_version() -> tuple[int, int]:
     """The version of the NVRTC that CuPy uses."""
-    cupy()
+    try:
+        cupy()
+    except MissingGPUError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise RuntimeError(
+            "kernels are compiled by NVRTC, through CuPy, which needs no GPU: install "
+            "cupy-losses[cuda12] or cupy-losses[cuda13]"
+        ) from error
     from cupy_backends.cuda.libs import nvrtc
 
     try:

@@ -13,7 +13,7 @@ class Report:
         name: The name of the loss.
         problems: What is wrong: it does not compile, a derivative is NaN or is not that of the
             loss, a value overflows that should not, the device differs from NumPy.
-        notes: Where accuracy is lost, and where the loss jumps.
+        notes: Where accuracy is lost, where the loss jumps, and what could not be tested here.
         advice: What to write instead, where that is known.
         checked: What was compared, and what could not be.
 

@@ -23,6 +23,11 @@ from .report import Report
 _DRAWN = 2  # elements of a row
 _MOST = 4  # elements of a row of a user's
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_NOT_COMPARED = (
+    "its text in C++ was not compared with its formula in NumPy: that needs a GPU, and until then "
+    "they may be two different losses"
+)
+_NO_VALUES = "no value was computed: a text in C++ without numpy= needs a GPU"
 
 
 @np.errstate(all="ignore")
@@ -44,15 +49,19 @@ def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[Array
     checked = []
     try:
         checked.append(compile_for_all(call))
-    except (RuntimeError, ValueError) as error:
+    except ValueError as error:
         findings.problems.append(f"it was not compiled: {error}")
+    except RuntimeError as error:  # of what is installed, not of the formula
+        findings.notes.append(f"it was not compiled: {error}")
     kinks: tuple[list[Array], list[Array]] = ([], [])
     if not operands:
         points = places.drawn(len(names), list(parameters.values()))
         if isinstance(formula, Program):
             kinks = places.at_kinks(formula.switches, points, parameters)
             points = [np.concatenate(parts) for parts in zip(points, *kinks, strict=True)]
-    has_gpu = not findings.problems and _has_gpu()
+    has_gpu = bool(checked) and _has_gpu()
+    if not (has_gpu or findings.problems or isinstance(formula, Program)):
+        findings.notes.append(_NO_VALUES if formula is None else _NOT_COMPARED)
     for dtype in _DTYPES:
         at = [x.astype(dtype) for x in points]
         on_device = derivatives_on_device(call, at, length) if has_gpu else None

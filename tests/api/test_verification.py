@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -193,6 +194,7 @@ def test_a_text_is_compiled_where_it_is_defined() -> None:
     wrong = pointwise_loss("mine", "input - targt").check()
     assert not wrong
     assert message.partition(" identifier")[0] in wrong.problems[0]
+    assert not wrong.notes
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,32 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="install it"):
         pointwise_loss("mine", "input - target", check=True)
     report = pointwise_loss("mine", SOUND["square"]).check()
-    assert report.problems == ("it was not compiled: NVRTC cannot be loaded: install it with pip",)
+    assert report
+    assert report.notes == ("it was not compiled: NVRTC cannot be loaded: install it with pip",)
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    driver.cupy.cache_clear()
+    report = pointwise_loss("mine", SOUND["square"]).check()
+    assert report, report
+    (note,) = report.notes
+    assert re.fullmatch(
+        r"it was not compiled: .* needs no GPU: install cupy-losses\[cuda12\].*", note
+    )
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_what_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text without one may be any formula: a note says so."""
+    monkeypatch.setattr(verification, "_has_gpu", lambda: False)
+    text = "input + target"
+    wrong = pointwise_loss("mine", text, numpy=lambda input, target: input - target).check()
+    assert [note.partition(":")[0] for note in wrong.notes] == [
+        "its text in C++ was not compared with its formula in NumPy"
+    ]
+    alone = pointwise_loss("mine", text).check()
+    assert alone.notes == ("no value was computed: a text in C++ without numpy= needs a GPU",)
 
 
 @pytest.mark.exhaustive  # compiles two kernels for each architecture
