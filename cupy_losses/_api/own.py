@@ -8,7 +8,7 @@ import pickle
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -136,6 +136,14 @@ class OwnLoss(ABC):
 
     def __repr__(self) -> str:
         return f"<loss function {self.__name__}>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        """The loss itself, also as an attribute of a class.
+
+        With this method it is a routine for `inspect`, as functions are, so that `help` shows its
+        signature.
+        """
+        return self
 
     def __copy__(self) -> OwnLoss:
         return self

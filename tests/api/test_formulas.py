@@ -11,6 +11,7 @@ import io
 import math
 import multiprocessing
 import pickle
+import pydoc
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -593,6 +594,9 @@ def test_signature_and_docstring() -> None:
     assert module_level.__name__ == "module_level"
     assert module_level.__doc__ == "A loss that pickle finds by its name."
     assert "Formula: input * target" in (named.__doc__ or "")
+    first, rest = pydoc.plain(pydoc.render_doc(module_level)).split("\n\n", 1)[1].split("\n", 1)
+    assert first == f"module_level{inspect.signature(module_level)}"
+    assert rest.strip() == module_level.__doc__
     partial = functools.partial(tukey, c=3)
     assert inspect.signature(pointwise_loss("tukey", partial)).parameters["c"].default == 3.0
     ones = np.ones(3)
