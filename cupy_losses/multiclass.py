@@ -153,6 +153,7 @@ _CROSS_ENTROPY = {
         overwrites=overwrites,
         precise=True,
         hides=not smoothed,
+        other_form="; probabilities must have a floating dtype",
     )
     for smoothed, z, overwrites in _VARIANTS
 }
@@ -174,6 +175,7 @@ _OF_PROBABILITIES = {
         overwrites=overwrites,
         precise=True,
         domains={"target": Domain(0.0, 1.0)},
+        other_form="; classes must have an integer dtype",
     )
     for smoothed, z, overwrites in _VARIANTS
 }

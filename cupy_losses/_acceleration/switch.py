@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from .._core.needed import require_torch
 from .report import Report
 from .tallies import Tally, counts
 
@@ -12,6 +13,7 @@ class Acceleration:
     """Acceleration that is on, until it is closed or the `with` block that it heads ends."""
 
     def __init__(self) -> None:
+        require_torch("accelerate")
         from . import replacement  # imports torch
 
         self._closing = threading.Lock()

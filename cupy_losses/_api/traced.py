@@ -229,7 +229,10 @@ class VariableLibrary(ArrayLibrary):
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Sum:
         """The loss, computed with its gradients."""
         if call.reduction == "none":
-            raise ValueError("reduction must not be 'none' to take a gradient")
+            raise ValueError(
+                "reduction must not be 'none' to take a gradient: vjp takes a cotangent for each "
+                "element of a loss"
+            )
         if call.loss.overwrites:
             raise ValueError(
                 "overwrite_input must be False in a function of losses, which may read the input "

@@ -201,7 +201,11 @@ def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) ->
 def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
     """The operands that `argnums` names."""
     if call.reduction == "none":
-        raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
+        raise ValueError(
+            "reduction must be 'mean' or 'sum' to take a gradient, got 'none': vjp takes a "
+            "cotangent for each element of the loss, grad_and_hess gives the derivatives of each "
+            "element"
+        )
     return operands_of(call, operands, argnums)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .loss import Call, Request
 from .shapes import Shape
@@ -81,3 +81,11 @@ def check_overwritten(call: Call, request: Request, operands: Sequence[Memory]) 
                 f"{names[overwritten]} must not share memory with {name} to be overwritten "
                 "(strides for which this is hard to tell count as shared memory)"
             )
+
+
+def without_memory(name: str, array: Any, error: Exception) -> TypeError:
+    """The error for an array that has no elements at one address with strides."""
+    why: Any = error
+    if getattr(array, "is_nested", False):
+        why = "it is nested. Pad it, and pass where= for what counts"
+    return TypeError(f"{name} must be a dense torch array on the host or a CUDA device: {why}")

@@ -84,6 +84,8 @@ class RowFormula(Loss):
         precise: See above.
         hides: Whether the kernels hide elements that a row is not to accumulate: the struct HIDES.
         sums: How many sums a row accumulates at most, for which the kernels make room.
+        other_form: Where a target of another dtype has another shape, what that is, for the errors
+            of one of that shape.
 
     """
 
@@ -101,6 +103,7 @@ class RowFormula(Loss):
     precise: bool = False
     hides: bool = False
     sums: int = 3
+    other_form: str = ""
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand: of indices, those of the elements of a row."""
@@ -232,8 +235,9 @@ class RowFormula(Loss):
             shape = named[name].shape
             if len(shape) != len(first.shape) or not (self.broadcasts or shape == first.shape):
                 wanted = "as many dimensions as" if self.broadcasts else "the shape of"
+                meant = self.other_form if len(shape) == len(first.shape) - 1 else ""
                 raise ValueError(
-                    f"{name} must have {wanted} {names[0]}, {first.shape}, got {shape}"
+                    f"{name} must have {wanted} {names[0]}, {first.shape}, got {shape}{meant}"
                 )
         shape = broadcast_shape([named[name] for name in names], names)
         if not shape and (self.classes or NUMBER in self.roles.values()):
@@ -262,9 +266,10 @@ class RowFormula(Loss):
             expected, fits = fitting[role]
             if not fits(operand.shape, expected):
                 first = self._elements[0]
+                meant = self.other_form if operand.shape == named[first].shape else ""
                 raise ValueError(
                     f"{name} must have shape {expected} beside {first} of shape "
-                    f"{named[first].shape}, got {operand.shape}"
+                    f"{named[first].shape}, got {operand.shape}{meant}"
                 )
 
     def _of_targets(self, call: Call, shape: Shape, role: Role, targets: Shape) -> Shape:

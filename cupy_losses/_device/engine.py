@@ -12,7 +12,7 @@ from typing import Any
 from .._core.dtypes import item_size
 from .._core.kept import keep
 from .._core.loss import Call, Request
-from .._core.memory import Memory, check_overwritten
+from .._core.memory import Memory, check_overwritten, without_memory
 from .._core.notices import warn
 from .library import Array, DeviceLibrary
 from .plan import Plan, Problem
@@ -83,9 +83,7 @@ def _without_memory(library: DeviceLibrary, call: Call, operands: Sequence[Array
         try:
             library.inspect([operand])
         except RuntimeError as error:
-            return TypeError(
-                f"{name} must be a dense torch array on the host or a CUDA device: {error}"
-            )
+            return without_memory(name, operand, error)
     return TypeError("an array has no memory")
 
 

@@ -273,6 +273,8 @@ def _instead(name: str, array: Array) -> str:
     """What to pass for an object that no library takes, where that is known."""
     if hasattr(array, "mask") and hasattr(array, "filled"):
         return f": pass {name}.data, and where=~{name}.mask"
+    if getattr(array, "is_nested", False):
+        return f", which is nested: pad {name}, and pass where= for what counts"
     if hasattr(array, "to_numpy"):
         return f": pass {name}.to_numpy()"
     if type(array).__name__.endswith("Tracer"):

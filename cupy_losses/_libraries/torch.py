@@ -18,6 +18,7 @@ import torch
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
+from .._core.memory import without_memory
 from .._core.outputs import Output
 from .._device import driver, engine
 from .._device.launch import Launch
@@ -374,9 +375,7 @@ def _to_numpy(tensor: Tensor, name: str) -> Any:
             return tensor.view(torch.int16).numpy().view(dtype("bfloat16"))
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
-        raise TypeError(
-            f"{name} must be a dense torch array on the host or a CUDA device: {error}"
-        ) from error
+        raise without_memory(name, tensor, error) from error
 
 
 def _from_numpy(array: Any) -> Tensor:

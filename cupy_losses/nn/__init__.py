@@ -12,9 +12,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+from .._core.needed import require_torch
 
-from . import functional
+require_torch(__name__)
+
+import torch  # noqa: E402
+
+from . import functional  # noqa: E402
 
 Array = Any
 Module = torch.nn.Module

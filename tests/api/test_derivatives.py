@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from cupy_losses import (
     cross_entropy,
+    grad,
     grad_and_hess,
     huber_loss,
     hvp,
@@ -245,6 +246,7 @@ NO_ARRAY: Any = 1.0
             "target must be floating",
         ),
         (lambda: hvp(mse_loss, (X, X), (X, None), reduction="none"), ValueError, "reduction must"),
+        (lambda: grad(mse_loss)(X, X, reduction="none"), ValueError, "vjp .*, grad_and_hess gives"),
         (lambda: hvp(mse_loss, (X, X), (X, None), 2), ValueError, "argnum must be in 0 … 1, got 2"),
         (lambda: grad_and_hess(mse_loss, 2)(X, X), ValueError, "argnum must be in 0 … 1, got 2"),
         (

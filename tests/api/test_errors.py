@@ -154,6 +154,15 @@ def test_torch_layouts_and_devices() -> None:
         mse_loss(dense, dense)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    for arrays, name in ((nested, torch.ones(2)), "input"), ((torch.ones(2), nested), "target"):
+        message = f"{name} must be a dense torch array .*: it is nested. Pad it, and pass where="
+        with pytest.raises(TypeError, match=message):
+            mse_loss(*arrays)
+
+
 def test_numpy_with_torch_on_the_host() -> None:
     array, tensor = np.ones(3, np.float32), torch.zeros(3)
     assert type(mse_loss(array, tensor)) is np.ndarray

@@ -253,6 +253,9 @@ class JitTracer:
     shape = (3,)
 
 
+JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("array", "instead"),
     [
@@ -260,6 +263,7 @@ class JitTracer:
         (2.0, r"float: pass np.asarray\(target\)"),
         (np.ma.masked_array([1.0]), r": pass target.data, and where=~target.mask"),
         (Series(), r"Series: pass target.to_numpy\(\)"),
+        (JAGGED, "NestedTensor .*, which is nested: pad target, and pass where= for what counts$"),
         (JitTracer(), "JitTracer, which is traced: call the loss outside of jit and grad"),
         (None, "got NoneType$"),
     ],

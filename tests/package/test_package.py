@@ -36,6 +36,17 @@ def test_import_loads_neither_torch_nor_cupy() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("use", "user"),
+    [("import cupy_losses.nn", "cupy_losses.nn"), ("cupy_losses.accelerate()", "accelerate")],
+)
+def test_what_needs_torch_says_what_to_install(use: str, user: str) -> None:
+    code = f"import sys, cupy_losses; sys.modules['torch'] = None; {use}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    message = f'ModuleNotFoundError: {user} needs torch: pip install "cupy-losses[torch]"'
+    assert result.stderr.splitlines()[-1] == message
+
+
 def test_sources_are_found_and_hold_no_python() -> None:
     folder = sources.source_folder()
     files = {str(file.relative_to(folder)) for file in folder.rglob("*.cu*")}
