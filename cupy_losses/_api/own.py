@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from .._core.arguments import Argument, Flag, Real
 from .._core.formula import is_identifier
 from .._core.loss import Call, Loss
+from .._core.tracing import shown_name
 from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
@@ -214,13 +215,22 @@ def checked_names(
     for identifier in names:
         if names.count(identifier) > 1:
             raise ValueError(f"the name {identifier!r} is taken")
-    return {parameter: Real().checked(parameter, x) for parameter, x in parameters.items()}
+    return {
+        parameter: Real().checked(f"{name}: the default of {parameter}", x)
+        for parameter, x in parameters.items()
+    }
 
 
 def arguments_of(
     function: Callable[..., Any],
 ) -> tuple[tuple[str, ...], dict[str, Any], list[str]]:
     """The operands of a formula, the defaults of its parameters, and which are by keyword alone."""
+    if isinstance(function, np.ufunc):
+        names = ", ".join(("input", "target", "x", "y")[: function.nin])
+        raise TypeError(
+            f"a ufunc has no names for operands: write lambda {names}: "
+            f"{shown_name(function)}({names})"
+        )
     arguments = inspect.signature(function).parameters.values()
     for argument in arguments:
         kind, has_default = argument.kind, argument.default is not argument.empty
@@ -305,6 +315,10 @@ def defined(
             if not decorates:
                 what = "formula must be a function or a string"
             raise TypeError(f"{what}, got {type(formula).__name__}")
+        if name is None and getattr(formula, "__name__", "<lambda>") == "<lambda>":
+            raise ValueError(
+                f"the function has no name: pass one first, {public.__name__}(name, function)"
+            )
         loss = make(Definition.of(name, formula, public.__module__, decorates))
         if check:
             loss.compile()

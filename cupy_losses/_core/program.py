@@ -67,12 +67,21 @@ not not_eq nullptr operator or or_eq private protected public register reinterpr
 signed sizeof static static_assert static_cast struct switch template this thread_local throw true
 try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
+_RESERVED = {
+    *_KEYWORDS.split(),
+    *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "FUNCTION"),  # macros
+    *("T", "Real", "Parameter", "Highest", "formula"),
+}
 _TAKEN = {
-    *(*_KEYWORDS.split(), *_CALLS.values()),
-    *("T", "Real", "Parameter", "Highest", "Constant", "OPERANDS", "SUMS", "LOGS"),
-    *("formula", "term", "loss"),
+    *(*_RESERVED, *_CALLS.values()),
+    *("Constant", "OPERANDS", "SUMS", "LOGS", "term", "loss"),
 }
 _LONGEST = 60  # characters of an expression that has no name
+
+
+def is_reserved(name: str) -> bool:
+    """Whether nothing in a formula in C++ can have a name, as that means something else there."""
+    return name in _RESERVED or re.fullmatch(r"N\d+", name) is not None
 
 
 def cpp_name(name: str) -> str:

@@ -10,6 +10,7 @@ import functools
 import linecache
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -82,6 +83,10 @@ _INSTEAD = {
     "tan": "np.sin(x) / np.cos(x)",
     "zeros_like": "0.0",
 }
+_VARIANCE = (
+    "np.mean((x - m) ** 2) - np.mean(x - m) ** 2, with the mean as an operand m of shape (…, 1), "
+    "or a number m near it: digits cancel where m is far from the mean"
+)
 # Of a whole row.
 _INSTEAD_OF_ROWS = {
     "all": "np.sum(~condition) == 0",
@@ -96,8 +101,8 @@ _INSTEAD_OF_ROWS = {
     "norm": "np.sqrt(np.sum(x * x))",
     "ones_like": "1.0, or np.size(x) for the sum of it",
     "shape": "np.size(x)",
-    "std": "np.sqrt(np.mean(x * x) - np.mean(x) ** 2)",
-    "var": "np.mean(x * x) - np.mean(x) ** 2",
+    "std": f"np.sqrt of the variance, {_VARIANCE}",
+    "var": _VARIANCE,
     "vdot": "np.sum(a * b)",
 }
 _INSTEAD_OF_TORCH = {"logsumexp": "np.logaddexp.reduce(x), in a loss over rows"}
@@ -148,8 +153,13 @@ def _traced(
 ) -> Program:
     values = recorder.arguments()
     keywords = {argument: values.pop(argument) for argument in by_keyword}
+    failures: list[_TraceError] = []
+    token = _failures.set(failures)
     try:
-        return recorder.program(function(*values.values(), **keywords))
+        result = function(*values.values(), **keywords)
+        if failures:  # the function has caught it, and may have gone on with anything
+            raise failures[0]
+        return recorder.program(result)
     except TypeError as error:
         message = str(error)
         if not isinstance(error, _TraceError):
@@ -159,6 +169,8 @@ def _traced(
         if not isinstance(error.obj, Value):
             raise
         raise TypeError(_located(name, str(error), error.__traceback__)) from error
+    finally:
+        _failures.reset(token)
 
 
 def shown_name(function: Any) -> str:
@@ -178,7 +190,16 @@ def without_derivative(shown: str, name: str) -> str:
 
 
 class _TraceError(TypeError):
-    """What a formula cannot do."""
+    """What a formula cannot do; the trace that it fails remembers it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        failures = _failures.get()
+        if failures is not None:
+            failures.append(self)
+
+
+_failures: ContextVar[list[_TraceError] | None] = ContextVar("_failures", default=None)
 
 
 def _located(name: str, message: str, traceback: TracebackType | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from cupy_losses import (
 )
 from cupy_losses._core.formula import explained
 from cupy_losses._core.formula import source as source_of
+from cupy_losses._core.program import is_reserved
 from cupy_losses._device import compiler, sources
 
 from .. import emulator
@@ -151,6 +153,10 @@ def test_definition_errors() -> None:
         pointwise_loss("no name", "input")
     with pytest.raises(ValueError, match="'weight' is taken"):
         pointwise_loss("mine", "input", operands=("input", "weight"))
+    for reserved in ("NULL", "INFINITY", "int", "T", "N1"):
+        for options in ({"operands": ["x", reserved]}, {"parameters": {reserved: 1.0}}):
+            with pytest.raises(ValueError, match=f"'{reserved}' means something else in C"):
+                pointwise_loss("mine", "1", **options)
     with pytest.raises(ValueError, match="at least one"):
         pointwise_loss("mine", "1", operands=())
     with pytest.raises(TypeError, match="formula must be a function or a string, got int"):
@@ -169,6 +175,16 @@ def test_definition_errors() -> None:
     without = pointwise_loss("without", "input * target")
     with pytest.raises(TypeError, match="without has no NumPy formula"):
         without(np.ones(3), np.ones(3))
+
+
+def test_macros_are_reserved() -> None:
+    """Those of the kernels and of NVRTC."""
+    found = {"NULL", "NAN", "INFINITY"}
+    for file in sources.source_folder().rglob("*.cu*"):
+        found.update(re.findall(r"#define (\w+)", file.read_text(encoding="utf-8")))
+    assert [name for name in found if not is_reserved(name)] == []
+    loss = pointwise_loss("mine", lambda NULL, input: NULL * input)
+    assert loss.source == "_given_NULL * input"
 
 
 def nvrtc_log(loss: Any, source: str) -> str:

@@ -446,7 +446,10 @@ UNTRACEABLE: list[tuple[Any, str]] = [
     (lambda x, y: x @ y, r"@ is no function of a formula: write np.sum\(a \* b\)"),
     (lambda x, y: np.dot(x, y), r"np.dot is no function of a formula: write np.sum\(a \* b\)"),
     (lambda x: np.linalg.norm(x), r"norm is no .*: write np.sqrt\(np.sum\(x \* x\)\)"),
-    (lambda x: np.var(x), r"np.var is no .*: write np.mean\(x \* x\) - np.mean\(x\) \*\* 2"),
+    (
+        lambda x: np.var(x),
+        r"np.var is no .*: write np.mean\(\(x - m\) \*\* 2\) .* the mean as an op",
+    ),
     (lambda x: np.sum(np.ones_like(x)), r"write 1.0, or np.size\(x\) for the sum of it"),
     (
         lambda x: np.sum(np.diff(x)),
