@@ -571,12 +571,13 @@ def _power(recorder: _Recorder, base: Any, exponent: Any) -> Any:
     if not (number.is_integer() and 1 <= abs(number) <= _MOST):
         return recorder.step(np.power, base, number)
     digits = f"{abs(int(number)):b}"
-    x = result = recorder.number(base)
+    # Of 1 / x, as the derivative of 1 / (x * x) is 0 / 0 at infinity, and NaN at 0.
+    x = result = recorder.number(base) if number > 0 else recorder.step(np.true_divide, 1.0, base)
     for digit in digits[1:]:
         result = result * result
         if digit == "1":
             result = result * x
-    return result if number > 0 else 1.0 / result
+    return result
 
 
 def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:

@@ -431,6 +431,23 @@ def test_whole_powers_are_few_multiplications() -> None:
         assert loss.source.count("*") <= 6
 
 
+@pytest.mark.parametrize("real", REALS)
+@pytest.mark.parametrize("power", [-1, -2, -3, -4])
+def test_negative_powers_at_zeros_and_infinities(power: int, real: str) -> None:
+    """Values and derivatives as torch has them, but for second ones at zeros, which are NaN."""
+    x = np.array([[np.inf, -np.inf, 2.0, 0.0, -0.0]])
+    formula = Written("inverse", lambda x: x**power, lambda x: x**power, drawn=x)
+    compiled = Module(
+        "\n".join([test_numbers.source(), formula_of(formula.loss).source]),
+        [kernel(formula, real)],
+    )
+    got, host = test_numbers.both_backends(compiled, real, formula.call, x)
+    counts = (5, 5, 3)
+    for n, ours, theirs, expected in zip(counts, got, host, formula.expected(), strict=True):
+        np.testing.assert_array_equal(ours[:n], expected[:n])
+        np.testing.assert_array_equal(theirs[:n], expected[:n])
+
+
 CONSTANTS = [
     (0.1, "0.1"),
     (1e-300, "1e-300"),
