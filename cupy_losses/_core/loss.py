@@ -300,9 +300,10 @@ class Request(NamedTuple):
 
     def names_in_messages(self, call: Call) -> tuple[str, ...]:
         """The names of the operands in messages to the user."""
-        tangents = tuple([f"the tangent of {call.names[k]}" for k in self.tangents])
+        names = call.names
         leading = ("denominator",) * self.denominator + ("grad_output",) * self.vjp
-        return leading + tangents + call.names
+        tangents = map("the tangent of {}".format, map(names.__getitem__, self.tangents))
+        return (*leading, *tangents, *names)
 
     def computed(self, call: Call, operands: Sequence[ArraySpec], shape: Shape) -> list[bool]:
         """Which of the wanted gradients are computed; `operands` are those of the call.

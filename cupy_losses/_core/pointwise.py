@@ -72,13 +72,11 @@ class PointwiseFormula(Loss):
         """The dtype that all operands promote to."""
         return result_dtype(operands, autocast)
 
-    def sums_last_axis(self, call: Call) -> bool:
-        """Whether the value has one number for each row."""
-        return self.row_means and call.reduction == "none"
-
     def grad_output_operand(self, call: Call, grad_output: Any) -> Any:
         """A grad_output that broadcasts with the elements."""
-        return grad_output[..., None] if self.sums_last_axis(call) else grad_output
+        if self.row_means and call.reduction == "none":
+            return grad_output[..., None]
+        return grad_output
 
     def divides_by_weights(self, call: Call) -> bool:
         """Whether the mean of a call divides by the sum of its weights."""

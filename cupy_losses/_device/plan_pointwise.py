@@ -301,7 +301,7 @@ class _Planner(Launches):
         self._loss = loss
         self._strides = [broadcast_strides(o, problem.shape) for o in problem.operands]
         self._axes = memory_order(problem.shape, self._strides)
-        self._sums_rows = loss.sums_last_axis(problem.call)
+        self._sums_rows = loss.row_means and problem.call.reduction == "none"
 
     def plan(self) -> Plan:
         problem = self._problem
