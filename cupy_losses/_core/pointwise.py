@@ -100,7 +100,7 @@ class PointwiseFormula(Loss):
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
     ) -> list[Output | None]:
-        """All in the memory order of the operands."""
+        """The results lie in the memory order of the operands."""
         own = operands[request.extra :]
         shape = self.shape_of(call, own)
         axes = self.memory_order(request, operands, shape)
@@ -120,7 +120,7 @@ class PointwiseFormula(Loss):
         return memory_order(shape, [broadcast_strides(operand, shape) for operand in read])
 
     def refusal(self, call: Call, operand: int) -> str:
-        """A weight that divides the mean."""
+        """A weight that divides the mean is refused."""
         if call.weighted and operand == call.masked and self.divides_by_weights(call):
             return weight_refusal("weight")
         return ""

@@ -53,18 +53,20 @@ OF_COUNT = ("where", "sample_weight")
 class RowFormula(Loss):
     """A loss of rows without its kernels: what it is made of on the device and on the host.
 
-    The elements of a row lie along the axis that a call names, by default axis 1 where `classes` is
-    set, which may also be the only one, else the last one. A weight, where the loss takes one, has
-    one number a class: that of its target counts for a row and, where `weighs_elements` is set,
-    that of each element.
+    The elements of a row lie along the axis that a call names. The default is the last axis. Where
+    `classes` is set it is axis 1, or the only axis.
+
+    With `weights`, a weight of a call has one number for each class. The weight of a row is that of
+    its target. With `weighs_elements`, each element has the weight of its own class too.
 
     Any call may have a mask and a weight of rows. What the mask leaves out is ignored. The weight
     multiplies the loss of a row and its term of the denominator of a mean.
 
-    The struct is of the arithmetic type, `options`, where the loss takes weights, whether there are
-    any, and, where it is `precise`, whether the elements have half precision and how many of a row
-    a thread holds. Its fields are `parameters`, the integers first. `_host/rows.py` says what the
-    formula in NumPy is.
+    The first arguments of the struct's template are the arithmetic type and `options`. With
+    `weights`, the next one is whether the call has a weight. With `precise`, the last two are
+    whether the elements have half precision and how many elements of a row a thread holds. The
+    fields of the struct are `parameters`, the integers first. `_host/rows.py` says what the formula
+    in NumPy is.
 
     Attributes:
         roles: What each operand holds.
@@ -72,14 +74,14 @@ class RowFormula(Loss):
         classes: See above.
         weights: Whether the loss takes weights of classes.
         weighs_elements: See above.
-        weighted_mean: Whether a mean divides by the sum over the rows of the weight of their class,
-            0 for a row that is ignored, not by the number of rows.
+        weighted_mean: Whether a mean divides by the sum of the weights of the rows' classes, not by
+            the number of rows. An ignored row adds 0.
         counts: The part of the loss that the element weights multiply, as an unweighted call. Takes
             the call, the row length, the element weights, and the target or the weight of its
             class. Returns the call and its second operand.
         broadcasts: Whether operands of elements broadcast.
-        takes_integers: Whether all of them but one may be boolean or integer: these are numbers
-            that the loss is not differentiated by.
+        takes_integers: Whether all operands of elements but one may be boolean or integer. The loss
+            is not differentiated by those.
         gathers: Whether the element of the target is all that is read of a row.
         precise: See above.
         hides: Whether the kernels hide elements that a row is not to accumulate: the struct HIDES.
@@ -133,7 +135,7 @@ class RowFormula(Loss):
         return given % len(shape)
 
     def is_from_front(self, shape: Shape, given: int | None) -> bool:
-        """Whether that axis is counted from the front: it stays the same with more axes behind."""
+        """Whether the axis of a row is counted from the front: axes added behind do not move it."""
         return self._or_default(given) == self.axis(shape, given)
 
     def _or_default(self, given: int | None) -> int:
@@ -151,7 +153,7 @@ class RowFormula(Loss):
         return self.roles.get(name, CLASS_WEIGHTS if name == "weight" else OTHER)
 
     def denominator(self, call: Call, shape: Shape, operands: Sequence[ArraySpec]) -> Denominator:
-        """The rows, or the sum of the weights, of classes and of rows, of those that count."""
+        """The number of rows that count, or the sum of their weights, their own and the class's."""
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
         rows = 1.0 * math.prod(self.rows_of(shape, call.axis))  # which may be symbolic
@@ -172,7 +174,7 @@ class RowFormula(Loss):
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
     ) -> list[Output | None]:
-        """The value in the order in which the rows lie in memory."""
+        """The value lies in the memory order of the rows."""
         own = operands[request.extra :]
         space = row_space(call, self, request, operands)
         dtype = self.result_dtype(call, own, autocast)
@@ -189,7 +191,7 @@ class RowFormula(Loss):
         return request.outputs(value, request.computed(call, own, space.shape), gradient)
 
     def refusal(self, call: Call, operand: int) -> str:
-        """All but elements."""
+        """All operands but those of elements are refused."""
         name = call.names[operand]
         if self.role(name) == ELEMENTS:
             return ""
@@ -198,7 +200,7 @@ class RowFormula(Loss):
         return f"{name} requires grad, but the loss is not differentiated by it: detach it"
 
     def is_constant(self, call: Call, operand: int) -> bool:
-        """Numbers of rows, which choose a formula."""
+        """A number of each row chooses a formula."""
         return self.role(call.names[operand]) == NUMBER
 
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
@@ -332,8 +334,8 @@ def _broadcasts_to(shape: Shape, rows: Shape) -> bool:
 class RowSpace(NamedTuple):
     """The shape of the elements, the axis of a row, and the strides of each operand over them.
 
-    `axes` are those of the shape, slowest first, as the operands lie in memory, of which masks and
-    weights of rows come last.
+    `axes` are the axes of the shape in memory order, slowest first. The masks and the weights of
+    rows decide on it last.
     """
 
     shape: Shape
@@ -345,9 +347,9 @@ class RowSpace(NamedTuple):
 def row_space(
     call: Call, loss: RowFormula, request: Request, operands: Sequence[ArraySpec]
 ) -> RowSpace:
-    """How the operands of a request lie over the elements, without a denominator.
+    """How the operands of a request, but for a denominator, lie over the elements.
 
-    Those in front of the operands of the call are numbers of rows or of elements.
+    A tangent lies as the operand that it varies, and a grad_output as a number for each row.
     """
     own = operands[request.extra :]
     shape = loss.shape_of(call, own)

@@ -231,7 +231,7 @@ def _kept(x: Array, bits: Array | None) -> Array:
 
 
 def _summed(loss: PointwiseFormula, call: Call, shape: Shape) -> Shape | None:
-    """The shape of the sum that a value is, over the axes where it is 1; None for no sum."""
+    """The shape of the value as a sum: 1 along the axes that are summed; None for no sum."""
     if call.reduction != "none":
         return (1,) * len(shape)
     return (*shape[:-1], 1) if loss.row_means else None

@@ -61,11 +61,11 @@ class Divisors:
         self._of_value = np.longdouble(divisor) if request.tangents else denominator
 
     def value(self, sums: Any) -> Any:
-        """What the value is, from the sum."""
+        """The value, from the sum."""
         return sums * self._scale / self._of_value
 
     def derivatives(self, slopes: Any, dtype: np.dtype[Any], is_new: bool) -> Any:
-        """What the gradients in a dtype are, from those of the sum: in these if they are new."""
+        """The gradients in a dtype, from those of the sum, which are overwritten if `is_new`."""
         for function, k in self.finish.steps(dtype):
             own = is_new and isinstance(slopes, np.ndarray)
             slopes = function(slopes, self.numbers[k], out=slopes if own else None)
@@ -80,7 +80,7 @@ class NewValue(NamedTuple):
         array: The value.
         pair: Whether it is the pair of a sum and its denominator.
         counted: Whether the denominator comes behind it.
-        summed: The shape of the sum that it is, over the axes where that is 1; None for no sum.
+        summed: The shape of the value as a sum: 1 along the axes that are summed; None for no sum.
 
     """
 

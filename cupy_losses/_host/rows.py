@@ -90,7 +90,7 @@ class At:
         return self.put_into(np.array(x), value)
 
     def put_into(self, x: Number, value: Number) -> Number:
-        """The same of a new array, which is not copied."""
+        """The same in place, for an array that nothing else uses."""
         if isinstance(x, Dual) or isinstance(value, Dual):
             return self.put(x, value)
         if isinstance(value, np.ndarray):
@@ -181,7 +181,7 @@ def in_shape(array: Array, shape: Shape) -> Array:
 
 @functools.lru_cache(maxsize=1024)
 def _lie_beside(shape: Shape, strides: Shape) -> bool:
-    """Whether rows are to lie beside each other: short ones, and those whose elements do not."""
+    """Whether rows are to lie beside each other: they are short, or their elements lie apart."""
     *beside, along = map(abs, strides)
     return shape[-1] < _SHORT or any(0 < step < along for step in beside)
 
@@ -294,7 +294,7 @@ class _Operands:
         return _Chunk(shape, rows, sample_weight, grad_output, ignored, invalid)
 
     def indices_at(self, index: ChunkIndex) -> _Chunk:
-        """The same without the elements. Rows that are all there are read once."""
+        """The rows at an index without their elements. If they are all rows, they are read once."""
         if index == ():
             self._whole = self._whole or self._read(index)
             return self._whole

@@ -28,7 +28,10 @@ from .recording import (
 
 
 class Instruction(NamedTuple):
-    """An operation on the contents of slots; its result is written into a slot, or put there."""
+    """An operation on the contents of slots.
+
+    With `into`, the result is written into the array in a slot; else it becomes the content.
+    """
 
     function: Function
     arguments: tuple[int, ...]

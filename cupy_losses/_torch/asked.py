@@ -12,7 +12,7 @@ from .._core.loss import Call, Request, loss_of_key
 
 @dataclass(frozen=True)
 class Asked:
-    """A request of a call, and whether autocast is on; to torch, which takes tuples apart, one."""
+    """A request of a call, and whether autocast is on. No tuple: torch takes tuples apart."""
 
     call: Call
     request: Request
@@ -21,9 +21,9 @@ class Asked:
 
 @functools.lru_cache(maxsize=4096)
 def written(asked: Asked) -> str:
-    """The text of what is asked for: JSON, in which numbers are exact, of what is set.
+    """The text of what is asked for: the fields that are set, in JSON, where numbers are exact.
 
-    Its quotation marks are single: torch's compiler writes texts to C++ as they are.
+    Its quotation marks are single, as torch's compiler writes texts to C++ without escapes.
     """
     call, request, autocast = asked.call, asked.request, asked.autocast
     given = {**call._asdict(), "loss": call.loss.key, **request._asdict(), "autocast": autocast}

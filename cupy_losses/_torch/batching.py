@@ -1,8 +1,8 @@
 """torch.vmap: a request for each sample of a batch, computed in one launch for all.
 
-The batch is one more axis of the operands. A loss that is reduced is that of each element, or of
-each row, added up sample by sample: what is read and written is as large as without a batch, but
-for these losses. Gradients are written once, scaled.
+The batch is one more axis of the operands. A reduced call becomes one with reduction "none", whose
+losses are added up for each sample. These losses are all that is written and read beyond what a
+call without a batch takes. Gradients are written once, scaled.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Batch:
             self._operands[0] = self._of_all(factor)
 
     def results(self) -> list[Tensor]:
-        """Those of the request, with the batch in front."""
+        """The results of the request, with the batch in front."""
         results = self._run(self._each, self._request, self._operands, self._autocast)
         moved = [r.movedim(-1, 0) if self._is_behind else r for r in results]
         if self._request.value:
@@ -138,7 +138,7 @@ class _Batch:
         return rank if loss.role(name).of_elements else rank - 1
 
     def _placed(self, name: str, tensor: Tensor, dim: int | None) -> Tensor:
-        """An operand with the axis of the batch, along which one that all share is repeated."""
+        """An operand with the axis of the batch; an operand that all share is repeated along it."""
         if _is_of_classes(self._call, name):
             return tensor
         front = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
@@ -151,10 +151,10 @@ class _Batch:
         return front.movedim(0, -1) if self._is_behind else front
 
     def _of_all(self, factor: Tensor) -> Tensor:
-        """A grad_output of each sample as one of each of its elements or rows."""
+        """The grad_output of each element or row, from that of each sample."""
         loss, each = self._call.loss, self._each
         shape = loss.value_shape(each, self._shape)
-        # One that is divided may be too small for half precision.
+        # What is divided may be too small for half precision.
         wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
         scaled = factor.to(wide) * self._scale
         factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)

@@ -3,13 +3,14 @@
 torch.compile, torch.export, make_fx and torch.jit.trace record operators; FakeTensors and meta
 tensors have no memory; torch.func calls operators once for each of its transforms. There a loss is
 `torch.ops.cupy_losses.evaluate`, one operator for all losses and all their derivatives. Its
-arguments are what it is asked for, a call and a request of it (see `_core/loss.py`) as one text,
-and the operands. Its derivatives are other requests of the same operator, a batch is one more axis
-(`batching.py`), and the shapes of its results are those that the plans of a request use.
+arguments are a text and the operands. The text is what is asked for (`asked.py`): a call and a
+request of it. The derivatives of the operator are other requests of it (`derivatives.py`). A batch
+is one more axis (`batching.py`). The shapes of its results are those that the plans of a request
+use.
 
 A traced forward pass computes the loss alone and its backward pass the gradients, each in one pass
-over the operands. That a forward pass writes gradients, as in eager mode, would take an operator
-that changes them in the backward pass, which torch's compiler makes a copy for.
+over the operands. In eager mode the forward pass writes gradients, which the backward pass changes
+in place. torch's compiler would copy what an operator changes.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from .evaluation import Evaluation, Run, is_autocast, outputs_of, spec_of, specs
 
 Tensor = torch.Tensor
 
-# A text is read once by a process. An argument more costs each call of the operator half a µs.
+# A process reads a text once. One more argument costs each call of the operator half a µs.
 _SCHEMA = "evaluate(str asked, Tensor[] operands) -> Tensor[]"
 
 
-# Whether a tensor is of torch.autograd.grad(is_grads_batched=True), which has a vmap of its own.
+# Whether a tensor comes from torch.autograd.grad(is_grads_batched=True), which has its own vmap.
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -51,7 +52,7 @@ _has_modes_ahead: Callable[[], bool] = functools.partial(
 def is_watched() -> bool:
     """Whether what runs is recorded, transformed or watched, so that the operator must be called.
 
-    It is asked in every call.
+    Every call asks.
     """
     return bool(
         _count_modes()
@@ -88,7 +89,7 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     autocast = is_autocast(operands)
     if not request.wanted or request.vjp:
         return _dispatched(call, request, operands, autocast)
-    # Gradients without a grad_output are those of 1, so that they are differentiated as others are.
+    # Gradients without a grad_output are those for 1. So their own derivatives are VJP requests.
     wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
     vjp_request, given = request._replace(value=False, vjp=True), (one, *operands)
@@ -101,7 +102,7 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
 
 
 def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Request:
-    """The request, of which a value hands out the denominator where derivatives would count it."""
+    """The request; one of the value returns a count that its derivatives would take anew."""
     if request != FORWARD:
         return request
     specs, call = specs_of(call, operands), call.unscaled
@@ -171,10 +172,9 @@ _computes: dict[Any, Callable[[str, Sequence[Tensor]], list[Tensor]]] = {}
 
 
 def direct(text: str, device: str, of_one_layout: bool) -> Callable[[Sequence[Tensor]], Any]:
-    """What computes the operator, without the dispatcher, on operands of a kind of device.
+    """A function that computes the operator on a kind of device, without the dispatcher.
 
-    It may take the dtypes, shapes and strides of its first operands for those of all if these are
-    `of_one_layout`.
+    With `of_one_layout`, all its calls have operands of the same dtypes, shapes and strides.
     """
     compute = functools.partial(_computes[getattr(torch._C.DispatchKey, device.upper())], text)
     if not of_one_layout:
@@ -202,8 +202,8 @@ def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
 class _Evaluate(torch.autograd.Function):
     """The operator, whose derivatives are other requests of it.
 
-    A denominator is an operand of its own, by which nothing is differentiated: None where a request
-    has none. It is that of all derivatives, as is one that a request hands out.
+    The denominator of the request, or None, comes before the operands. Nothing is differentiated by
+    it. It divides the derivatives too, as does a denominator that the request returns.
     """
 
     @staticmethod
@@ -247,12 +247,12 @@ class _Evaluate(torch.autograd.Function):
 
 
 def _own(request: Request) -> Request:
-    """A request without what is said about a denominator."""
+    """The request without a denominator, given or returned."""
     return request._replace(denominator=False, counted=False)
 
 
 def _divided_by(denominator: Tensor | None) -> Run:
-    """What evaluates requests, those of derivatives with a denominator that is known."""
+    """A function that evaluates requests, and gives those of derivatives a known denominator."""
     if denominator is None:
         return run
 
@@ -265,13 +265,13 @@ def _divided_by(denominator: Tensor | None) -> Run:
 
 
 def _is_constant(call: Call, request: Request, needed: Sequence[bool]) -> bool:
-    """Whether a loss is differentiated by nothing but what it is constant in."""
+    """Whether the loss is constant in all operands that need a gradient."""
     leading, own = needed[: request.extra], needed[request.extra :]
     varied = [k for k, needs in enumerate(own) if needs]
     return not any(leading) and all(call.loss.is_constant(call, k) for k in varied) and any(own)
 
 
-# Not its `apply`, which looks for transforms: those have called the operator for a level of theirs.
+# Its own `apply` would look for transforms. These have called the operator, each at its level.
 _apply: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, _Evaluate).apply
 
 
@@ -286,7 +286,7 @@ def _batched(
 
 
 class _Modes(NamedTuple):
-    """How a caller of the operator differentiates, which `apply` switches off."""
+    """The modes of the operator's caller, which `apply` switches off."""
 
     keys: Any
     grad: bool
@@ -308,7 +308,7 @@ def _below_autograd(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
 
 
 def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
-    """The operator where autograd watches."""
+    """The operator for autograd: differentiable where an operand may vary."""
     grad = torch.is_grad_enabled()
     if (
         (grad and any(t.requires_grad for t in operands))
@@ -325,13 +325,13 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         with enable_single_level_autograd_function():  # that of the present transform
             results = _apply(modes, counting, *given)
         return [*results[:1]] if request != asked.request else [*results]
-    # Compiled code comes here: what the dispatcher would call next is called at once.
+    # Compiled code comes here. What the dispatcher would call next is called at once.
     compute = _computes.get((keys & _AFTER_AUTOGRAD).highestPriorityTypeId())
     return _below_autograd(keys, text, operands) if compute is None else compute(text, operands)
 
 
 def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
-    """Whether the present transform, or autograd, varies a weight that is one of `composed_by`."""
+    """Whether autograd or the present transform varies a weight of `weights.composed_by`."""
     varied = [operands[asked.request.extra + k] for k in weights.composed_by(asked.call)]
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in varied):
         return True
@@ -339,7 +339,7 @@ def _is_weight_varied(asked: Asked, operands: Sequence[Tensor]) -> bool:
 
 
 def _composed(asked: Asked, operands: Sequence[Tensor]) -> list[Tensor]:
-    """The operator by others of it, as no kernel has derivatives by the weight."""
+    """The results from other calls of the operator: no kernel has derivatives by the weight."""
     call, request = asked.call, asked.request
     own = operands[: len(operands) - call.scaled]
     scale = operands[-1] if call.scaled else call.scale

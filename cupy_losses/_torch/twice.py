@@ -1,7 +1,8 @@
-"""Derivatives along tangents of derivatives along tangents.
+"""The JVP of a JVP.
 
-A request gives the products of a loss's Hessian with tangents, one for each operand. What is left
-is their inner product with the other tangents: over all elements, or over those of each value.
+A request gives the products of the loss's Hessian with the first tangents, one for each operand.
+The result is the inner product of these with the second tangents: over all elements, or over those
+of each value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def along(evaluation: Evaluation, varied: Mapping[int, Tensor], dtype: torch.dtype) -> Tensor:
-    """The derivative of the value of a JVP request along other tangents of the operands."""
+    """The derivative of the value of a JVP request along second tangents, those of `varied`."""
     call, request, operands, run = evaluation
     given = [_wide(t) for t in operands[: request.extra]]
     own = [_wide(t) for t in operands[request.extra :]]

@@ -22,9 +22,9 @@ def unwatched() -> Iterator[None]:
 
 
 def samples(operands: Sequence[Any]) -> Iterator[tuple[tuple[int, ...], list[Any]]]:
-    """The tensors inside, for each sample, and which one it is of each batch, the outermost first.
+    """For each sample, its place in each batch, the outermost first, and the tensors inside.
 
-    What is no tensor stays as it is. Let nothing be watched meanwhile.
+    What is no tensor stays as it is. The caller iterates inside `unwatched`.
     """
     pairs = [_unwrapped(t) for t in operands]
     sizes: dict[int, int] = {}

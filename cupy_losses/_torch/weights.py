@@ -1,8 +1,8 @@
 """Derivatives by weights that no kernel has: those that divide a mean, of classes and of rows.
 
-Such a loss is linear in calls of which kernels have all derivatives. Their factors, and what they
-are divided by, are made of the weight by torch, which differentiates them. So any request of the
-loss is the same request of these calls.
+Such a loss is a linear combination of calls for which kernels have all derivatives. torch computes
+their factors and the denominator from the weight, and differentiates both. So a request of the loss
+is the same request of these calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def of_derivatives(denominator: Tensor | float, leaves_out: bool) -> Tensor | fl
 
 
 def composed_by(call: Call) -> list[int]:
-    """The operands, weights all, by which the derivatives of a call are those of other calls."""
+    """The weights of a call, by number, whose derivatives are composed of those of other calls."""
     if call.loss.overwrites:
         return []
     return [k for k in range(call.masked, call.extra) if call.loss.refusal(call, k)]
@@ -79,7 +79,10 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
 
 
 class _Part(NamedTuple):
-    """A call, what multiplies it, and which operand of the whole each of its own is, or -1."""
+    """A call of the linear combination, with its operands and its factor.
+
+    `places` says which operand of the whole call each operand is: -1 for none.
+    """
 
     call: Call
     operands: Sequence[Tensor]
@@ -95,7 +98,7 @@ class _Part(NamedTuple):
         divisor: Tensor | float,
         shape: Shape,
     ) -> list[Tensor]:
-        """Those of a request of the whole on elements of a shape; a value is not reduced yet."""
+        """The part of the results of a request of the whole call; a value is not reduced yet."""
         given = list(leading)
         if request.vjp:
             grad_output = given[0].to(_real(given[:1]))
@@ -155,7 +158,7 @@ def composed(
 def _of_elements(
     call: Call, operands: Sequence[Tensor], shape: Shape
 ) -> tuple[list[_Part], Tensor]:
-    """The sum of all elements; the sum of the weights."""
+    """The parts of a pointwise loss, which is one sum, and the sum of the weights."""
     weight = operands[call.masked].to(_real(operands))
     counting = torch.where(operands[0], weight, 0) if call.masked else weight
     total = counting.expand(shape).sum(dtype=torch.float64)
@@ -167,9 +170,10 @@ def _of_elements(
 def _of_rows(
     call: Call, loss: RowFormula, operands: Sequence[Tensor], shape: Shape
 ) -> tuple[list[_Part], Tensor]:
-    """Each row without weights times that of its class and its own, and what weighs its elements.
+    """The parts of a loss over rows, and the denominator of its mean.
 
-    Then the sum of what the rows add to the denominator of a mean.
+    One part is the unweighted loss of each row times the weights of its class and its own. The
+    other is what `RowFormula.counts` gives: what the weights of the elements multiply.
     """
     rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
     named = dict(zip(call.names, operands, strict=True))
