@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
@@ -205,29 +206,32 @@ def grad_and_hess(
     compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
     prepare_of(loss)
     _checked(argnum)
+    return functools.partial(_of_each_element, loss, argnum)
 
-    def derivatives(*args: Arguments.args, **options: Arguments.kwargs) -> tuple[Any, Any]:
-        compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
-        for name in ("reduction", "scale"):
-            if name in options:
-                raise TypeError(f"grad_and_hess is of each element: leave out {name}")
-        call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
-        if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:
-            raise TypeError(
-                f"{call.loss.name} is a loss of whole rows, whose second derivatives are "
-                "matrices: grad_and_hess takes losses of single elements"
-            )
-        k = operand_of(call, operands, argnum, "argnum")
-        request = Request(wanted=(k,), tangents=(k,))
-        gradient, hessian = library.run(call, request, (library.one(operands[k]), *operands))
-        if gradient is None or tuple(gradient.shape) != tuple(operands[k].shape):
-            raise ValueError(
-                f"the other operands must broadcast to the shape of {call.names[k]}, "
-                f"{tuple(operands[k].shape)}"
-            )
-        return gradient, hessian
 
-    return derivatives
+def _of_each_element(
+    loss: Callable[..., Any], argnum: int, /, *args: Any, **options: Any
+) -> tuple[Any, Any]:
+    """The first and the second derivative of each element's loss."""
+    compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
+    for name in ("reduction", "scale"):
+        if name in options:
+            raise TypeError(f"grad_and_hess is of each element: leave out {name}")
+    call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
+    if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:
+        raise TypeError(
+            f"{call.loss.name} is a loss of whole rows, whose second derivatives are "
+            "matrices: grad_and_hess takes losses of single elements"
+        )
+    k = operand_of(call, operands, argnum, "argnum")
+    request = Request(wanted=(k,), tangents=(k,))
+    gradient, hessian = library.run(call, request, (library.one(operands[k]), *operands))
+    if gradient is None or tuple(gradient.shape) != tuple(operands[k].shape):
+        raise ValueError(
+            f"the other operands must broadcast to the shape of {call.names[k]}, "
+            f"{tuple(operands[k].shape)}"
+        )
+    return gradient, hessian
 
 
 def _checked(argnum: int) -> int:

@@ -74,7 +74,7 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
 
 # From a public function to what prepares its call. A registry, as an attribute of the function
 # would be copied by functools.wraps to functions that compute something else.
-_prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared[Any]]] = {}
+prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared[Any]]] = {}
 
 
 def loss_function(
@@ -105,7 +105,7 @@ def loss_function(
             return evaluate(call, operands)
 
         name = functions.register(loss)
-        _prepare_by_loss[loss] = checks.before(prepare)
+        prepare_by_loss[loss] = checks.before(prepare)
         return loss
 
     return decorate
@@ -179,7 +179,7 @@ def prepared_by(
 
     def decorate(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         checked = Checks(loss, kinds).before(loss)
-        _prepare_by_loss[checked] = prepare
+        prepare_by_loss[checked] = prepare
         return checked
 
     return decorate
@@ -187,7 +187,7 @@ def prepared_by(
 
 def stands_for(public: Callable[..., Array], function: Callable[..., Array]) -> None:
     """Let a callable object be known as the public function that it calls."""
-    _prepare_by_loss[public] = _prepare_by_loss[function]
+    prepare_by_loss[public] = prepare_by_loss[function]
 
 
 def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
@@ -209,6 +209,6 @@ def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
         prepare = known(loss.func)
         return None if prepare is None else functools.partial(prepare, **loss.keywords)
     try:
-        return _prepare_by_loss.get(loss)
+        return prepare_by_loss.get(loss)
     except TypeError:  # it has no hash
         return None

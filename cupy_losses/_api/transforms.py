@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import operator
 from collections.abc import Callable, Sequence
@@ -14,13 +15,14 @@ from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
-from .entrance import Prepared, known
+from .entrance import known, prepare_by_loss
 from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+_checking = check.enabled.get
 _IN_GRAPH = "value_and_grad, which has torch.autograd.grad for that,"
 
 
@@ -82,52 +84,66 @@ def value_and_grad(
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
-    prepare = known(loss)
-    if prepare is not None:
-        return _of_one_loss(prepare, wanted_numbers, several)
+    if known(loss) is None:
+        return functools.partial(_of_function, loss, wanted_numbers, several)
+    options: dict[str, Any] = {}
+    while isinstance(loss, functools.partial):
+        options, loss = {**loss.keywords, **options}, loss.func
+    return functools.partial(_of_one_loss, loss, wanted_numbers, several, **options)
 
-    def of_function(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
-        compiled.refuse(_IN_GRAPH)
-        own = [_by_position(number, len(args)) for number in wanted_numbers]
-        _check_distinct(own, wanted_numbers)
-        given = list(args)
-        trace = Trace()
-        for number in own:
-            array = _differentiable(args[number], f"argument {number}")
-            given[number] = Variable(trace, array, number)
-        try:
-            total = loss(*given, **kwargs)
-            if not isinstance(total, Sum):
-                raise TypeError(
-                    "the function must return a sum of losses of the arguments to differentiate "
-                    f"by, got {type(total).__name__}"
-                )
-            trace.check(total.trace)
-        finally:
-            trace.is_open = False
-        gradients = tuple([total.gradient(number) for number in own])
-        return total.value(), gradients if several else gradients[0]
 
-    return of_function
+# What a transform makes is a partial of a function of this module, as that can be pickled.
+
+
+def _of_function(
+    loss: Callable[..., Any],
+    wanted_numbers: tuple[int, ...],
+    several: bool,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Array, Any]:
+    """The value and the gradient of a function of losses."""
+    compiled.refuse(_IN_GRAPH)
+    own = [_by_position(number, len(args)) for number in wanted_numbers]
+    _check_distinct(own, wanted_numbers)
+    given = list(args)
+    trace = Trace()
+    for number in own:
+        array = _differentiable(args[number], f"argument {number}")
+        given[number] = Variable(trace, array, number)
+    try:
+        total = loss(*given, **kwargs)
+        if not isinstance(total, Sum):
+            raise TypeError(
+                "the function must return a sum of losses of the arguments to differentiate "
+                f"by, got {type(total).__name__}"
+            )
+        trace.check(total.trace)
+    finally:
+        trace.is_open = False
+    gradients = tuple([total.gradient(number) for number in own])
+    return total.value(), gradients if several else gradients[0]
 
 
 def _of_one_loss(
-    prepare: Callable[..., Prepared[Any]], wanted_numbers: tuple[int, ...], several: bool
-) -> Callable[..., tuple[Array, Any]]:
-    """The transform of a loss of this package: one request."""
-
-    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Array, Any]:
-        if compiled.is_read():
-            compiled.refuse(_IN_GRAPH)
-        call, given = prepare(*args, **kwargs)
-        library, operands = resolve(call, given)
-        request = _request(call, operands, wanted_numbers)
-        if check.enabled.get():
-            check.verify(library, call, operands)
-        value, *gradients = library.run(call, request, operands)
-        return value, tuple(gradients) if several else gradients[0]
-
-    return value_and_gradient
+    loss: Callable[..., Any],
+    wanted_numbers: tuple[int, ...],
+    several: bool,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Array, Any]:
+    """The value and the gradient of a loss of this package: one request."""
+    if compiled.is_read():
+        compiled.refuse(_IN_GRAPH)
+    call, given = prepare_by_loss[loss](*args, **kwargs)
+    library, operands = resolve(call, given)
+    request = _request(call, operands, wanted_numbers)
+    if _checking():
+        check.verify(library, call, operands)
+    value, *gradients = library.run(call, request, operands)
+    return value, tuple(gradients) if several else gradients[0]
 
 
 @overload
@@ -148,8 +164,12 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     >>> grad(mse_loss)(np.array([1.0, 3.0]), np.zeros(2)).tolist()
     [1.0, 3.0]
     """
-    both = value_and_grad(loss, argnums)
-    return lambda *args, **kwargs: both(*args, **kwargs)[1]
+    return functools.partial(_second, value_and_grad(loss, argnums))
+
+
+def _second(both: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The second one of two results."""
+    return both(*args, **kwargs)[1]
 
 
 def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import grad, mse_loss, pointwise_loss, row_loss, value_and_grad
+from cupy_losses import grad, grad_and_hess, mse_loss, pointwise_loss, row_loss, value_and_grad
 from cupy_losses._api import own
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core import tracing
@@ -562,6 +562,30 @@ def test_functions_and_losses_are_pickled() -> None:
 
 def pickled(loss: Any) -> Any:
     return pickle.loads(pickle.dumps(loss))
+
+
+def elastic(input: Any, target: Any) -> Any:
+    """A function of losses."""
+    return mse_loss(input, target) + 0.5 * module_level(input, target)
+
+
+LOSSES = mse_loss, module_level, quadratic(3.0), functools.partial(module_level, c=2.0)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *(
+            transform(loss)
+            for transform in (grad, value_and_grad, grad_and_hess)
+            for loss in LOSSES
+        ),
+        *(transform(elastic) for transform in (grad, value_and_grad)),
+    ],
+)
+def test_what_transforms_make_is_pickled(made: Any) -> None:
+    x, y = np.array([1.0, 4.0]), np.zeros(2)
+    np.testing.assert_array_equal(np.hstack(pickled(made)(x, y)), np.hstack(made(x, y)))
 
 
 def saved_by_torch(loss: Any) -> Any:
