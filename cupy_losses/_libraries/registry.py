@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 
 Array = Any
@@ -249,7 +250,10 @@ def _shared(
     try:
         return target.adopt(own.exported(array))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        name, message = call.names[k], f"cannot be shared as a {target.name} array: {error}"
+        name, why = call.names[k], str(error).removesuffix(".")
+        if getattr(array, "dtype", None) is not None:
+            why += f", got {dtype_name(array.dtype)}"
+        message = f"cannot be shared as a {target.name} array: {why}"
         instead = "" if isinstance(array, own.types()) else _instead(name, array)
         raise TypeError(f"{name} {message}{instead}") from error
 
