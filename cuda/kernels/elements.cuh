@@ -15,7 +15,7 @@ struct Tile {
   static constexpr int ELEMENTS = THREADS * VECTORS_PER_THREAD * WIDTH;
 
   // The first element of a thread's vector in a tile.
-  static __device__ __forceinline__ long long element(long long tile, int vector) {
+  static DEVICE long long element(long long tile, int vector) {
     return tile * ELEMENTS + (vector * THREADS + int(threadIdx.x)) * WIDTH;
   }
 };
@@ -30,7 +30,7 @@ template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned 
           class Result, class Pointers, int... K>
 struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<K...>> {
   template <int I>
-  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+  static DEVICE auto element_type(const At<I, Pointers> pointer) {
     return *pointer;
   }
   template <int I>
@@ -52,17 +52,15 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   Sum<T> sum = Sum<T>::zero();
   Sum<T> denominator = Sum<T>::zero();
 
-  __device__ __forceinline__ void load(Vectors& vectors, long long element) const {
+  DEVICE void load(Vectors& vectors, long long element) const {
     const auto at = layout.locate(element);
     ((get<K>(vectors) = layout.template load_vector<K, WIDTH>(get<K>(pointers), at)), ...);
   }
 
-  static __device__ __forceinline__ Wide widened(const Vectors& vectors) {
-    return {{widen<T>(get<K>(vectors))}...};
-  }
+  static DEVICE Wide widened(const Vectors& vectors) { return {{widen<T>(get<K>(vectors))}...}; }
 
   // Adds the values of a vector to the sums and writes its outputs.
-  __device__ __forceinline__ void compute(const Vectors& vectors, long long element) {
+  DEVICE void compute(const Vectors& vectors, long long element) {
     VectorSum vector_sum;
     compute(vectors, element, vector_sum);
     add(vector_sum);
@@ -70,7 +68,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
   // The same for a vector at the end of the array, of which only the elements [element, end) are
   // there. They are computed one by one, which takes few registers.
-  __device__ __forceinline__ void compute_singly(long long element, long long end) {
+  DEVICE void compute_singly(long long element, long long end) {
     using Single = Worker<T, Loss, Layout, 1, VALUES, WANTED, Result, Pointers>;
     const Single single{loss, layout, pointers, reciprocal, values};
     typename Single::VectorSum single_sum;
@@ -88,8 +86,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
     T values = T(0), denominator = T(0);
   };
 
-  __device__ __forceinline__ void compute(const Vectors& vectors, long long element,
-                                          VectorSum& vector_sum) const {
+  DEVICE void compute(const Vectors& vectors, long long element, VectorSum& vector_sum) const {
     const Wide x = widened(vectors);
     Vector<Result, WIDTH> each;
     Vectors gradients;
@@ -109,19 +106,19 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
   // The loss of element j, with its derivative by operand I unless that is -1.
   template <int I>
-  __device__ __forceinline__ auto evaluate(const Wide& x, int j) const {
+  DEVICE auto evaluate(const Wide& x, int j) const {
     return loss(varied<K == I>(Real<T>(get<K>(x).at[j]))...);
   }
 
  private:
-  __device__ __forceinline__ void add(const VectorSum& vector_sum) {
+  DEVICE void add(const VectorSum& vector_sum) {
     if constexpr (VALUES >= SUM_OF_VALUES) sum += vector_sum.values;
     if constexpr (VALUES == MEAN_OF_VALUES) denominator += vector_sum.denominator;
   }
 
   // The loss of element j. Stores its derivatives by the wanted operands among I, Rest...
   template <int I, int... Rest>
-  __device__ __forceinline__ auto differentiate(const Wide& x, Vectors& gradients, int j) const {
+  DEVICE auto differentiate(const Wide& x, Vectors& gradients, int j) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto loss_of_element = evaluate<I>(x, j);
       const Element<I> gradient =
@@ -139,8 +136,7 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 
   template <int I>
-  __device__ __forceinline__ void store_gradient(const Vectors& gradients,
-                                                 long long element) const {
+  DEVICE void store_gradient(const Vectors& gradients, long long element) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       store_vector<WIDTH>(get<GRADIENT<I>>(pointers) + element, get<I>(gradients));
     }

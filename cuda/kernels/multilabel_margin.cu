@@ -31,7 +31,7 @@ struct MultilabelMargin : OfRow {
 
   // An element violates a target if the sum of both is positive.
   template <class N>
-  __device__ __forceinline__ N threshold(N score) const {
+  DEVICE N threshold(N score) const {
     return 1.0 - score;
   }
 };
@@ -53,14 +53,14 @@ struct MarginTeam {
   static constexpr int AHEAD = ALONE ? PIECE : READERS == 1 ? 8 : 16 / READERS;
   static constexpr int LISTED = ALONE ? PIECE : THREADS_PER_ROW == 2 ? 16 : 32;
 
-  static __device__ __forceinline__ int thread() {
+  static DEVICE int thread() {
     return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % THREADS_PER_ROW;
   }
-  static __device__ __forceinline__ int row() {
+  static DEVICE int row() {
     return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / THREADS_PER_ROW;
   }
   // The threads that are in step: a warp, a block, or one thread alone. Those of a row are.
-  static __device__ __forceinline__ void sync() {
+  static DEVICE void sync() {
     if constexpr (ACROSS || THREADS_PER_ROW > 32) {
       __syncthreads();
     } else if constexpr (!ALONE) {
@@ -68,12 +68,12 @@ struct MarginTeam {
     }
   }
   // Whether it is so for one of them.
-  static __device__ __forceinline__ bool any(bool mine) {
+  static DEVICE bool any(bool mine) {
     if constexpr (ACROSS || THREADS_PER_ROW > 32) return __syncthreads_or(mine);
     return ALONE ? mine : __any_sync(0xffffffffu, mine);
   }
   // For which of the readers it is so: a bit each.
-  static __device__ __forceinline__ unsigned readers(bool mine) {
+  static DEVICE unsigned readers(bool mine) {
     if constexpr (READERS == 1) {
       return mine;
     } else {
@@ -81,7 +81,7 @@ struct MarginTeam {
       return all >> (threadIdx.x % 32 / READERS * READERS) & ((1u << READERS) - 1u);
     }
   }
-  static __device__ __forceinline__ int reader() { return thread() % READERS; }
+  static DEVICE int reader() { return thread() % READERS; }
 };
 
 // What shared memory has of the rows of a block, next to the marks: the targets, and how many
@@ -94,7 +94,7 @@ struct MarginLists {
 };
 
 // a b + c from 0 to 1, and 0 for NaN, in one instruction.
-__device__ __forceinline__ float saturated_fma(float a, float b, float c) {
+DEVICE float saturated_fma(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
   float result;
   asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
@@ -140,7 +140,7 @@ struct MarginWorker {
     unsigned own_marks;
   };
 
-  __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
+  DEVICE Row row_at(typename Layout::Index index) const {
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), columns};
   }
@@ -151,8 +151,8 @@ struct MarginWorker {
     T value, denominator;
   };
   template <bool VALUED>
-  __device__ __forceinline__ Evaluated evaluate(typename Layout::Index index, bool present,
-                                                T factor, const Reciprocal<T>& divisor) const {
+  DEVICE Evaluated evaluate(typename Layout::Index index, bool present, T factor,
+                            const Reciprocal<T>& divisor) const {
     const Row row = row_at(index);
     const auto context = loss.begin(row, loss.ahead(row));
     auto ahead = load(row, 0);  // on its way while the labels are read
@@ -189,12 +189,10 @@ struct MarginWorker {
  private:
   struct Total {
     RunningSum<N> sum;
-    friend __device__ __forceinline__ Total combine(const Total& a, const Total& b) {
-      return {a.sum + b.sum};
-    }
+    friend DEVICE Total combine(const Total& a, const Total& b) { return {a.sum + b.sum}; }
   };
   // Of what the threads of a row have added, in each of them.
-  __device__ __forceinline__ N total_of_row(const RunningSum<N>& own) const {
+  DEVICE N total_of_row(const RunningSum<N>& own) const {
     if constexpr (Team::ACROSS && !Team::ALONE) {
       auto* const parts = states_of_block<RunningSum<N>, Team::THREADS>();
       __syncthreads();  // the previous row may still be read
@@ -217,11 +215,11 @@ struct MarginWorker {
     const bool present;
     const T scale, nothing;
 
-    __device__ __forceinline__ auto of(T count) const {
+    DEVICE auto of(T count) const {
       return convert<Stored>(TANGENTS != 0 ? nothing : count * scale);
     }
     // Those of a batch of elements, given how many targets each violates.
-    __device__ __forceinline__ void write(Column first, const float (&violated)[ELEMENTS]) const {
+    DEVICE void write(Column first, const float (&violated)[ELEMENTS]) const {
       auto* to = row.template address<Row::INPUTS>(column_of(first, 0));
 #pragma unroll
       for (int p = 0; p < BATCH; ++p) {
@@ -241,7 +239,7 @@ struct MarginWorker {
         to += Team::THREADS_PER_ROW * WIDTH * row.layout.template step<Row::INPUTS>();
       }
     }
-    __device__ __forceinline__ void write_target(Column column, T times, T violated) const {
+    DEVICE void write_target(Column column, T times, T violated) const {
       if (present) *row.template address<Row::INPUTS>(column) = of(-times * violated);
     }
   };
@@ -254,19 +252,18 @@ struct MarginWorker {
     Vectors<VALUE> values[BATCH];
     Select<(TANGENTS != 0), Vectors<SLOPE>, Nothing> slopes[BATCH];
   };
-  static __device__ __forceinline__ Column column_of(Column first, int p) {
+  static DEVICE Column column_of(Column first, int p) {
     return first + Team::thread() * WIDTH + p * (Team::THREADS_PER_ROW * WIDTH);
   }
   // A vector is all in the row or not at all.
-  __device__ __forceinline__ Batch load(const Row& row, Column first) const {
+  DEVICE Batch load(const Row& row, Column first) const {
     Batch batch{};
     load_array<VALUE>(row, first, batch.values);
     if constexpr (TANGENTS != 0) load_array<SLOPE>(row, first, batch.slopes);
     return batch;
   }
   template <int S>
-  __device__ __forceinline__ void load_array(const Row& row, Column first,
-                                             Vectors<S> (&vectors)[BATCH]) const {
+  DEVICE void load_array(const Row& row, Column first, Vectors<S> (&vectors)[BATCH]) const {
     const auto* from = row.template address<S>(column_of(first, 0));
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) {
@@ -283,9 +280,8 @@ struct MarginWorker {
   }
   // The elements of a batch in a window from `begin`; -inf for targets and beyond the row, which
   // violate nothing.
-  __device__ __forceinline__ void numbers(N (&x)[ELEMENTS], const Batch& batch,
-                                          const Targets& targets, Column begin,
-                                          Column first) const {
+  DEVICE void numbers(N (&x)[ELEMENTS], const Batch& batch, const Targets& targets, Column begin,
+                      Column first) const {
 #pragma unroll
     for (int p = 0; p < BATCH; ++p) {
       const Column column = column_of(first, p);
@@ -305,8 +301,7 @@ struct MarginWorker {
   }
 
   // The marks of vector p behind the one in a column of the window; others may follow them.
-  __device__ __forceinline__ unsigned marks_from(const Targets& targets, Column column,
-                                                 int p) const {
+  DEVICE unsigned marks_from(const Targets& targets, Column column, int p) const {
     constexpr int APART = Team::THREADS_PER_ROW * WIDTH;
     if constexpr (Team::ALONE) {
       return targets.own_marks >> (column + p * APART);
@@ -318,7 +313,7 @@ struct MarginWorker {
       return marks[column / 32 * Team::ROWS + Team::row()] >> (column % 32);
     }
   }
-  __device__ __forceinline__ void mark(Targets& targets, Column column) const {
+  DEVICE void mark(Targets& targets, Column column) const {
     const unsigned bit = 1u << (column % 32);
     if constexpr (Team::ALONE) {
       targets.repeats = targets.repeats || (targets.own_marks & bit) != 0;
@@ -328,7 +323,7 @@ struct MarginWorker {
       targets.repeats = targets.repeats || (before & bit) != 0;
     }
   }
-  __device__ __forceinline__ void clear_marks() const {
+  DEVICE void clear_marks() const {
     const int words = int((min(columns, window) + 31) / 32);
 #pragma unroll 1
     for (int word = Team::thread(); word < words; word += Team::THREADS_PER_ROW) {
@@ -336,8 +331,7 @@ struct MarginWorker {
     }
   }
   // The marks of another window.
-  __device__ __forceinline__ void mark_window(const Row& row, Targets& targets,
-                                              Column begin) const {
+  DEVICE void mark_window(const Row& row, Targets& targets, Column begin) const {
     Team::sync();
     clear_marks();
     Team::sync();
@@ -348,13 +342,11 @@ struct MarginWorker {
     }
     Team::sync();
   }
-  static __device__ __forceinline__ Column target(const Row& row, Column k) {
-    return Column(row.template index<1>(k));
-  }
+  static DEVICE Column target(const Row& row, Column k) { return Column(row.template index<1>(k)); }
 
   // Reads the labels up to the first negative one, marks the first window, and lists what there is
   // room for.
-  __device__ __forceinline__ Targets read_labels(const Row& row) const {
+  DEVICE Targets read_labels(const Row& row) const {
     Targets targets{};
     if constexpr (!Team::ALONE) {
       Team::sync();  // the previous row may still be read
@@ -405,13 +397,12 @@ struct MarginWorker {
     Team::sync();
     return targets;
   }
-  static __device__ __forceinline__ bool any_reader(bool mine) {
+  static DEVICE bool any_reader(bool mine) {
     return Team::READERS == 1 ? mine : bool(__any_sync(0xffffffffu, mine));
   }
 
   // Lists LISTED targets, those from `from` on.
-  __device__ __forceinline__ void read_list(const Row& row, const Targets& targets,
-                                            Column from) const {
+  DEVICE void read_list(const Row& row, const Targets& targets, Column from) const {
     Team::sync();
     for (int k = Team::thread(); k < Team::LISTED && from + k < targets.count;
          k += Team::THREADS_PER_ROW) {
@@ -421,8 +412,7 @@ struct MarginWorker {
     read_thresholds(row, targets, from);
   }
   // Their thresholds, in whole pieces; -inf for none.
-  __device__ __forceinline__ void read_thresholds(const Row& row, const Targets& targets,
-                                                  Column from) const {
+  DEVICE void read_thresholds(const Row& row, const Targets& targets, Column from) const {
     if constexpr (!Team::ALONE) {
 #pragma unroll 1
       for (int k = Team::thread(); k < Team::LISTED; k += Team::THREADS_PER_ROW) {
@@ -438,8 +428,8 @@ struct MarginWorker {
     }
   }
   // The thresholds of a piece of the list.
-  __device__ __forceinline__ void load_thresholds(N (&threshold)[PIECE], const Row& row,
-                                                  const Targets& targets, int first) const {
+  DEVICE void load_thresholds(N (&threshold)[PIECE], const Row& row, const Targets& targets,
+                              int first) const {
 #pragma unroll
     for (int t = 0; t < PIECE; ++t) {
       if constexpr (Team::ALONE) {
@@ -456,9 +446,8 @@ struct MarginWorker {
   // Compares elements with a piece of the targets: counts the violations of each element and of
   // each target. Returns their sum, SCALED.
   template <bool SUMMED, bool OF_TARGETS>
-  static __device__ __forceinline__ N compare(const N (&threshold)[PIECE], const N (&x)[ELEMENTS],
-                                              float (&of_element)[ELEMENTS],
-                                              float (&of_target)[PIECE]) {
+  static DEVICE N compare(const N (&threshold)[PIECE], const N (&x)[ELEMENTS],
+                          float (&of_element)[ELEMENTS], float (&of_target)[PIECE]) {
     N parts[TOGETHER];
 #pragma unroll
     for (int e = 0; e < TOGETHER; ++e) parts[e] = N(0.0);
@@ -487,21 +476,20 @@ struct MarginWorker {
   // power of two rounds nothing.
   static constexpr bool SCALED = sizeof(N) == sizeof(float) && !Team::ALONE;
   static constexpr float SCALE = 1.0f / (1 << 24);
-  static __device__ __forceinline__ N scaled_violation(N threshold, N x) {
+  static DEVICE N scaled_violation(N threshold, N x) {
     if constexpr (SCALED) {
       return N(saturated_fma(x.value, SCALE, threshold.value));
     } else {
       return threshold + x;
     }
   }
-  static __device__ __forceinline__ N scaled_threshold(N threshold) {
+  static DEVICE N scaled_threshold(N threshold) {
     if constexpr (SCALED) return threshold * Real<T>(T(SCALE));
     return threshold;
   }
   // Adds a sum of violations, by the elements at `first` of a piece of the list.
-  __device__ __forceinline__ void add(RunningSum<N>& sum, N all, const Row& row,
-                                      const Targets& targets, Column begin, Column first,
-                                      int piece) const {
+  DEVICE void add(RunningSum<N>& sum, N all, const Row& row, const Targets& targets, Column begin,
+                  Column first, int piece) const {
     if constexpr (!SCALED) {
       sum += all;
     } else if (all < 1.0) {
@@ -511,9 +499,8 @@ struct MarginWorker {
     }
   }
   // Violations that are too large to be scaled, one by one.
-  __device__ __forceinline__ void add_large(RunningSum<N>& sum, const Row& row,
-                                            const Targets& targets, Column begin, Column first,
-                                            int piece) const {
+  DEVICE void add_large(RunningSum<N>& sum, const Row& row, const Targets& targets, Column begin,
+                        Column first, int piece) const {
 #pragma unroll 1
     for (int e = 0; e < ELEMENTS; ++e) {
       const Column column = column_of(first, e / WIDTH) + e % WIDTH;
@@ -531,8 +518,8 @@ struct MarginWorker {
   // Reads a row: adds up the violations, writes the gradients of its elements and, with FEW
   // targets, counts the violations of each.
   template <bool FEW, class Ahead>
-  __device__ __forceinline__ void scan(const Writer& writer, Targets& targets, Ahead& ahead,
-                                       RunningSum<N>& sum, float (&of_target)[PIECE]) const {
+  DEVICE void scan(const Writer& writer, Targets& targets, Ahead& ahead, RunningSum<N>& sum,
+                   float (&of_target)[PIECE]) const {
     const Row& row = writer.row;
     N threshold[PIECE];
     if constexpr (FEW) load_thresholds(threshold, row, targets, 0);
@@ -570,14 +557,13 @@ struct MarginWorker {
     }
   }
 
-  __device__ __forceinline__ void clear_counts() const {
+  DEVICE void clear_counts() const {
     for (int t = Team::thread(); t < PIECE; t += Team::THREADS_PER_ROW) {
       lists.violated[t][Team::row()] = lists.times[t][Team::row()] = 0;
     }
   }
   // Adds what each thread of a row has counted: up to MOST_COUNTED together.
-  static __device__ __forceinline__ void add_counts(const float (&counted)[PIECE],
-                                                    Count (&to)[PIECE][Team::ROWS]) {
+  static DEVICE void add_counts(const float (&counted)[PIECE], Count (&to)[PIECE][Team::ROWS]) {
     if constexpr (Team::ACROSS) {
 #pragma unroll
       for (int t = 0; t < PIECE; ++t) atomicAdd(&to[t][Team::row()], Count(counted[t]));
@@ -598,8 +584,7 @@ struct MarginWorker {
   }
 
   // Many targets: counts the violations of each piece of them, and writes their gradients.
-  __device__ __forceinline__ void count_and_write_targets(const Writer& writer,
-                                                          Targets& targets) const {
+  DEVICE void count_and_write_targets(const Writer& writer, Targets& targets) const {
     const Row& row = writer.row;
     const bool several = Team::any(targets.count > Team::LISTED);
 #pragma unroll 1
@@ -632,8 +617,8 @@ struct MarginWorker {
 
   // Writes the gradients of a piece of the targets, in the place of what its threads have written
   // before. ALONE a thread has the violations.
-  __device__ __forceinline__ void write_targets(const Writer& writer, const Targets& targets,
-                                                Column from, const float (&violated)[PIECE]) const {
+  DEVICE void write_targets(const Writer& writer, const Targets& targets, Column from,
+                            const float (&violated)[PIECE]) const {
     if constexpr (Team::ALONE) {
 #pragma unroll
       for (int t = 0; t < PIECE; ++t) {
@@ -660,8 +645,7 @@ struct MarginWorker {
     }
   }
   // How often the targets of a piece are listed.
-  __device__ __forceinline__ void count_labels(const Row& row, const Targets& targets,
-                                               Column from) const {
+  DEVICE void count_labels(const Row& row, const Targets& targets, Column from) const {
     const int first = int(from % Team::LISTED);
     Column column[PIECE];
 #pragma unroll

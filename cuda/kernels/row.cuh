@@ -25,7 +25,7 @@ struct RowLayout {
   long long steps[ARRAYS], extents[ARRAYS];
 
   template <int K>
-  __device__ __forceinline__ long long step() const {
+  DEVICE long long step() const {
     return (VECTORISED >> K & 1u) ? 1 : steps[K];
   }
 };
@@ -47,7 +47,7 @@ struct RowOf {
   template <int I>
   static constexpr int TANGENT = int(VJP) + ones_below(TANGENTS, I);
   template <int I>
-  static __device__ __forceinline__ auto element_type(const At<I, Pointers> pointer) {
+  static DEVICE auto element_type(const At<I, Pointers> pointer) {
     return *pointer;
   }
   template <int I>
@@ -71,13 +71,13 @@ struct RowOf {
   Column columns;
 
   template <int K>
-  __device__ __forceinline__ auto* address(Column column) const {
+  DEVICE auto* address(Column column) const {
     return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
   }
   // Whether so many elements from an address on may be read: a vector in which the row begins or
   // ends then takes no longer than others.
   template <int K, class E>
-  __device__ __forceinline__ bool may_read(const E* from, int count) const {
+  DEVICE bool may_read(const E* from, int count) const {
     const long long first = from - get<K>(pointers);
     return first >= 0 && first + count <= layout.extents[K];
   }
@@ -89,7 +89,7 @@ struct RowOf {
     Element<FIRST + I> value;
     Element<SLOPE> slope;
 
-    __device__ __forceinline__ N number() const {
+    DEVICE N number() const {
       const Real<T> real(convert<T>(value));
       if constexpr (HAS_SLOPE) {
         return N(real, Real<T>(convert<T>(slope)));
@@ -99,36 +99,34 @@ struct RowOf {
     }
   };
   template <int I>
-  __device__ __forceinline__ Loaded<I> load(Column column) const {
+  DEVICE Loaded<I> load(Column column) const {
     return {*address<FIRST + I>(column), *address<Loaded<I>::SLOPE>(column)};
   }
   template <int I>
-  __device__ __forceinline__ N number(Column column) const {
+  DEVICE N number(Column column) const {
     return load<I>(column).number();
   }
   template <int I>
-  __device__ __forceinline__ auto load_index(Column column = 0) const {
+  DEVICE auto load_index(Column column = 0) const {
     return *address<FIRST + I>(column);
   }
   template <int I>
-  __device__ __forceinline__ long long index(Column column) const {
+  DEVICE long long index(Column column) const {
     const auto loaded = load_index<I>(column);
     using Integer = decltype(load_index<I>(column));
     // An unsigned integer beyond long long turns negative: it is large, and out of range.
     const auto index = (long long)(loaded);
     return Integer(-1) > Integer(0) && index < 0 ? 0x7fffffffffffffffll : index;
   }
-  __device__ __forceinline__ auto load_weight(Column column) const {
-    return *address<FIRST + Loss::OPERANDS>(column);
-  }
+  DEVICE auto load_weight(Column column) const { return *address<FIRST + Loss::OPERANDS>(column); }
   template <int I>
-  __device__ __forceinline__ auto load_of_sample() const {
+  DEVICE auto load_of_sample() const {
     return *address<SAMPLE + I>(0);
   }
-  __device__ __forceinline__ T grad_output() const { return convert<T>(*address<0>(0)); }
+  DEVICE T grad_output() const { return convert<T>(*address<0>(0)); }
   // By how many elements the row begins behind a multiple of so many.
   template <int UNIT>
-  __device__ __forceinline__ Column shift() const {
+  DEVICE Column shift() const {
     const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));
     return Column(start / sizeof(Element<FIRST>) % UNIT);
   }

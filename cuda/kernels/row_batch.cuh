@@ -44,7 +44,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
 
   // Vector p of array S.
   template <int S>
-  __device__ __forceinline__ Stored<S> vector(int p) const {
+  DEVICE Stored<S> vector(int p) const {
     if constexpr (IS_PAIR<S>) {
       return unpacked<Stored<S>>(get<S>(vectors[p]));
     } else {
@@ -52,7 +52,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int S>
-  __device__ __forceinline__ void keep(int p, const Stored<S>& vector) {
+  DEVICE void keep(int p, const Stored<S>& vector) {
     if constexpr (IS_PAIR<S>) {
       get<S>(vectors[p]) = packed(vector);
     } else {
@@ -60,48 +60,44 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
 
-  __device__ __forceinline__ Column column(int p) const { return first + p * stride; }
+  DEVICE Column column(int p) const { return first + p * stride; }
   // Where vector p is in array S: from the first one on, at an offset that is known.
   template <int S>
-  __device__ __forceinline__ auto* address(const Row& row, int p) const {
+  DEVICE auto* address(const Row& row, int p) const {
     const long long from_first = (long long)(p * stride) * row.layout.template step<S>();
     return row.template address<S>(first) + from_first;
   }
-  __device__ __forceinline__ bool holds(Column column) const {
+  DEVICE bool holds(Column column) const {
     return PRESENT == ALL || Unsigned(column) < Unsigned(end);
   }
-  __device__ __forceinline__ bool is_full(Column column) const {
+  DEVICE bool is_full(Column column) const {
     return PRESENT == ALL || (LENGTH == 1 ? holds(column) : column >= 0 && column + LENGTH <= end);
   }
 
-  __device__ __forceinline__ void load(const Row& row, int shift = 0) {
-    (load_array<K>(row, shift), ...);
-  }
+  DEVICE void load(const Row& row, int shift = 0) { (load_array<K>(row, shift), ...); }
 
   // To shared memory, without waiting, and from it: to and from where a vector of the thread is in
   // `slot`, or so many elements behind it.
   template <class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch(const Row& row, unsigned char* shared, int slot) const {
+  DEVICE void prefetch(const Row& row, unsigned char* shared, int slot) const {
     (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
   }
   // All elements are fetched one by one unless they are ALIGNED: where `shift` allows for words.
   template <class Team>
-  __device__ __forceinline__ void fetch(unsigned char* shared, int slot, int shift = 0) {
+  DEVICE void fetch(unsigned char* shared, int slot, int shift = 0) {
     fetch<Team>(shared, slot, shift, shift % LENGTH == 0);
   }
   template <class Team>
-  __device__ __forceinline__ void fetch(unsigned char* shared, int slot, int shift, bool aligned) {
+  DEVICE void fetch(unsigned char* shared, int slot, int shift, bool aligned) {
     (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
   }
   // Whether prefetch() may read all of these, also where they are not of the row, and does so in
   // one turn.
-  __device__ __forceinline__ bool may_read(const Row& row) const {
-    return (may_read_array<K>(row) && ...);
-  }
+  DEVICE bool may_read(const Row& row) const { return (may_read_array<K>(row) && ...); }
 
   // The element of operand I in a column that is one of these.
   template <int I>
-  __device__ __forceinline__ auto element(Column wanted) const {
+  DEVICE auto element(Column wanted) const {
     using Loaded = typename Row::template Loaded<I>;
     const auto at = [&](int p, int j) {
       return Loaded{vector<FIRST + I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};
@@ -118,17 +114,17 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
 
   // What prefetch() kept in the cache; each line by the thread that has its beginning.
-  __device__ __forceinline__ void release(const Row& row) const { (release_array<K>(row), ...); }
+  DEVICE void release(const Row& row) const { (release_array<K>(row), ...); }
 
   // Whether a column is one of these, which neighbours in a row share in turns.
-  __device__ __forceinline__ bool has(Column column) const {
+  DEVICE bool has(Column column) const {
     const auto place = Unsigned(column - first), turn = Unsigned(stride);
     return place < VECTORS * turn && place % turn < LENGTH && holds(column);
   }
 
   // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
   // which takes as long for many elements as for few.
-  __device__ __forceinline__ void hide(Column hidden) {
+  DEVICE void hide(Column hidden) {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
       Stored<FIRST> elements = vector<FIRST>(p);
@@ -140,13 +136,12 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <class Team>
-  __device__ __forceinline__ void hide(Column hidden, unsigned char* shared, int slot,
-                                       int shift) const {
+  DEVICE void hide(Column hidden, unsigned char* shared, int slot, int shift) const {
     if (has(hidden)) (hide_in_array<K, Team>(shared, slot, int(hidden - first) + shift), ...);
   }
 
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
-  __device__ __forceinline__ T largest(T so_far) const {
+  DEVICE T largest(T so_far) const {
     using Element = typename Row::template Element<FIRST>;
     if constexpr (PRESENT != SOME && is_half<Element> && LENGTH % 2 == 0) {
       const auto pair_of = [&](int p, int j) {
@@ -168,7 +163,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
 
   // f(place, column, x) for each element, get<k>(x) being its number in operand k.
   template <class F>
-  __device__ __forceinline__ void each(F f) const {
+  DEVICE void each(F f) const {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
       each_of(p,
@@ -177,7 +172,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   // f(place in the vector, column, x) for the elements of one.
   template <class F>
-  __device__ __forceinline__ void each_of(int p, F f) const {
+  DEVICE void each_of(int p, F f) const {
     const Tuple<Vector<Repeat<T, K>, LENGTH>...> wide{{widened<K>(p)}...};
     const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
     const Column first = column(p);
@@ -194,7 +189,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
 
  private:
   template <int S>
-  __device__ __forceinline__ void load_array(const Row& row, int shift) {
+  DEVICE void load_array(const Row& row, int shift) {
     if constexpr (Row::template is_read<S>()) {
       if (shift % LENGTH == 0) {
 #pragma unroll
@@ -206,7 +201,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int S>
-  __device__ __forceinline__ Stored<S> load_vector_of(const Row& row, int p) const {
+  DEVICE Stored<S> load_vector_of(const Row& row, int p) const {
     using E = typename Row::template Element<S>;
     if (bool(Row::Rows::VECTORISED >> S & 1u) && is_full(column(p))) {
       return load_vector<LENGTH>(static_cast<const E*>(address<S>(row, p)));
@@ -214,7 +209,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return load_elements<S>(row, p);
   }
   template <int S>
-  __device__ __forceinline__ Stored<S> load_elements(const Row& row, int p) const {
+  DEVICE Stored<S> load_elements(const Row& row, int p) const {
     const Column at = column(p);
     auto* const from = address<S>(row, p);
     Stored<S> vector;
@@ -229,7 +224,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // In shared memory each array has SLOTS vectors of each thread, those of a slot of neighbours
   // one after the other, and then its next slot.
   template <int S, class Team>
-  static __device__ __forceinline__ auto* take_places(unsigned char*& shared, int slot) {
+  static DEVICE auto* take_places(unsigned char*& shared, int slot) {
     using E = typename Row::template Element<S>;
     E* const elements = reinterpret_cast<E*>(shared);
     shared += sizeof(Vector<E, Team::WIDTH>) * Team::PLACES;
@@ -237,7 +232,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return elements + (place * Team::WIDTH + Team::neighbour() * LENGTH);
   }
   template <int S>
-  __device__ __forceinline__ bool may_read_array(const Row& row) const {
+  DEVICE bool may_read_array(const Row& row) const {
     if constexpr (!Row::template is_read<S>()) {
       return true;
     } else if constexpr (is_copied<S>) {
@@ -251,8 +246,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   static constexpr bool is_copied =
       ASYNCHRONOUS_COPIES && bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
   template <int S, class Team, bool KEPT>
-  __device__ __forceinline__ void prefetch_array(const Row& row, unsigned char*& shared,
-                                                 int slot) const {
+  DEVICE void prefetch_array(const Row& row, unsigned char*& shared, int slot) const {
     if constexpr (Row::template is_read<S>()) {
       auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, Team>(shared, slot));
       if constexpr (is_copied<S> && PRESENT == ALL) {
@@ -277,14 +271,13 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int S, class Team, bool KEPT, int... P>
-  static __device__ __forceinline__ void copy_vectors(Indices<P...>, unsigned to,
-                                                      const void* from) {
+  static DEVICE void copy_vectors(Indices<P...>, unsigned to, const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
     (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from),
      ...);
   }
   template <int S>
-  __device__ __forceinline__ void release_array(const Row& row) const {
+  DEVICE void release_array(const Row& row) const {
     if constexpr (ASYNCHRONOUS_COPIES && Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
                   bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
@@ -298,8 +291,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int S, class Team>
-  __device__ __forceinline__ void fetch_array(unsigned char*& shared, int slot, int shift,
-                                              bool aligned) {
+  DEVICE void fetch_array(unsigned char*& shared, int slot, int shift, bool aligned) {
     if constexpr (Row::template is_read<S>()) {
       constexpr int STRIDE = Team::NEIGHBOURS * LENGTH;
       const auto* const from = take_places<S, Team>(shared, slot) + shift;
@@ -315,7 +307,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // Vectors of four and more are there in any case; a word, or a vector of two, if its first
   // element is, or its last one: a row may begin in it.
   template <int S, class E>
-  __device__ __forceinline__ void fetch_vector(int p, const E* from) {
+  DEVICE void fetch_vector(int p, const E* from) {
     const bool sure = LENGTH >= 4 || p < SURE;
     if (sure || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
       get<S>(vectors[p]) = *reinterpret_cast<const Kept<S>*>(from);
@@ -331,7 +323,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int S, class E>
-  __device__ __forceinline__ void fetch_elements(int p, const E* from) {
+  DEVICE void fetch_elements(int p, const E* from) {
     E elements[LENGTH];
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
@@ -342,7 +334,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
 
   template <int S, class Team>
-  __device__ __forceinline__ void hide_in_array(unsigned char*& shared, int slot, int place) const {
+  DEVICE void hide_in_array(unsigned char*& shared, int slot, int place) const {
     if constexpr (Row::template is_read<S>()) {
       auto* const elements = take_places<S, Team>(shared, slot);
       if constexpr (S == FIRST) elements[place] = hidden_element();
@@ -350,16 +342,16 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   // A loss that HIDES elements reads one operand; its tangent is 0 where that is -inf.
   template <int S>
-  static __device__ __forceinline__ auto absent() {
+  static DEVICE auto absent() {
     constexpr bool HIDDEN = PRESENT == OTHERS_HIDDEN && S == FIRST;
     return convert<typename Row::template Element<S>>(HIDDEN ? T(-INFINITY) : T(0));
   }
-  static __device__ __forceinline__ auto hidden_element() {
+  static DEVICE auto hidden_element() {
     return convert<typename Row::template Element<FIRST>>(T(-INFINITY));
   }
 
   template <int S>
-  __device__ __forceinline__ Vector<T, LENGTH> widened(int p) const {
+  DEVICE Vector<T, LENGTH> widened(int p) const {
     if constexpr (Row::template is_read<S>()) {
       return widen<T>(vector<S>(p));
     } else {
@@ -367,7 +359,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int I, class Wide>
-  static __device__ __forceinline__ N number(const Wide& wide, int j) {
+  static DEVICE N number(const Wide& wide, int j) {
     const Real<T> value(get<FIRST + I>(wide).at[j]);
     if constexpr (Row::template Loaded<I>::HAS_SLOPE) {
       return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
@@ -376,7 +368,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   template <int... I, class Wide>
-  static __device__ __forceinline__ auto numbers(Indices<I...>, const Wide& wide, int j) {
+  static DEVICE auto numbers(Indices<I...>, const Wide& wide, int j) {
     return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
   }
 };

@@ -5,28 +5,28 @@
 #include "reduction/reduction.cuh"
 
 template <class T>
-__device__ __forceinline__ T quotient(T x, T factor, const Reciprocal<T>& divisor) {
+DEVICE T quotient(T x, T factor, const Reciprocal<T>& divisor) {
   return divisor.template times<T>(factor * x);
 }
 template <class T>
-__device__ __forceinline__ Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& divisor) {
+DEVICE Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& divisor) {
   return Real<T>(quotient(x.value, factor, divisor));
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& divisor) {
+DEVICE Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& divisor) {
   return dual(quotient(x.value, factor, divisor), quotient(x.slope, factor, divisor));
 }
 
 // What the gradients of a row are proportional to, times a factor and divided.
 template <class Loss, class Finished, class T>
-__device__ __forceinline__ void scale_gradients(const Loss& loss, Finished& done, T factor,
-                                                const Reciprocal<T>& divisor) {
+DEVICE void scale_gradients(const Loss& loss, Finished& done, T factor,
+                            const Reciprocal<T>& divisor) {
   loss.scale(done, [&](auto x) { return quotient(x, factor, divisor); });
 }
 
 // What is asked for of a number: ALONG a tangent, its derivative.
 template <class N>
-__device__ __forceinline__ auto derivative(N number) {
+DEVICE auto derivative(N number) {
   if constexpr (order<N> > 0) {
     return plain(number.slope);
   } else {
@@ -36,13 +36,13 @@ __device__ __forceinline__ auto derivative(N number) {
 
 // The value, and all gradients, of a row that is not active.
 template <class T>
-__device__ __forceinline__ T without_loss(Status status) {
+DEVICE T without_loss(Status status) {
   return status == INVALID ? T(__int_as_float(0x7fffffff)) : T(0);
 }
 
 // The term of the denominator of a row that is not active: one whose target is out of range counts.
 template <class T, class Context>
-__device__ __forceinline__ T denominator_without_loss(const Context& context) {
+DEVICE T denominator_without_loss(const Context& context) {
   return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
@@ -53,9 +53,8 @@ struct Outcome {
   Finished done;
 };
 template <bool GRADIENTS, class Loss, class Row, class Context, class State, class T>
-__device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, const Context& context,
-                                           const State& state, bool valued, T factor,
-                                           const Reciprocal<T>& reciprocal) {
+DEVICE auto outcome_of(const Loss& loss, const Row& row, const Context& context, const State& state,
+                       bool valued, T factor, const Reciprocal<T>& reciprocal) {
   using N = typename Row::N;
   Outcome<T, typename Loss::template Finished<N>> outcome{
       without_loss<T>(context.status), denominator_without_loss<T>(context), {}};
@@ -73,7 +72,7 @@ __device__ __forceinline__ auto outcome_of(const Loss& loss, const Row& row, con
 
 // Adds the term of the denominator of a row to their sum: without errors, where it is 0 or 1.
 template <class Loss, class T>
-__device__ __forceinline__ void count(Sum<T>& counted, T denominator) {
+DEVICE void count(Sum<T>& counted, T denominator) {
   if constexpr (counts_rows<Loss>) {
     counted.high += denominator;
   } else {
@@ -83,8 +82,7 @@ __device__ __forceinline__ void count(Sum<T>& counted, T denominator) {
 
 // Takes the outcome of row `index`: its value is stored or added up.
 template <Values VALUES, class Loss, class T, class Result, class O>
-__device__ __forceinline__ void take(const O& outcome, long long index, Result* value, Sum<T>& sum,
-                                     Sum<T>& counted) {
+DEVICE void take(const O& outcome, long long index, Result* value, Sum<T>& sum, Sum<T>& counted) {
   if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(outcome.value);
   if constexpr (VALUES >= SUM_OF_VALUES) sum += outcome.value;
   if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
@@ -94,10 +92,9 @@ __device__ __forceinline__ void take(const O& outcome, long long index, Result* 
 // on that counts them, unless it sums weights or a mask.
 template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Given, class Result,
           class Scaling>
-__device__ __forceinline__ auto reduction_of_rows(const Given& given, Result* value,
-                                                  unsigned* counter, double* partials,
-                                                  long long segments, double divisor,
-                                                  const Scaling& scaling) {
+DEVICE auto reduction_of_rows(const Given& given, Result* value, unsigned* counter,
+                              double* partials, long long segments, double divisor,
+                              const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
   double* const counted = given.template counted<COUNTS>(divisor);
   return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{

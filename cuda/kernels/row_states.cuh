@@ -7,7 +7,7 @@ template <int LANES>
 struct LargestInWarp {
   static constexpr int COUNT = LANES;
   template <class T>
-  __device__ __forceinline__ T operator()(T x) const {
+  DEVICE T operator()(T x) const {
 #pragma unroll
     for (int distance = 1; distance < LANES; distance *= 2) {
       x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
@@ -17,7 +17,7 @@ struct LargestInWarp {
 };
 
 template <class State>
-__device__ __forceinline__ State shuffled(const State& state, int distance) {
+DEVICE State shuffled(const State& state, int distance) {
   WordsOf<State> bits{state};
 #pragma unroll
   for (int w = 0; w < WordsOf<State>::COUNT; ++w) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ State shuffled(const State& state, int distance) {
 
 // The states of LANES neighbours together, in each of them.
 template <int LANES, class State>
-__device__ __forceinline__ State joined_in_warp(State state) {
+DEVICE State joined_in_warp(State state) {
 #pragma unroll
   for (int distance = 1; distance < LANES; distance *= 2) {
     state = join(state, shuffled(state, distance));
@@ -36,19 +36,19 @@ __device__ __forceinline__ State joined_in_warp(State state) {
   return state;
 }
 template <int LANES, class State>
-__device__ __forceinline__ auto combined_in_warp(const State& state) {
+DEVICE auto combined_in_warp(const State& state) {
   return joined_in_warp<LANES>(settle(state, LargestInWarp<LANES>()));
 }
 
 template <class State, int COUNT>
-__device__ __forceinline__ State* states_of_block() {
+DEVICE State* states_of_block() {
   alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
   return reinterpret_cast<State*>(memory);
 }
 
 // The states of all threads of a row together, in each of them.
 template <class Team, class State>
-__device__ __forceinline__ auto combined(const State& state) {
+DEVICE auto combined(const State& state) {
   constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
   auto settled = combined_in_warp<NEIGHBOURS>(state);
   using Settled = decltype(settled);
@@ -70,7 +70,7 @@ __device__ __forceinline__ auto combined(const State& state) {
 #if CLUSTERS
 // The states of the blocks of a cluster together, in all threads of each.
 template <class Team, class State>
-__device__ __forceinline__ State combined_in_cluster(const State& state, unsigned turn) {
+DEVICE State combined_in_cluster(const State& state, unsigned turn) {
   using Exchange = ClusterExchange<State, Team::RANKS>;
   Exchange::send(state, turn);
   Exchange::wait(turn);

@@ -35,18 +35,14 @@ struct TileTeam {
                 "who has an element would depend on where a row begins");
   static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
 
-  static __device__ __forceinline__ int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
+  static DEVICE int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
+  static DEVICE int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
   // Which part comes first, part k ^ this being the k-th one: threads of a warp whose rows begin in
   // the same bank of shared memory, which holds 8 vectors side by side, read different parts at a
   // time. That parts are joined in pairs gives the same bits whichever comes first.
-  static __device__ __forceinline__ int first_part(int columns) {
-    return row() * (columns / UNIT) / 8 % PARTS;
-  }
+  static DEVICE int first_part(int columns) { return row() * (columns / UNIT) / 8 % PARTS; }
   // Whether an element is one of this thread.
-  static __device__ __forceinline__ bool has(int column) {
-    return column / UNIT % THREADS_PER_ROW == thread();
-  }
+  static DEVICE bool has(int column) { return column / UNIT % THREADS_PER_ROW == thread(); }
 };
 
 // What one thread has of a row: every THREADS_PER_ROW-th unit, of each operand that the loss reads.
@@ -68,7 +64,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   T top = lowest<T>();  // the largest number of the first operand in the row
   int part = 0;         // of which `each` is
 
-  explicit __device__ __forceinline__ ThreadShare(const Row& row)
+  explicit DEVICE ThreadShare(const Row& row)
       : row(row),
         first_part(Team::first_part(row.columns)),
         begin(Team::PAIRED ? shift<FIRST>() : 0),
@@ -76,7 +72,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
   template <class F>
-  __device__ __forceinline__ void each(F f) const {
+  DEVICE void each(F f) const {
     each_unit(part, [&](auto size, auto aligned, int place, int column) {
       constexpr int SIZE = decltype(size)::value;
       const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
@@ -86,20 +82,20 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
   // f(size, aligned, column, xs) for each unit of all parts, element_of(xs, j) being one such x.
   template <class F>
-  __device__ __forceinline__ void each_vector(F f) const {
+  DEVICE void each_vector(F f) const {
     each_unit_of_all([&](auto size, auto aligned, int, int column) {
       f(size, aligned, column,
         this->template load_all<decltype(size)::value, decltype(aligned)::value>(column));
     });
   }
   template <class Numbers>
-  static __device__ __forceinline__ auto element_of(const Numbers& numbers, int j) {
+  static DEVICE auto element_of(const Numbers& numbers, int j) {
     return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
   }
-  __device__ __forceinline__ T largest(T) const { return top; }
+  DEVICE T largest(T) const { return top; }
 
   // The largest number of the first operand that this thread has; not -inf, even if all are.
-  __device__ __forceinline__ T own_largest() const {
+  DEVICE T own_largest() const {
     T found = lowest<T>();
     First of_pairs[2] = {convert<First>(found), convert<First>(found)};
     each_unit_of_all([&](auto size, auto aligned, int, int column) {
@@ -124,24 +120,24 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   // By how many of its elements a row of array S begins behind a unit.
   template <int S>
-  __device__ __forceinline__ int shift() const {
+  DEVICE int shift() const {
     using E = typename Row::template Element<S>;
     const auto start = reinterpret_cast<unsigned long long>(row.template address<S>(0));
     return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
   }
   // Whether that of operand K is `begin`, if it has a tile.
   template <int K>
-  __device__ __forceinline__ bool is_aligned() const {
+  DEVICE bool is_aligned() const {
     if constexpr (bool(Team::ELEMENTS >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
     return true;
   }
-  __device__ __forceinline__ bool are_aligned() const {
+  DEVICE bool are_aligned() const {
     return (Team::PAIRED || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
   }
 
   // f(size, aligned, place, column) for each unit of a part, or single element at an end.
   template <class F>
-  __device__ __forceinline__ void each_unit(int part, F f) const {
+  DEVICE void each_unit(int part, F f) const {
     if constexpr (UNIT == 1) {
       each_unit_of<false>(part, f);
     } else {
@@ -153,14 +149,14 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     }
   }
   template <class F>
-  __device__ __forceinline__ void each_unit_of_all(F f) const {
+  DEVICE void each_unit_of_all(F f) const {
 #pragma unroll 1
     for (int part = 0; part < Team::PARTS; ++part) each_unit(part, f);
   }
   // PAIRED, the sums of both places are those of the even and of the odd columns, or the other way
   // around: the bits do not depend on where a row begins.
   template <bool ALIGNED, class F>
-  __device__ __forceinline__ void each_unit_of(int part, F f) const {
+  DEVICE void each_unit_of(int part, F f) const {
     constexpr int STEP = Team::PARTS * Team::THREADS_PER_ROW;
     const int units = row.columns / UNIT, last = row.columns - 1;
     int unit = (part ^ first_part) * Team::THREADS_PER_ROW + Team::thread();
@@ -187,8 +183,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 
   template <int SIZE>
-  static __device__ __forceinline__ void take_larger(T& found, First (&of_pairs)[2],
-                                                     const Vector<First, SIZE>& unit) {
+  static DEVICE void take_larger(T& found, First (&of_pairs)[2], const Vector<First, SIZE>& unit) {
     if constexpr (SIZE > 1 && HAS_PAIRS) {
       auto both = pair(of_pairs[0], of_pairs[1]);
 #pragma unroll
@@ -201,11 +196,11 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     }
   }
   template <int SIZE, bool ALIGNED>
-  __device__ __forceinline__ auto load_all(int column) const {
+  DEVICE auto load_all(int column) const {
     return Tuple<Vector<Repeat<N, I>, SIZE>...>{{load<SIZE, ALIGNED, I>(column)}...};
   }
   template <int SIZE, bool ALIGNED, class E>
-  static __device__ __forceinline__ Vector<E, SIZE> load_elements(const E* from) {
+  static DEVICE Vector<E, SIZE> load_elements(const E* from) {
     if constexpr (ALIGNED) {
       return load_vector<SIZE>(from);
     } else {
@@ -216,7 +211,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     }
   }
   template <int SIZE, bool ALIGNED, class E>
-  static __device__ __forceinline__ Vector<T, SIZE> load_wide(const E* from) {
+  static DEVICE Vector<T, SIZE> load_wide(const E* from) {
     if constexpr (ALIGNED) {
       return widen<T>(load_vector<SIZE>(from));
     } else {
@@ -227,7 +222,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     }
   }
   template <int SIZE, bool ALIGNED, int K>
-  __device__ __forceinline__ Vector<N, SIZE> load(int column) const {
+  DEVICE Vector<N, SIZE> load(int column) const {
     Vector<N, SIZE> unit;
     if constexpr (!bool(Loss::READS >> K & 1u)) {
 #pragma unroll
@@ -304,17 +299,17 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       bool(Team::NUMBERS >> S & 1u) || (IS_STAGED<S> && Row::template is_read<S>());
   // What a row has in array S.
   template <int S>
-  __device__ __forceinline__ int count() const {
+  DEVICE int count() const {
     return (Team::ELEMENTS >> S & 1u) ? columns : 1;
   }
-  __device__ __forceinline__ int rows_of(long long tile) const {
+  DEVICE int rows_of(long long tile) const {
     using Index = typename Layout::Index;
     return int(min(Index(places.rows), Index(n) - Index(tile) * Index(places.rows)));
   }
 
   // To shared memory, without waiting.
-  __device__ __forceinline__ void load(const Copies& copies, unsigned turn, long long tile,
-                                       unsigned char* stage) const {
+  DEVICE void load(const Copies& copies, unsigned turn, long long tile,
+                   unsigned char* stage) const {
     if (threadIdx.x >= Copies::COPYING) return;
     if constexpr (WANTED != 0) Copies::wait_for_stores();
     (load_array<K>(copies, turn, tile, stage), ...);
@@ -322,14 +317,14 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // The pointers, to shared memory where a tile is there, or where it is COPIED there.
   template <bool COPIED = false>
-  __device__ __forceinline__ Pointers staged(long long tile, unsigned char* stage) const {
+  DEVICE Pointers staged(long long tile, unsigned char* stage) const {
     Pointers staged = pointers;
     (stage_pointer<K, COPIED>(staged, tile, stage), ...);
     return staged;
   }
   // Row `own` of a tile.
   template <bool COPIED = false>
-  __device__ __forceinline__ Row row_at(long long tile, int own, const Pointers& staged) const {
+  DEVICE Row row_at(long long tile, int own, const Pointers& staged) const {
     using Index = typename Layout::Index;
     Row row{layout, staged, layout.rows.locate(Index(tile * places.rows + own)), columns};
     ((is_at<K, COPIED> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
@@ -337,7 +332,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // What is known of a row ahead of its elements. Hides one of them from what follows.
-  __device__ __forceinline__ auto begin(long long tile, int own, unsigned char* stage) const {
+  DEVICE auto begin(long long tile, int own, unsigned char* stage) const {
     const Pointers copied = staged<true>(tile, stage);
     const Row row = row_at<true>(tile, own, copied);
     const auto context = loss.begin(row, loss.ahead(row));
@@ -347,7 +342,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return context;
   }
   // The elements of an active row.
-  __device__ __forceinline__ Elements elements_of(const Row& row, bool active) const {
+  DEVICE Elements elements_of(const Row& row, bool active) const {
     Elements elements(row);
     if constexpr (has_top<State>) {
       if (active) elements.top = elements.own_largest();
@@ -357,13 +352,12 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What the threads of a row accumulate together, in all of them.
   template <class Context>
-  __device__ __forceinline__ Accumulated accumulate(Elements& elements,
-                                                    const Context& context) const {
+  DEVICE Accumulated accumulate(Elements& elements, const Context& context) const {
     return joined_in_warp<Team::THREADS_PER_ROW>(accumulate<Team::PARTS>(elements, context, 0));
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
-  __device__ __forceinline__ void fill(const Row& row, Status status) const {
+  DEVICE void fill(const Row& row, Status status) const {
     const T number = without_loss<T>(status);
     for (int column = Team::thread(); column < columns; column += Team::THREADS_PER_ROW) {
       each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
@@ -371,8 +365,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // The same for an active row.
   template <class Context>
-  __device__ __forceinline__ void differentiate(const Elements& elements, const Context& context,
-                                                const Finished& done) const {
+  DEVICE void differentiate(const Elements& elements, const Context& context,
+                            const Finished& done) const {
     const Row& row = elements.row;
     elements.each_vector([&](auto size, auto aligned, int column, const auto& xs) {
       constexpr int SIZE = decltype(size)::value;
@@ -405,7 +399,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // From shared memory to the gradients.
-  __device__ __forceinline__ void store(long long tile, const Pointers& staged) const {
+  DEVICE void store(long long tile, const Pointers& staged) const {
     each_wanted([&](auto which) {
       constexpr int I = decltype(which)::value, G = Row::INPUTS + ones_below(WANTED, I);
       Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
@@ -415,12 +409,12 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
  private:
   template <int S>
-  __device__ __forceinline__ long long first_of(long long tile) const {
+  DEVICE long long first_of(long long tile) const {
     return tile * places.rows * count<S>();
   }
   template <int S>
-  __device__ __forceinline__ void load_array(const Copies& copies, unsigned turn, long long tile,
-                                             unsigned char* stage) const {
+  DEVICE void load_array(const Copies& copies, unsigned turn, long long tile,
+                         unsigned char* stage) const {
     if constexpr (IS_COPIED<S>) {
       copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
                   rows_of(tile) * count<S>());
@@ -429,8 +423,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S, bool COPIED>
   static constexpr bool is_at = COPIED ? IS_COPIED<S> : IS_STAGED<S>;
   template <int S, bool COPIED>
-  __device__ __forceinline__ void stage_pointer(Pointers& staged, long long tile,
-                                                unsigned char* stage) const {
+  DEVICE void stage_pointer(Pointers& staged, long long tile, unsigned char* stage) const {
     if constexpr (is_at<S, COPIED>) {
       // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
       const int behind = misalignment(get<S>(pointers));
@@ -439,8 +432,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What this thread accumulates of so many parts from one on.
   template <int COUNT, class Context>
-  __device__ __forceinline__ Accumulated accumulate(Elements& elements, const Context& context,
-                                                    int part) const {
+  DEVICE Accumulated accumulate(Elements& elements, const Context& context, int part) const {
     if constexpr (COUNT == 1) {
       State state = State::empty();
       elements.part = part;
@@ -457,20 +449,20 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // Changes an element in shared memory.
   template <int S>
-  static __device__ __forceinline__ void set(const Row& row, int column, T x) {
+  static DEVICE void set(const Row& row, int column, T x) {
     using E = typename Row::template Element<S>;
     *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
   }
   template <class F>
-  static __device__ __forceinline__ void each_wanted(F f) {
+  static DEVICE void each_wanted(F f) {
     each_wanted(f, Range<Loss::OPERANDS>());
   }
   template <class F, int... I>
-  static __device__ __forceinline__ void each_wanted(F f, Indices<I...>) {
+  static DEVICE void each_wanted(F f, Indices<I...>) {
     (if_wanted<I>(f), ...);
   }
   template <int I, class F>
-  static __device__ __forceinline__ void if_wanted(F f) {
+  static DEVICE void if_wanted(F f) {
     if constexpr (bool(WANTED >> I & 1u)) f(Constant<I>());
   }
 };

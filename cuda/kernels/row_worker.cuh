@@ -43,15 +43,15 @@ struct Team {
   static constexpr int PLACES = THREADS / NEIGHBOURS * PLACES_OF_STRETCH;
 
   // Unsigned: of signed numbers the addresses took two registers more.
-  static __device__ __forceinline__ unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
-  static __device__ __forceinline__ unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
+  static DEVICE unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
+  static DEVICE unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
   // For all of the warp, even if it has several rows: to wait for a part of it, threads first find
   // out which ones are there, by slow instructions.
-  static __device__ __forceinline__ void wait_for_neighbours() {
+  static DEVICE void wait_for_neighbours() {
     if constexpr (NEIGHBOURS > 1) __syncwarp();
   }
-  static __device__ __forceinline__ int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
+  static DEVICE int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
+  static DEVICE int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
 };
 
 constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes, and of its tangent
@@ -105,20 +105,19 @@ struct RowWorker {
     Column begin, end;
     int shift;  // of the row, behind the beginning of a line
   };
-  __device__ __forceinline__ Row row_at(typename Layout::Index index) const {
+  DEVICE Row row_at(typename Layout::Index index) const {
     // After the last row that row, of which nothing is used then.
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
   template <class Ahead>
-  __device__ __forceinline__ auto begin(const Row& row, bool present, const Ahead& ahead) const {
+  DEVICE auto begin(const Row& row, bool present, const Ahead& ahead) const {
     decltype(loss.begin(row, ahead)) context;
     context.status = IGNORED;
     if (present) context = loss.begin(row, ahead);
     return context;
   }
-  __device__ __forceinline__ Share share_of(const Row& row, bool present, int rank,
-                                            long long slots) const {
+  DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {
     constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;
     const int part = rank * STRETCHES + Team::thread() / Team::NEIGHBOURS;
     const long long size = slots * SLOT;
@@ -134,7 +133,7 @@ struct RowWorker {
   }
   // As many columns from where the line begins that has the first one of a share: what is moved,
   // and whose gradients are written.
-  __device__ __forceinline__ Share aligned(const Share& share, long long slots) const {
+  DEVICE Share aligned(const Share& share, long long slots) const {
     if constexpr (!Team::SHIFTS) return share;
     const long long begin = share.begin - Column(share.shift);
     const long long end = begin + slots * SLOT;
@@ -145,7 +144,7 @@ struct RowWorker {
   // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
   // there, or else for some at a time.
   template <class Full, class Rest, class AtTheEnd, class F>
-  __device__ __forceinline__ void batch(const Share& share, long long slot, F f) const {
+  DEVICE void batch(const Share& share, long long slot, F f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
     constexpr int SLOTS = Team::BATCH, REST = Team::rest_of(SLOTS);
     constexpr int STEP = AtTheEnd::NUMBERS / WIDTH;
@@ -172,7 +171,7 @@ struct RowWorker {
     }
   }
   template <class F>
-  __device__ __forceinline__ void batch_of_words(const Share& share, long long slot, F f) const {
+  DEVICE void batch_of_words(const Share& share, long long slot, F f) const {
     constexpr int SLOTS = Team::BATCH;
     if constexpr (PADDED) {
       constexpr int BEFORE = (Team::GROUPS - 1) * SLOTS;
@@ -189,14 +188,13 @@ struct RowWorker {
     }
   }
   template <class F>
-  __device__ __forceinline__ void batch_of_vectors(const Share& share, long long slot, F f) const {
+  DEVICE void batch_of_vectors(const Share& share, long long slot, F f) const {
     batch<Elements, Vectors<Team::rest_of(Team::BATCH)>, AtTheEnd>(share, slot, f);
   }
 
   // What a share accumulates, from device memory.
   template <class Context>
-  __device__ __forceinline__ State accumulate(const Share& share, long long slots,
-                                              const Context& context) const {
+  DEVICE State accumulate(const Share& share, long long slots, const Context& context) const {
     State state = State::empty();
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
@@ -217,8 +215,7 @@ struct RowWorker {
   // registers. What is no longer needed there makes room for the next share, if that is to come
   // now: before the arithmetic, but for the code that takes where rows are of any length.
   template <bool REPLACE, class Context>
-  __device__ __forceinline__ State accumulate(const Share& share, const Share& next,
-                                              Context& context) const {
+  DEVICE State accumulate(const Share& share, const Share& next, Context& context) const {
     State state = State::empty();
     if constexpr (Team::HELD) {
       own = coming[0];
@@ -275,7 +272,7 @@ struct RowWorker {
     }
     return state;
   }
-  __device__ __forceinline__ void prefetch(const Share& share, int group) const {
+  DEVICE void prefetch(const Share& share, int group) const {
     if constexpr (Team::HELD) {
       Elements& last = coming[Team::ROWS_AHEAD - 1];
       coming[0] = last;
@@ -288,16 +285,15 @@ struct RowWorker {
       end_group_of_copies();
     }
   }
-  __device__ __forceinline__ void prefetch(const Share& share) const {
+  DEVICE void prefetch(const Share& share) const {
     for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
   }
 
   // Writes the gradients of a batch of an aligned share; its elements are in shared memory where
   // SHARED.
   template <bool SHARED, class Context>
-  __device__ __forceinline__ void differentiate(const Share& share, long long first_slot,
-                                                const Context& context, const Finished& done,
-                                                bool releases = false) const {
+  DEVICE void differentiate(const Share& share, long long first_slot, const Context& context,
+                            const Finished& done, bool releases = false) const {
     const auto write = [&](auto elements, long long slot) {
       differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
     };
@@ -323,9 +319,8 @@ struct RowWorker {
   // Writes the gradients of what a row that is not aligned has behind the last of these: fewer
   // elements than a line.
   template <bool SHARED, class Context>
-  __device__ __forceinline__ void differentiate_rest(const Share& share, long long slots,
-                                                     const Context& context,
-                                                     const Finished& done) const {
+  DEVICE void differentiate_rest(const Share& share, long long slots, const Context& context,
+                                 const Finished& done) const {
     if constexpr (Team::SHIFTS) {
       const Column begin = aligned(share, slots).begin + Column(slots) * SLOT;
       const Column first = begin + Column(Team::neighbour()) * WIDTH;
@@ -343,28 +338,27 @@ struct RowWorker {
   template <class E>
   static constexpr bool FEW = E::NUMBERS <= 8;
   template <class E, class Context>
-  __device__ __forceinline__ void fetch(E& elements, const Share& share, int slot,
-                                        const Context& context, bool aligned) const {
+  DEVICE void fetch(E& elements, const Share& share, int slot, const Context& context,
+                    bool aligned) const {
     if constexpr (Loss::HIDES && !FEW<E>) {
       elements.template hide<Team>(context.column, shared, slot, share.shift);
     }
     elements.template fetch<Team>(shared, slot, share.shift, aligned);
   }
   template <bool FIRST, class E, class Context>
-  __device__ __forceinline__ void take(State& state, E& elements, const Share& share,
-                                       const Context& context) const {
+  DEVICE void take(State& state, E& elements, const Share& share, const Context& context) const {
     if constexpr (Loss::HIDES && FEW<E>) elements.hide(context.column);
     loss.template add<FIRST>(state, share.row, context, elements);
   }
   // Waits for what a group reads: where rows may begin anywhere, to the first line of the next.
-  __device__ __forceinline__ void wait_for_group(int group) const {
+  DEVICE void wait_for_group(int group) const {
     constexpr int BEHIND = Team::GROUPS - 1;
     if constexpr (Team::SHIFTS && BEHIND > 0) {
       if (group < BEHIND) return wait_for_copies<BEHIND - 1>();
     }
     wait_for_copies<BEHIND>();
   }
-  __device__ __forceinline__ void prefetch_batch(const Share& share, int slot) const {
+  DEVICE void prefetch_batch(const Share& share, int slot) const {
     constexpr int REST = Team::rest_of(Team::BATCH);
     if constexpr (Team::SHIFTS) {
       if (prefetch_beyond<Elements>(share, slot)) return;
@@ -378,7 +372,7 @@ struct RowWorker {
   }
   // What begins or ends in another row is copied like all else, where that may be read.
   template <class Full>
-  __device__ __forceinline__ bool prefetch_beyond(const Share& share, int slot) const {
+  DEVICE bool prefetch_beyond(const Share& share, int slot) const {
     const Column begin = share.begin + Column(slot) * SLOT;
     const Full elements{begin + Column(Team::neighbour()) * WIDTH, SLOT, share.end};
     const bool needed = share.end - begin > Column(Full::VECTORS) * SLOT - WIDTH;
@@ -387,7 +381,7 @@ struct RowWorker {
     return true;
   }
   // The line in which a stretch ends that does not begin with one.
-  __device__ __forceinline__ void prefetch_end(const Share& share) const {
+  DEVICE void prefetch_end(const Share& share) const {
     const Column begin = aligned(share, Team::SLOTS).begin + Team::SLOTS * SLOT;
     const Column first = begin + Column(Team::neighbour()) * WIDTH;
     if (Team::neighbour() < Team::VECTORS_OF_LINE && first < share.end) {
@@ -397,10 +391,9 @@ struct RowWorker {
   }
 
   template <bool SHARED, class E, class Context>
-  __device__ __forceinline__ void differentiate_elements(const Row& row, E elements, long long slot,
-                                                         const Context& context,
-                                                         const Finished& done,
-                                                         bool releases) const {
+  DEVICE void differentiate_elements(const Row& row, E elements, long long slot,
+                                     const Context& context, const Finished& done,
+                                     bool releases) const {
     if (SHARED && releases) elements.release(row);
     if (context.status != ACTIVE) {
       const T number = without_loss<T>(context.status);
@@ -432,14 +425,12 @@ struct RowWorker {
 
   // Gradients f(operand, column, x).
   template <int... I, class E, class F>
-  __device__ __forceinline__ void write(Indices<I...>, const Row& row, const E& elements,
-                                        F f) const {
+  DEVICE void write(Indices<I...>, const Row& row, const E& elements, F f) const {
 #pragma unroll
     for (int p = 0; p < E::VECTORS; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
   template <int I, class E, class F>
-  __device__ __forceinline__ void write_operand(const Row& row, const E& elements, int p,
-                                                F f) const {
+  DEVICE void write_operand(const Row& row, const E& elements, int p, F f) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       constexpr int G = Row::INPUTS + ones_below(WANTED, I);
       using Stored = typename Row::template Element<G>;

@@ -20,7 +20,7 @@ constexpr int LEFT_BYTES = 256;
 constexpr int MAX_RANKS = 8;  // in cupy_losses/_device/row_team.py
 
 template <class Left>
-__device__ __forceinline__ Left& left(unsigned char* memory, long long index) {
+DEVICE Left& left(unsigned char* memory, long long index) {
   static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
   return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
 }

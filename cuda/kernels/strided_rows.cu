@@ -31,11 +31,9 @@ struct StridedTeam {
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
 
-  static __device__ __forceinline__ int thread() {
-    return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS;
-  }
+  static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
   // The first one of its rows in a tile.
-  static __device__ __forceinline__ int row() { return int(threadIdx.x) % NEIGHBOURS * WIDTH; }
+  static DEVICE int row() { return int(threadIdx.x) % NEIGHBOURS * WIDTH; }
 };
 
 // A batch of one thread: elements of each of its rows, of every array that the loss reads element
@@ -58,12 +56,10 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   Column first, end;
   Tuple<Kept<K>...> vectors[BATCH];
 
-  __device__ __forceinline__ Column column(int k) const {
-    return first + k * Team::THREADS_PER_ROW;
-  }
-  __device__ __forceinline__ bool holds(int k) const { return k < SURE || column(k) < end; }
+  DEVICE Column column(int k) const { return first + k * Team::THREADS_PER_ROW; }
+  DEVICE bool holds(int k) const { return k < SURE || column(k) < end; }
   // Whether a column is one of these.
-  __device__ __forceinline__ bool has(Column column) const {
+  DEVICE bool has(Column column) const {
     const Column behind = column - first;
     return behind >= 0 && behind < BATCH * Team::THREADS_PER_ROW &&
            behind % Team::THREADS_PER_ROW == 0;
@@ -71,7 +67,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   // Makes the element of row v in a column that is one of these -inf, in the first operand. Bits
   // say which: one instruction makes seven conditions of them, where it takes one to compare a
   // column.
-  __device__ __forceinline__ void hide(int v, Column hidden) {
+  DEVICE void hide(int v, Column hidden) {
     using E = typename Row::template Element<FIRST>;
     constexpr int WORDS = (BATCH + 31) / 32;
     const E infinite = convert<E>(T(-INFINITY));
@@ -96,7 +92,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
 
   // Those of place k in row V: get<i>() of it is the number in operand i.
   template <int V>
-  __device__ __forceinline__ auto numbers(const Row& row, int k) const {
+  DEVICE auto numbers(const Row& row, int k) const {
     return numbers<V>(Range<Loss::OPERANDS + int(Loss::WEIGHTED)>(), row, k);
   }
 
@@ -108,7 +104,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     const Row& row;
 
     // The largest number of the first operand, and `so_far`.
-    __device__ __forceinline__ T largest(T so_far) const {
+    DEVICE T largest(T so_far) const {
       if constexpr (HAS_PAIRS) {
         const auto found = batch.largest_pair();
         return larger(so_far, convert<T>(V == 0 ? found.x : found.y));
@@ -122,7 +118,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     }
     // f(place, column, x) for each element.
     template <class F>
-    __device__ __forceinline__ void each(F f) const {
+    DEVICE void each(F f) const {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
         if (batch.holds(k)) {
@@ -136,7 +132,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   // Two numbers are compared at once.
   static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && WIDTH == 2;
   // The largest numbers of the first operand in both rows.
-  __device__ __forceinline__ auto largest_pair() const {
+  DEVICE auto largest_pair() const {
     const auto pair_at = [&](int k) {
       const auto both = unpacked<Stored<FIRST>>(get<FIRST>(vectors[k]));
       return pair(both.at[0], both.at[1]);
@@ -150,11 +146,11 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     return found;
   }
   template <int V, int S>
-  __device__ __forceinline__ Real<T> real(int k) const {
+  DEVICE Real<T> real(int k) const {
     return Real<T>(widen<T>(unpacked<Stored<S>>(get<S>(vectors[k]))).at[V]);
   }
   template <int V, int I>
-  __device__ __forceinline__ N number(const Row& row, int k) const {
+  DEVICE N number(const Row& row, int k) const {
     using Loaded = typename Row::template Loaded<I>;
     if constexpr (I == Loss::OPERANDS && bool(Loss::READS >> I & 1u)) {
       return N(Real<T>(convert<T>(row.load_weight(column(k)))));
@@ -167,7 +163,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     }
   }
   template <int V, int... I>
-  __device__ __forceinline__ auto numbers(Indices<I...>, const Row& row, int k) const {
+  DEVICE auto numbers(Indices<I...>, const Row& row, int k) const {
     return Tuple<Repeat<N, I>...>{{number<V, I>(row, k)}...};
   }
 };
@@ -204,22 +200,20 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     long long first;
     bool present;
   };
-  __device__ __forceinline__ auto locate(long long row) const {
-    return layout.rows.locate(Index(row));
-  }
-  __device__ __forceinline__ Rows rows_of(long long tile) const {
+  DEVICE auto locate(long long row) const { return layout.rows.locate(Index(row)); }
+  DEVICE Rows rows_of(long long tile) const {
     const long long first = tile * Team::ROWS + Team::row(), there = min(first, n - WIDTH);
     return {{locate(there + V)...}, first, first < n};
   }
-  __device__ __forceinline__ Row row_at(const Rows& rows, int v) const {
+  DEVICE Row row_at(const Rows& rows, int v) const {
     return {layout, pointers, rows.at[v], Column(columns)};
   }
-  __device__ __forceinline__ Row row_at(long long row) const {
+  DEVICE Row row_at(long long row) const {
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
   // f(batch) for each batch of this thread.
   template <class F>
-  __device__ __forceinline__ void each_batch(const Rows& rows, F f) const {
+  DEVICE void each_batch(const Rows& rows, F f) const {
     if (!rows.present) return;
     constexpr int STRIDE = Team::COUNT * THREADS_PER_ROW;
     Column first = Team::thread();
@@ -228,7 +222,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if (first < columns) f(load<0>(rows, first));
   }
   template <int SURE>
-  __device__ __forceinline__ Batch<SURE> load(const Rows& rows, Column first) const {
+  DEVICE Batch<SURE> load(const Rows& rows, Column first) const {
     Batch<SURE> batch{first, Column(columns)};
     if (rows.present) (load_array<K>(batch, rows), ...);
     return batch;
@@ -238,24 +232,23 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   static __device__ Row a_row();
   static __device__ const Loss& a_loss();
   using Context = decltype(a_loss().begin(a_row(), a_loss().ahead(a_row())));
-  __device__ __forceinline__ Context context_of(const Row& row, bool present) const {
+  DEVICE Context context_of(const Row& row, bool present) const {
     Context context;
     context.status = IGNORED;
     if (present) context = loss.begin(row, loss.ahead(row));
     return context;
   }
   template <bool FIRST, class B>
-  __device__ __forceinline__ void add(State (&states)[WIDTH], B& batch, const Rows& rows,
-                                      const Context (&contexts)[WIDTH]) const {
+  DEVICE void add(State (&states)[WIDTH], B& batch, const Rows& rows,
+                  const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
   }
   using Settled = decltype(combined_in_warp<THREADS_PER_ROW>(State()));
 
   // Writes the gradients of a batch.
   template <class B>
-  __device__ __forceinline__ void differentiate(const B& batch, const Rows& rows,
-                                                const Context (&contexts)[WIDTH],
-                                                const Finished (&done)[WIDTH]) const {
+  DEVICE void differentiate(const B& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+                            const Finished (&done)[WIDTH]) const {
     write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
@@ -270,12 +263,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // From one element of this thread to the next. An unsigned one takes one instruction.
   using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
   template <int S>
-  __device__ __forceinline__ Step step() const {
+  DEVICE Step step() const {
     return Step(THREADS_PER_ROW) * Step(layout.template step<S>());
   }
 
   template <int S, class B>
-  __device__ __forceinline__ void load_array(B& batch, const Rows& rows) const {
+  DEVICE void load_array(B& batch, const Rows& rows) const {
     if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
 #pragma unroll
       for (int k = 0; k < Team::COUNT; ++k) {
@@ -291,12 +284,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   template <int S>
-  __device__ __forceinline__ auto* address(const Rows& rows, int v, Column first, int k) const {
+  DEVICE auto* address(const Rows& rows, int v, Column first, int k) const {
     return row_at(rows, v).template address<S>(first) + k * (long long)(step<S>());
   }
   template <bool FIRST, int R, class B>
-  __device__ __forceinline__ void add_of(State& state, B& batch, const Row& row,
-                                         const Context& context) const {
+  DEVICE void add_of(State& state, B& batch, const Row& row, const Context& context) const {
     if (context.status != ACTIVE) return;
     if constexpr (Loss::HIDES) {
       if (batch.has(context.column)) batch.hide(R, context.column);
@@ -306,16 +298,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   template <int... I, class B>
-  __device__ __forceinline__ void write(Indices<I...>, const B& batch, const Rows& rows,
-                                        const Context (&contexts)[WIDTH],
-                                        const Finished (&done)[WIDTH]) const {
+  DEVICE void write(Indices<I...>, const B& batch, const Rows& rows,
+                    const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
     (write_operand<I>(batch, rows, contexts, done), ...);
   }
   // The gradients of a batch by operand I.
   template <int I, class B>
-  __device__ __forceinline__ void write_operand(const B& batch, const Rows& rows,
-                                                const Context (&contexts)[WIDTH],
-                                                const Finished (&done)[WIDTH]) const {
+  DEVICE void write_operand(const B& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+                            const Finished (&done)[WIDTH]) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto slope = [&](auto which, int k) {
         constexpr int R = decltype(which)::value;
@@ -335,7 +325,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   template <int I, class B, class F>
-  __device__ __forceinline__ void write_slopes(const B& batch, const Rows& rows, F slope) const {
+  DEVICE void write_slopes(const B& batch, const Rows& rows, F slope) const {
     constexpr int G = Row::INPUTS + ones_below(WANTED, I);
     using E = typename Row::template Element<G>;
 #pragma unroll
@@ -350,8 +340,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   template <class B>
-  __device__ __forceinline__ void write_target(const B& batch, const Row& row,
-                                               const Context& context, const Finished& done) const {
+  DEVICE void write_target(const B& batch, const Row& row, const Context& context,
+                           const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
     const N slope = loss.gradient_of_target(context, done);
     *row.template address<Row::INPUTS>(context.column) =

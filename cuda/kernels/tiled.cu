@@ -26,7 +26,7 @@ struct Rectangle {
   // Where threads fill lines of LENGTH places, one after the other: the line and the place in it
   // that are a thread's in a turn. The steps from turn to turn are constants where they can be.
   template <int LENGTH>
-  static __device__ __forceinline__ int line(int turn, int thread) {
+  static DEVICE int line(int turn, int thread) {
     if constexpr (THREADS % LENGTH == 0) {
       return turn * (THREADS / LENGTH) + thread / LENGTH;
     } else {
@@ -34,7 +34,7 @@ struct Rectangle {
     }
   }
   template <int LENGTH>
-  static __device__ __forceinline__ int place(int turn, int thread) {
+  static DEVICE int place(int turn, int thread) {
     return (THREADS % LENGTH == 0 ? thread : turn * THREADS + thread) % LENGTH;
   }
 };
@@ -60,7 +60,7 @@ struct TileLayout {
   };
 
   template <class Tile>
-  __device__ __forceinline__ Location locate(Index tile) const {
+  DEVICE Location locate(Index tile) const {
     Location at{};
     Index rest = tile;
 #pragma unroll
@@ -93,7 +93,7 @@ struct StagedTile {
 
   alignas(16) E at[Tile::ELEMENTS + (GROUPS - 1) * PAD];
 
-  static __device__ __forceinline__ int index(int row, int column) {
+  static DEVICE int index(int row, int column) {
     return row * Tile::COLUMNS + row / RUN * PAD + column;
   }
 };
@@ -138,7 +138,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 
   // Adds the values of a tile to the sums and writes its outputs. What comes in the first batch is
   // asked for before anything is waited for.
-  __device__ __forceinline__ void compute(Work& work, const Location& at) const {
+  DEVICE void compute(Work& work, const Location& at) const {
     Vectors vectors[Tile::BATCH];
     load_direct(vectors, at, 0);
     (stage<K>(at), ...);
@@ -160,17 +160,17 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 
  private:
   template <int I>
-  static __device__ __forceinline__ Element<I>* staged() {
+  static DEVICE Element<I>* staged() {
     __shared__ Staged<I> tile;
     return tile.at;
   }
 
   // Where a thread's vector begins in the tile. Where that is flat, it is one row.
-  __device__ __forceinline__ Place place(int turn) const {
+  DEVICE Place place(int turn) const {
     return {Tile::template line<VECTORS_PER_ROW>(turn, thread),
             Tile::template place<VECTORS_PER_ROW>(turn, thread) * Tile::WIDTH};
   }
-  static __device__ __forceinline__ bool is_there(const Location& at, Place place) {
+  static DEVICE bool is_there(const Location& at, Place place) {
     if constexpr (Tile::FLAT) {
       return place.row == 0 && place.column < at.rows * Tile::COLUMNS;
     } else {
@@ -179,18 +179,17 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   }
   // From the beginning of the tile on, in the outputs or a direct operand.
   template <int I>
-  __device__ __forceinline__ Offset offset(Place place) const {
+  DEVICE Offset offset(Place place) const {
     constexpr bool UNIT = I == Layout::OPERANDS || VECTORISED<I>;
     const Offset along_row = place.column * (UNIT ? 1 : step<I, Layout::COLUMN>());
     return Tile::FLAT ? along_row : place.row * step<I, Layout::ROW>() + along_row;
   }
   template <int I, int D>
-  __device__ __forceinline__ Offset step() const {
+  DEVICE Offset step() const {
     return Offset(layout.stride[I][D]);
   }
 
-  __device__ __forceinline__ void load_direct(Vectors (&vectors)[Tile::BATCH], const Location& at,
-                                              int first) const {
+  DEVICE void load_direct(Vectors (&vectors)[Tile::BATCH], const Location& at, int first) const {
 #pragma unroll
     for (int p = 0; p < Tile::BATCH; ++p) {
       const Place from = place(first + p);
@@ -198,8 +197,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
     }
   }
   template <int I>
-  __device__ __forceinline__ void load_direct(Vectors& vectors, const Location& at,
-                                              Place place) const {
+  DEVICE void load_direct(Vectors& vectors, const Location& at, Place place) const {
     if constexpr (!STAGED<I>) {
       Vector<Element<I>, Tile::WIDTH>& vector = get<I>(vectors);
       const Element<I>* const from = get<I>(pointers) + at.offset[I] + offset<I>(place);
@@ -212,7 +210,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
     }
   }
   template <int I>
-  __device__ __forceinline__ void load_staged(Vectors& vectors, Place place) const {
+  DEVICE void load_staged(Vectors& vectors, Place place) const {
     if constexpr (STAGED<I>) {
       const int index = Staged<I>::index(place.row, place.column);
       get<I>(vectors) = load_vector<Tile::WIDTH>(staged<I>() + index);
@@ -221,7 +219,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 
   // Neighbouring threads read along rows, each several accesses before it stores the first.
   template <int I>
-  __device__ __forceinline__ void stage(const Location& at) const {
+  DEVICE void stage(const Location& at) const {
     if constexpr (STAGED<I>) {
       using Access = Vector<Element<I>, ACCESS<I>>;
       constexpr int ACCESSES = Tile::ELEMENTS / ACCESS<I>;
@@ -256,7 +254,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   }
   // Where element j of a thread's access belongs in the tile.
   template <int I>
-  __device__ __forceinline__ Place staged_place(int turn, int j) const {
+  DEVICE Place staged_place(int turn, int j) const {
     if constexpr (RUN<I> == ACCESS<I>) {
       constexpr int LENGTH = Tile::ROWS / ACCESS<I>;
       return {Tile::template place<LENGTH>(turn, thread) * ACCESS<I> + j,

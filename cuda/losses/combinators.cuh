@@ -10,11 +10,11 @@ template <class Loss, bool IN_MEAN>
 struct Weighted {
   Loss loss;
   template <class W, class... N>
-  __device__ __forceinline__ auto operator()(W weight, N... operand) const {
+  DEVICE auto operator()(W weight, N... operand) const {
     return weight * loss(operand...);
   }
   template <class W, class... N>
-  __device__ __forceinline__ W denominator(W weight, N...) const {
+  DEVICE W denominator(W weight, N...) const {
     return IN_MEAN ? weight : W(1);
   }
 };
@@ -24,7 +24,7 @@ template <class Loss>
 struct Vjp {
   Loss loss;
   template <class G, class... N>
-  __device__ __forceinline__ auto operator()(G grad_output, N... operand) const {
+  DEVICE auto operator()(G grad_output, N... operand) const {
     return grad_output * loss(operand...);
   }
 };
@@ -53,20 +53,20 @@ struct Jvp {
   Loss loss;
 
   template <class... N>
-  __device__ __forceinline__ auto operator()(N... operand) const {
+  DEVICE auto operator()(N... operand) const {
     const Tuple<N...> all{{operand}...};
     return along<typename Highest<N...>::type>(Range<int(sizeof...(N)) - COUNT>(), all);
   }
 
  private:
   template <class X, int... I, class Operands>
-  __device__ __forceinline__ auto along(Indices<I...>, const Operands& all) const {
+  DEVICE auto along(Indices<I...>, const Operands& all) const {
     return loss(with_tangent<X, I>(all)...).slope;
   }
   // Operand I of the loss. All those with a tangent get the same order, so that their tangents meet
   // at the outermost level.
   template <class X, int I, class Operands>
-  __device__ __forceinline__ auto with_tangent(const Operands& all) const {
+  DEVICE auto with_tangent(const Operands& all) const {
     if constexpr (bool(TANGENTS >> I & 1u)) {
       return Dual<X>(X(get<COUNT + I>(all)), X(get<ones_below(TANGENTS, I)>(all)));
     } else {
@@ -82,28 +82,28 @@ struct Masked {
   Loss loss;
 
   template <class... N>
-  __device__ __forceinline__ auto operator()(N... operand) const {
+  DEVICE auto operator()(N... operand) const {
     return select(Range<int(sizeof...(N)) - 1>(), Tuple<N...>{{operand}...});
   }
   template <class M, class... N>
-  __device__ __forceinline__ M denominator(M mask, N... operand) const {
+  DEVICE M denominator(M mask, N... operand) const {
     return mask == 0.0 ? M(0) : denominator_of(loss, M(1), operand...);
   }
 
  private:
   template <int... I, class Operands>
-  __device__ __forceinline__ auto select(Indices<I...>, const Operands& all) const {
+  DEVICE auto select(Indices<I...>, const Operands& all) const {
     auto value = loss(get<(I < AT ? I : I + 1)>(all)...);
     return get<AT>(all) == 0.0 ? decltype(value)(0) : value;
   }
 };
 
 template <class Loss, class M, class... N>
-__device__ __forceinline__ M denominator_of(const Loss&, M one, N...) {
+DEVICE M denominator_of(const Loss&, M one, N...) {
   return one;
 }
 template <class Loss, bool IN_MEAN, class M, class... N>
-__device__ __forceinline__ M denominator_of(const Weighted<Loss, IN_MEAN>& loss, M, N... operand) {
+DEVICE M denominator_of(const Weighted<Loss, IN_MEAN>& loss, M, N... operand) {
   return loss.denominator(operand...);
 }
 
@@ -114,11 +114,11 @@ constexpr bool is_masked<Masked<Loss, AT>> = true;
 
 // Whether a mask leaves an element out.
 template <class Loss, class... N>
-__device__ __forceinline__ bool leaves_out(const Loss&, N...) {
+DEVICE bool leaves_out(const Loss&, N...) {
   return false;
 }
 template <class Loss, int AT, class... N>
-__device__ __forceinline__ bool leaves_out(const Masked<Loss, AT>&, N... operand) {
+DEVICE bool leaves_out(const Masked<Loss, AT>&, N... operand) {
   return get<AT>(Tuple<N...>{{operand}...}) == 0.0;
 }
 
@@ -136,7 +136,7 @@ constexpr bool is_derivative<Masked<Loss, AT>> = is_derivative<Loss>;
 template <class T>
 struct Identity {
   template <class X>
-  __device__ __forceinline__ X operator()(X operand) const {
+  DEVICE X operator()(X operand) const {
     return operand;
   }
 };
@@ -144,5 +144,5 @@ struct Identity {
 // 1 for each element. Masked, its sum is the number of elements that are left.
 template <class T>
 struct One {
-  __device__ __forceinline__ Real<T> operator()() const { return Real<T>(1); }
+  DEVICE Real<T> operator()() const { return Real<T>(1); }
 };

@@ -8,7 +8,7 @@
 template <class T>
 struct L1 {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return abs(input - target);
   }
 };
@@ -16,7 +16,7 @@ struct L1 {
 template <class T>
 struct SquaredError {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     auto d = input - target;
     return d * d;
   }
@@ -27,7 +27,7 @@ template <class T>
 struct SmoothL1 {
   Parameter<T> beta;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     auto d = input - target;
     auto near = half_square_over(d, beta);
     auto far = abs_of_nonzero(d) - 0.5 * beta;
@@ -39,7 +39,7 @@ template <class T>
 struct Huber {
   Parameter<T> delta;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     auto d = input - target;
     auto near = half_square(d);
     auto far = delta * (abs_of_nonzero(d) - 0.5 * delta);
@@ -50,7 +50,7 @@ struct Huber {
 template <class T>
 struct LogCosh {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return log_cosh(input - target);
   }
 };
@@ -59,7 +59,7 @@ template <class T>
 struct Quantile {
   Parameter<T> quantile;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     auto d = target - input;
     return d < 0.0 ? (quantile - 1.0) * d : quantile * d;
   }
@@ -69,7 +69,7 @@ template <class T>
 struct Charbonnier {
   Parameter<T> eps;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return hypot(input - target, eps);
   }
 };
@@ -77,21 +77,21 @@ struct Charbonnier {
 template <class T>
 struct BinaryCrossEntropy {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return binary_cross_entropy(input, target);
   }
 };
 
 // target softplus(-logit) + (1 - target) softplus(logit), so that no term cancels another one.
 template <class X, class Y>
-__device__ __forceinline__ auto cross_entropy(X logit, Y target) {
+DEVICE auto cross_entropy(X logit, Y target) {
   return ((logit < 0.0 ? 0.0 : 1.0) - target) * logit + softplus_tail(logit);
 }
 
 template <class T>
 struct BinaryCrossEntropyWithLogits {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return cross_entropy(input, target);
   }
 };
@@ -99,7 +99,7 @@ struct BinaryCrossEntropyWithLogits {
 template <class T>
 struct PositiveWeightedBinaryCrossEntropyWithLogits {
   template <class X, class Y, class W>
-  __device__ __forceinline__ auto operator()(X input, Y target, W pos_weight) const {
+  DEVICE auto operator()(X input, Y target, W pos_weight) const {
     auto positive = relu(input);
     auto tail = softplus_tail(input);
     return pos_weight * target * ((positive - input) + tail) + (1.0 - target) * (positive + tail);
@@ -111,7 +111,7 @@ template <class T, bool BALANCED, bool SQUARED>
 struct SigmoidFocal {
   Parameter<T> alpha, gamma;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     const X tail = sigmoid_tail(input), head = 1.0 - tail;
     const bool negative = input < 0.0;
     auto miss = target * (negative ? head : tail) + (1.0 - target) * (negative ? tail : head);
@@ -125,7 +125,7 @@ struct SigmoidFocal {
 
  private:
   template <class N>
-  __device__ __forceinline__ N focus(N miss) const {
+  DEVICE N focus(N miss) const {
     if constexpr (SQUARED) {
       return miss * miss;
     } else {
@@ -137,7 +137,7 @@ struct SigmoidFocal {
 template <class T>
 struct SoftMargin {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return softplus(-target * input);
   }
 };
@@ -145,7 +145,7 @@ struct SoftMargin {
 template <class T>
 struct Hinge {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return clamp_min(1.0 - input * target, 0.0);
   }
 };
@@ -153,7 +153,7 @@ struct Hinge {
 template <class T>
 struct SquaredHinge {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     auto violation = clamp_min(1.0 - input * target, 0.0);
     return violation * violation;
   }
@@ -163,7 +163,7 @@ template <class T>
 struct HingeEmbedding {
   Parameter<T> margin;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     using N = Common<X, Y>;
     const N near = target == -1.0 ? N(0.0) : N(input);
     const N far = target == 1.0 ? N(0.0) : N(clamp_min(margin - input, 0.0));
@@ -175,7 +175,7 @@ template <class T>
 struct MarginRanking {
   Parameter<T> margin;
   template <class X, class Y, class Z>
-  __device__ __forceinline__ auto operator()(X input1, Y input2, Z target) const {
+  DEVICE auto operator()(X input1, Y input2, Z target) const {
     return clamp_min(-target * (input1 - input2) + margin, 0.0);
   }
 };
@@ -183,7 +183,7 @@ struct MarginRanking {
 template <class T, bool LOG_TARGET>
 struct KLDivergence {
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     if constexpr (LOG_TARGET) {
       return exp(target) * (target - input);
     } else {
@@ -196,7 +196,7 @@ template <class T, bool LOG_INPUT, bool FULL>
 struct PoissonNLL {
   Parameter<T> eps;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     using N = Common<X, Y>;
     const N loss = main_part(input, target);
     if constexpr (FULL) {
@@ -210,7 +210,7 @@ struct PoissonNLL {
 
  private:
   template <class X, class Y>
-  __device__ __forceinline__ auto main_part(X input, Y target) const {
+  DEVICE auto main_part(X input, Y target) const {
     if constexpr (LOG_INPUT) {
       return exp(input) - target * input;
     } else {
@@ -223,7 +223,7 @@ template <class T, bool FULL>
 struct GaussianNLL {
   Parameter<T> eps;
   template <class X, class Y, class V>
-  __device__ __forceinline__ auto operator()(X input, Y target, V var) const {
+  DEVICE auto operator()(X input, Y target, V var) const {
     auto clamped = with_value_of_at_least(var, eps);
     auto error = input - target;
     auto loss = 0.5 * (log(clamped) + error * error / clamped);
@@ -240,7 +240,7 @@ template <class T, bool FULL>
 struct GaussianNLLOfOneVariance {
   Parameter<T> eps, var;
   template <class X, class Y>
-  __device__ __forceinline__ auto operator()(X input, Y target) const {
+  DEVICE auto operator()(X input, Y target) const {
     return GaussianNLL<T, FULL>{eps}(input, target, Real<T>(var));
   }
 };

@@ -50,30 +50,30 @@ template <class T>
 struct RunningSum<Real<T>> {
   static constexpr bool KEEPS_ERRORS = true;
   Sum<T> sum;
-  static __device__ __forceinline__ RunningSum zero() { return {Sum<T>::zero()}; }
-  static __device__ __forceinline__ RunningSum of(Real<T> x) { return {{x.value, T(0)}}; }
-  __device__ __forceinline__ void operator+=(Real<T> x) { sum += x.value; }
+  static DEVICE RunningSum zero() { return {Sum<T>::zero()}; }
+  static DEVICE RunningSum of(Real<T> x) { return {{x.value, T(0)}}; }
+  DEVICE void operator+=(Real<T> x) { sum += x.value; }
   // Adds what is not larger than the sum: Dekker's FastTwoSum.
-  __device__ __forceinline__ void add_smaller(Real<T> x) {
+  DEVICE void add_smaller(Real<T> x) {
     const T high = sum.high + x.value;
     sum.low += x.value - (high - sum.high);
     sum.high = high;
   }
   // Takes 1 from a sum of at least that, which adds no error.
-  __device__ __forceinline__ void take_one() { sum.high -= T(1); }
-  __device__ __forceinline__ void scale(T factor) {
+  DEVICE void take_one() { sum.high -= T(1); }
+  DEVICE void scale(T factor) {
     sum.high *= factor;
     sum.low *= factor;
   }
   // The sum, less a number near it.
-  __device__ __forceinline__ Real<T> total(T less = T(0)) const {
+  DEVICE Real<T> total(T less = T(0)) const {
     const T high = sum.high - less;
     return Real<T>(isfinite(high) ? high + sum.low : high);
   }
   // What a finite total leaves.
-  __device__ __forceinline__ T rest() const { return (sum.high - total().value) + sum.low; }
+  DEVICE T rest() const { return (sum.high - total().value) + sum.low; }
   // Exact up to the sum of the errors, hence the same whichever comes first.
-  friend __device__ __forceinline__ RunningSum operator+(RunningSum a, RunningSum b) {
+  friend DEVICE RunningSum operator+(RunningSum a, RunningSum b) {
     const T low = a.sum.low + b.sum.low;
     a.sum.low = T(0);
     a.sum += b.sum.high;
@@ -86,33 +86,31 @@ template <class X>
 struct RunningSum<Dual<X>> {
   static constexpr bool KEEPS_ERRORS = true;
   RunningSum<X> value, slope;
-  static __device__ __forceinline__ RunningSum zero() {
-    return {RunningSum<X>::zero(), RunningSum<X>::zero()};
-  }
-  static __device__ __forceinline__ RunningSum of(Dual<X> x) {
+  static DEVICE RunningSum zero() { return {RunningSum<X>::zero(), RunningSum<X>::zero()}; }
+  static DEVICE RunningSum of(Dual<X> x) {
     return {RunningSum<X>::of(x.value), RunningSum<X>::of(x.slope)};
   }
-  __device__ __forceinline__ void operator+=(Dual<X> x) {
+  DEVICE void operator+=(Dual<X> x) {
     value += x.value;
     slope += x.slope;
   }
-  __device__ __forceinline__ void add_smaller(Dual<X> x) {
+  DEVICE void add_smaller(Dual<X> x) {
     value.add_smaller(x.value);
     slope += x.slope;
   }
-  __device__ __forceinline__ void take_one() { value.take_one(); }
+  DEVICE void take_one() { value.take_one(); }
   template <class T>
-  __device__ __forceinline__ void scale(T factor) {
+  DEVICE void scale(T factor) {
     value.scale(factor);
     slope.scale(factor);
   }
   template <class T>
-  __device__ __forceinline__ Dual<X> total(T less) const {
+  DEVICE Dual<X> total(T less) const {
     return dual(value.total(less), slope.total());
   }
-  __device__ __forceinline__ Dual<X> total() const { return dual(value.total(), slope.total()); }
-  __device__ __forceinline__ auto rest() const { return value.rest(); }
-  friend __device__ __forceinline__ RunningSum operator+(const RunningSum& a, const RunningSum& b) {
+  DEVICE Dual<X> total() const { return dual(value.total(), slope.total()); }
+  DEVICE auto rest() const { return value.rest(); }
+  friend DEVICE RunningSum operator+(const RunningSum& a, const RunningSum& b) {
     return {a.value + b.value, a.slope + b.slope};
   }
 };
@@ -122,22 +120,20 @@ template <class N>
 struct PlainSum {
   static constexpr bool KEEPS_ERRORS = false;
   N sum;
-  static __device__ __forceinline__ PlainSum zero() { return {N(0.0)}; }
-  static __device__ __forceinline__ PlainSum of(N x) { return {x}; }
-  __device__ __forceinline__ void operator+=(N x) { sum = sum + x; }
+  static DEVICE PlainSum zero() { return {N(0.0)}; }
+  static DEVICE PlainSum of(N x) { return {x}; }
+  DEVICE void operator+=(N x) { sum = sum + x; }
   template <class T>
-  __device__ __forceinline__ void scale(T factor) {
+  DEVICE void scale(T factor) {
     sum = sum * Real<T>(factor);
   }
-  __device__ __forceinline__ N total() const { return sum; }
-  friend __device__ __forceinline__ PlainSum operator+(PlainSum a, PlainSum b) {
-    return {a.sum + b.sum};
-  }
+  DEVICE N total() const { return sum; }
+  friend DEVICE PlainSum operator+(PlainSum a, PlainSum b) { return {a.sum + b.sum}; }
 };
 
 // Adds a number, or another sum, to a sum, which is empty where FIRST.
 template <bool FIRST, class N>
-__device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
+DEVICE void put(RunningSum<N>& sum, N x) {
   if constexpr (FIRST) {
     sum = RunningSum<N>::of(x);
   } else {
@@ -145,36 +141,36 @@ __device__ __forceinline__ void put(RunningSum<N>& sum, N x) {
   }
 }
 template <bool FIRST, class Sum>
-__device__ __forceinline__ void put(Sum& sum, const Sum& more) {
+DEVICE void put(Sum& sum, const Sum& more) {
   sum = FIRST ? more : sum + more;
 }
 
 template <class T>
-__device__ __forceinline__ T lowest() {
+DEVICE T lowest() {
   return sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
 }
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+DEVICE double larger(double a, double b) { return fmax(a, b); }
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
 // exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
 // it adds to a sum that has an exp(0).
-__device__ __forceinline__ float exponential(float x) { return power_of_two(LOG2_E * x); }
-__device__ __forceinline__ double exponential(double x) { return exp(x); }
+DEVICE float exponential(float x) { return power_of_two(LOG2_E * x); }
+DEVICE double exponential(double x) { return exp(x); }
 template <class T>
-__device__ __forceinline__ Real<T> exponential(Real<T> x) {
+DEVICE Real<T> exponential(Real<T> x) {
   return Real<T>(exponential(x.value));
 }
 template <class X>
-__device__ __forceinline__ Dual<X> exponential(Dual<X> x) {
+DEVICE Dual<X> exponential(Dual<X> x) {
   const X y = exponential(x.value);
   return dual(y, y * x.slope);
 }
 
 // a - b is the difference, and this: Knuth's TwoSum.
 template <class T>
-__device__ __forceinline__ T error_of_difference(T a, T b) {
+DEVICE T error_of_difference(T a, T b) {
   const T difference = a - b;
   const T moved = difference - a;
   return (a - (difference - moved)) - (b + moved);
@@ -184,14 +180,12 @@ __device__ __forceinline__ T error_of_difference(T a, T b) {
 template <class T>
 struct Terms {
   T top;
-  static __device__ __forceinline__ Terms up_to(T top) { return {top}; }
-  __device__ __forceinline__ T of(T x) const { return exponential(x - top); }
+  static DEVICE Terms up_to(T top) { return {top}; }
+  DEVICE T of(T x) const { return exponential(x - top); }
   // exp(x - top) / of(x)
-  __device__ __forceinline__ T unit() const { return T(1); }
+  DEVICE T unit() const { return T(1); }
   // The factor that makes terms of `other` ones of these.
-  __device__ __forceinline__ T from(const Terms& other) const {
-    return exponential(other.top - top);
-  }
+  DEVICE T from(const Terms& other) const { return exponential(other.top - top); }
 };
 
 // The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
@@ -199,17 +193,17 @@ struct Terms {
 // 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
 struct FastTerms {
   float top, slope, at;
-  static __device__ __forceinline__ FastTerms up_to(float top) {
+  static DEVICE FastTerms up_to(float top) {
     const float slope = fabsf(top) <= 268435456.0f ? LOG2_E : 1.0f;
     return {top, slope, top * slope};
   }
-  __device__ __forceinline__ float exponent(float x) const { return fmaf(x, slope, -at); }
-  __device__ __forceinline__ float of(float x) const { return power_of_two(exponent(x)); }
-  __device__ __forceinline__ float unit() const {
+  DEVICE float exponent(float x) const { return fmaf(x, slope, -at); }
+  DEVICE float of(float x) const { return power_of_two(exponent(x)); }
+  DEVICE float unit() const {
     const float error = exponent(top);
     return fabsf(error) < 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);
   }
-  __device__ __forceinline__ float from(const FastTerms& other) const {
+  DEVICE float from(const FastTerms& other) const {
     return power_of_two(exponent(other.top) - other.exponent(other.top));
   }
 };
@@ -218,21 +212,21 @@ struct FastTerms {
 template <class T>
 struct ExactTerms {
   T top;
-  static __device__ __forceinline__ ExactTerms up_to(T top) { return {top}; }
-  __device__ __forceinline__ T of(T x) const {
+  static DEVICE ExactTerms up_to(T top) { return {top}; }
+  DEVICE T of(T x) const {
     const T below = x - top;
     const T rest = below < T(-1000) ? T(0) : error_of_difference(x, top);
     return exp_of_negative(below, rest).value;
   }
-  __device__ __forceinline__ T from(const ExactTerms& other) const { return of(other.top); }
+  DEVICE T from(const ExactTerms& other) const { return of(other.top); }
 };
 
 template <class Terms, class T>
-__device__ __forceinline__ Real<T> term(const Terms& terms, Real<T> x) {
+DEVICE Real<T> term(const Terms& terms, Real<T> x) {
   return Real<T>(terms.of(x.value));
 }
 template <class Terms, class X>
-__device__ __forceinline__ Dual<X> term(const Terms& terms, Dual<X> x) {
+DEVICE Dual<X> term(const Terms& terms, Dual<X> x) {
   const X y = term(terms, x.value);
   return dual(y, y * x.slope);
 }
@@ -245,11 +239,11 @@ struct SumsOfPlaces {
   static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
   static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;
   Sum at[PLACES];
-  __device__ __forceinline__ SumsOfPlaces() {
+  DEVICE SumsOfPlaces() {
 #pragma unroll
     for (int j = 0; j < PLACES; ++j) at[j] = FROM_ONE ? Sum::of(N(1.0)) : Sum::zero();
   }
-  __device__ __forceinline__ void add(int place, N x) {
+  DEVICE void add(int place, N x) {
     if constexpr (FROM_ONE) {
       at[place % PLACES].add_smaller(x);
     } else if constexpr (COUNT > 1) {
@@ -258,7 +252,7 @@ struct SumsOfPlaces {
       at[place] = Sum::of(x);
     }
   }
-  __device__ __forceinline__ Sum total() const {
+  DEVICE Sum total() const {
     SumsOfPlaces sums = *this;
     if constexpr (FROM_ONE) {
 #pragma unroll
@@ -279,59 +273,59 @@ struct SumsOfPlaces {
 template <class N>
 struct HalvedSum {
   PlainSum<N> half[2] = {PlainSum<N>::zero(), PlainSum<N>::zero()};
-  __device__ __forceinline__ void add(int place, N x) { half[place % 2] += x; }
-  __device__ __forceinline__ N total() const { return (half[0] + half[1]).total(); }
+  DEVICE void add(int place, N x) { half[place % 2] += x; }
+  DEVICE N total() const { return (half[0] + half[1]).total(); }
 };
 
 // What losses without anything to accumulate have for a state.
 struct Nothing {
-  static __device__ __forceinline__ Nothing empty() { return {}; }
-  friend __device__ __forceinline__ Nothing combine(Nothing a, Nothing) { return a; }
+  static DEVICE Nothing empty() { return {}; }
+  friend DEVICE Nothing combine(Nothing a, Nothing) { return a; }
 };
 
 // exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
 // |x|, and then what has been off the result; where it is ROUGH, this is not known.
 template <bool ROUGH, class T>
-__device__ __forceinline__ Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
+DEVICE Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
   if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)) + rest);
   const Rounded<T> y = exp_of_negative(-fabs(x.value), -rest);
   rest = y.rest;
   return Real<T>(y.value);
 }
 template <bool ROUGH, class X, class T>
-__device__ __forceinline__ Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
+DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
   const X y = exp_of_distance<ROUGH>(x.value, positive, rest);
   return dual(y, y * (positive ? -x.slope : x.slope));
 }
 
 // log(1 + rest) of a rest that is -1, or not negative but for rounding errors; NaN of a NaN.
 template <class T>
-__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest) {
+DEVICE Real<T> log_of_one_and(Real<T> rest) {
   const T log_of_zero = T(2) * lowest<T>();  // -inf
   return Real<T>(rest.value == T(-1) ? log_of_zero : log1p_of_positive(rest.value));
 }
 template <class X>
-__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest) {
+DEVICE Dual<X> log_of_one_and(Dual<X> rest) {
   return dual(log_of_one_and(rest.value), rest.slope / (1.0 + rest.value));
 }
 
 // The same of a rest from 0 to 1.
 template <class T>
-__device__ __forceinline__ Real<T> log_of_one_and_fraction(Real<T> rest) {
+DEVICE Real<T> log_of_one_and_fraction(Real<T> rest) {
   return Real<T>(log1p_of_fraction(rest.value));
 }
 template <class X>
-__device__ __forceinline__ Dual<X> log_of_one_and_fraction(Dual<X> rest) {
+DEVICE Dual<X> log_of_one_and_fraction(Dual<X> rest) {
   return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
 }
 // log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
 template <class T>
-__device__ __forceinline__ Real<T> log_of_one_and(Real<T> rest, T error) {
+DEVICE Real<T> log_of_one_and(Real<T> rest, T error) {
   const T sum = T(1) + rest.value;
   return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> log_of_one_and(Dual<X> rest, T error) {
+DEVICE Dual<X> log_of_one_and(Dual<X> rest, T error) {
   return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
 }
 
@@ -343,12 +337,12 @@ struct Class {
   Element element;
   Weight own_weight;
 
-  __device__ __forceinline__ auto x() const { return element.number(); }
-  __device__ __forceinline__ T weight() const { return convert<T>(own_weight); }
+  DEVICE auto x() const { return element.number(); }
+  DEVICE T weight() const { return convert<T>(own_weight); }
 };
 
 template <bool WEIGHTED, class Row>
-__device__ __forceinline__ auto class_of(const Row& row, long long index, bool ignored) {
+DEVICE auto class_of(const Row& row, long long index, bool ignored) {
   using T = typename Row::Scalar;
   using Column = typename Row::Column;
   const auto weight_of = [&](Column column) {
@@ -374,15 +368,15 @@ __device__ __forceinline__ auto class_of(const Row& row, long long index, bool i
 template <bool WEIGHTED>
 struct OfClass {
   template <class Row>
-  __device__ __forceinline__ auto ahead(const Row& row) const {
+  DEVICE auto ahead(const Row& row) const {
     return row.template load_index<1>();
   }
   template <class Row, class Integer>
-  __device__ __forceinline__ auto begin(const Row& row, Integer index) const {
+  DEVICE auto begin(const Row& row, Integer index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
   }
   template <class Own, class Elements>
-  __device__ __forceinline__ void find(Own& own, const Elements& elements) const {
+  DEVICE void find(Own& own, const Elements& elements) const {
     own.element = elements.template element<0>(own.column);
   }
 };
@@ -390,7 +384,7 @@ template <bool WEIGHTED>
 struct OfClassOrIgnored : OfClass<WEIGHTED> {
   long long ignore_index;
   template <class Row, class Integer>
-  __device__ __forceinline__ auto begin(const Row& row, Integer integer) const {
+  DEVICE auto begin(const Row& row, Integer integer) const {
     const auto index = (long long)(integer);
     // An unsigned integer beyond long long turns negative, but is no negative ignore_index.
     const bool beyond = Integer(-1) > Integer(0) && index < 0;
@@ -403,25 +397,25 @@ struct Always {
 struct OfRow {
   static constexpr bool WEIGHTED = false, SINGLE = false, HIDES = false;
   template <class Row>
-  __device__ __forceinline__ Nothing ahead(const Row&) const {
+  DEVICE Nothing ahead(const Row&) const {
     return {};
   }
   template <class Row>
-  __device__ __forceinline__ Always begin(const Row&, Nothing) const {
+  DEVICE Always begin(const Row&, Nothing) const {
     return {ACTIVE};
   }
   template <class Context, class Elements>
-  __device__ __forceinline__ void find(const Context&, const Elements&) const {}
+  DEVICE void find(const Context&, const Elements&) const {}
 };
 
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
 // COUNT, and then any two can be joined.
 template <class State, class F>
-__device__ __forceinline__ State settle(const State& state, F) {
+DEVICE State settle(const State& state, F) {
   return state;
 }
 template <class State>
-__device__ __forceinline__ State join(const State& a, const State& b) {
+DEVICE State join(const State& a, const State& b) {
   return combine(a, b);
 }
 
@@ -440,7 +434,7 @@ struct Softmax : Mixture<N, MIXED> {
   T top;
   Sum sum;
 
-  static __device__ __forceinline__ Softmax empty() {
+  static DEVICE Softmax empty() {
     Softmax none;
     none.top = lowest<T>();
     none.sum = Sum::zero();
@@ -449,7 +443,7 @@ struct Softmax : Mixture<N, MIXED> {
   }
   // What is there, unless this is the FIRST time, becomes sums of terms up to another top.
   template <bool FIRST = false>
-  __device__ __forceinline__ Terms rise(T to) {
+  DEVICE Terms rise(T to) {
     const Terms terms = Terms::up_to(to);
     if constexpr (!FIRST) {
       sum.scale(terms.from(Terms::up_to(top)));
@@ -460,18 +454,18 @@ struct Softmax : Mixture<N, MIXED> {
     top = to;
     return terms;
   }
-  friend __device__ __forceinline__ Softmax combine(Softmax a, Softmax b) {
+  friend DEVICE Softmax combine(Softmax a, Softmax b) {
     const T top = larger(a.top, b.top);
     a.rise(top);
     b.rise(top);
     return join(a, b);
   }
   template <class F>
-  friend __device__ __forceinline__ Softmax settle(Softmax state, F largest) {
+  friend DEVICE Softmax settle(Softmax state, F largest) {
     if constexpr (F::COUNT > 1) state.rise(largest(state.top));
     return state;
   }
-  friend __device__ __forceinline__ Softmax join(Softmax a, const Softmax& b) {
+  friend DEVICE Softmax join(Softmax a, const Softmax& b) {
     a.sum = a.sum + b.sum;
     if constexpr (MIXED) {
       a.mass = a.mass + b.mass;
@@ -482,11 +476,9 @@ struct Softmax : Mixture<N, MIXED> {
 
  private:
   // 0 of nothing yet: the factor may be infinite then.
-  static __device__ __forceinline__ Real<T> product(Real<T> mass, Real<T> by) {
-    return mass == 0.0 ? mass : mass * by;
-  }
+  static DEVICE Real<T> product(Real<T> mass, Real<T> by) { return mass == 0.0 ? mass : mass * by; }
   template <class X>
-  static __device__ __forceinline__ Dual<X> product(Dual<X> mass, Real<T> by) {
+  static DEVICE Dual<X> product(Dual<X> mass, Real<T> by) {
     return dual(product(mass.value, by), product(mass.slope, by));
   }
 };
@@ -517,8 +509,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
-                                      Elements& elements) const {
+  DEVICE void add(State<N>& state, const Row& row, const Context& target,
+                  Elements& elements) const {
     // Not -inf, even if all that this thread has is.
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
@@ -547,8 +539,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     Terms terms;
   };
   template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const State<N>& state, bool valued) const {
+  DEVICE Finished<N> finish(const Row& row, const Context& target, const State<N>& state,
+                            bool valued) const {
     const auto terms = Terms::up_to(state.top);
     const Real<T> weight(target.weight());
     // Of the two, the terms of the others and the own one, the larger has 1 for its largest term:
@@ -608,27 +600,27 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     return {value, by_total * unit, rest - by_total * others, target.weight(), smooth, terms};
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     done.scale = by(done.scale);
     done.at_target = by(done.at_target);
     done.smooth = by(done.smooth);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row& row, const Context& target,
-                                        const Finished<N>& done, Column column, const X& x) const {
+  DEVICE N gradient(const Row& row, const Context& target, const Finished<N>& done, Column column,
+                    const X& x) const {
     N slope = done.scale * term(done.terms, get<0>(x));
     if constexpr (SMOOTHED) slope = slope - Real<T>(done.smooth) * weight_of(x);
     return slope;
   }
   template <class N, class Context>
-  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
     return done.at_target;
   }
 
  private:
   template <class X>
-  static __device__ __forceinline__ Real<T> weight_of(const X& x) {
+  static DEVICE Real<T> weight_of(const X& x) {
     if constexpr (WEIGHTED) {
       return Real<T>(plain(get<OPERANDS>(x)));
     } else {
@@ -649,8 +641,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   using State = Softmax<N, true, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
   template <bool FIRST, class N, class Row, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Always&,
-                                      Elements& elements) const {
+  DEVICE void add(State<N>& state, const Row& row, const Always&, Elements& elements) const {
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
     // Where one probability is by far the largest, and its element too, the loss is what the others
@@ -675,8 +666,7 @@ struct CrossEntropyOfProbabilities : OfRow {
     T denominator, top, factor;
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const State<N>& state,
-                                                bool) const {
+  DEVICE Finished<N> finish(const Row&, const Always&, const State<N>& state, bool) const {
     const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
     Finished<N> done;
     done.value = mass * log_total - state.spread.total();
@@ -694,14 +684,14 @@ struct CrossEntropyOfProbabilities : OfRow {
     return done;
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     done.scale = by(done.scale);
     done.factor = by(done.factor);
   }
 
   template <int K, class N, class Row, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row& row, const Always&, const Finished<N>& done,
-                                        Column, const X& x) const {
+  DEVICE N gradient(const Row& row, const Always&, const Finished<N>& done, Column,
+                    const X& x) const {
     const N below = get<0>(x) - Real<T>(done.top);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
@@ -715,7 +705,7 @@ struct CrossEntropyOfProbabilities : OfRow {
 
  private:
   template <class Row, class X>
-  __device__ __forceinline__ auto counted(const Row& row, const X& x) const {
+  DEVICE auto counted(const Row& row, const X& x) const {
     auto y = get<1>(x);
     if constexpr (SMOOTHED) {
       y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));
@@ -742,22 +732,21 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
     T denominator, at_target;
   };
   template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const Nothing&, bool) const {
+  DEVICE Finished<N> finish(const Row& row, const Context& target, const Nothing&, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     done.at_target = by(done.at_target);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Context& target, const Finished<N>&,
-                                        Column column, const X&) const {
+  DEVICE N gradient(const Row&, const Context& target, const Finished<N>&, Column column,
+                    const X&) const {
     return N(0.0);
   }
   template <class N, class Context>
-  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
     return N(Real<T>(done.at_target));
   }
 };
@@ -774,17 +763,15 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   template <class N>
   struct State {
     RunningSum<N> sum, slope;
-    static __device__ __forceinline__ State empty() {
-      return {RunningSum<N>::zero(), RunningSum<N>::zero()};
-    }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+    static DEVICE State empty() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
+    friend DEVICE State combine(const State& a, const State& b) {
       return {a.sum + b.sum, a.slope + b.slope};
     }
   };
 
   template <bool FIRST, class N, class Row, class Context, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row& row, const Context& target,
-                                      Elements& elements) const {
+  DEVICE void add(State<N>& state, const Row& row, const Context& target,
+                  Elements& elements) const {
     const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
     elements.each([&](int, auto, const auto& x) {
@@ -804,32 +791,32 @@ struct MultiMargin : OfClass<WEIGHTED_> {
     T denominator, scale;
   };
   template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Context& target,
-                                                const State<N>& state, bool) const {
+  DEVICE Finished<N> finish(const Row& row, const Context& target, const State<N>& state,
+                            bool) const {
     const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
     return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
             plain(scale)};
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     done.at_target = by(done.at_target);
     done.scale = by(done.scale);
   }
 
   template <int K, class N, class Row, class Context, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Context& target, const Finished<N>& done,
-                                        Column column, const X& x) const {
+  DEVICE N gradient(const Row&, const Context& target, const Finished<N>& done, Column column,
+                    const X& x) const {
     const N violation = done.threshold + get<0>(x);
     return violation > 0.0 ? Real<T>(done.scale) * slope(violation) : N(0.0);
   }
   template <class N, class Context>
-  __device__ __forceinline__ N gradient_of_target(const Context&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
     return done.at_target;
   }
 
  private:
   template <class N>
-  static __device__ __forceinline__ N slope(N violation) {
+  static DEVICE N slope(N violation) {
     return SQUARED ? 2.0 * violation : N(1.0);
   }
 };
@@ -844,18 +831,17 @@ struct CosineEmbedding : OfRow {
   template <class N>
   struct State {
     RunningSum<N> product, square1, square2;
-    static __device__ __forceinline__ State empty() {
+    static DEVICE State empty() {
       const auto zero = RunningSum<N>::zero();
       return {zero, zero, zero};
     }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+    friend DEVICE State combine(const State& a, const State& b) {
       return {a.product + b.product, a.square1 + b.square1, a.square2 + b.square2};
     }
   };
 
   template <bool FIRST, class N, class Row, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
-                                      Elements& elements) const {
+  DEVICE void add(State<N>& state, const Row&, const Always&, Elements& elements) const {
     N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
     elements.each([&](int, auto, const auto& x) {
       product = product + get<0>(x) * get<1>(x);
@@ -873,8 +859,7 @@ struct CosineEmbedding : OfRow {
     T denominator;
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
-                                                const State<N>& state, bool) const {
+  DEVICE Finished<N> finish(const Row& row, const Always&, const State<N>& state, bool) const {
     Finished<N> done;
     const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
     const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
@@ -897,15 +882,14 @@ struct CosineEmbedding : OfRow {
     return done;
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     done.by_other = by(done.by_other);
 #pragma unroll
     for (int k = 0; k < 2; ++k) done.by_own[k] = by(done.by_own[k]);
   }
 
   template <int K, class N, class Row, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
-                                        const X& x) const {
+  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
     return get<1 - K>(x) * done.by_other - done.by_own[K] * get<K>(x);
   }
 };
@@ -921,18 +905,18 @@ struct Norm {
   template <class N>
   struct Part {
     N sum;
-    friend __device__ __forceinline__ Part operator+(Part a, N term) { return {a.sum + term}; }
-    friend __device__ __forceinline__ Part combine(Part a, Part b) { return {a.sum + b.sum}; }
-    friend __device__ __forceinline__ Part settled(Part a) { return a; }
+    friend DEVICE Part operator+(Part a, N term) { return {a.sum + term}; }
+    friend DEVICE Part combine(Part a, Part b) { return {a.sum + b.sum}; }
+    friend DEVICE Part settled(Part a) { return a; }
   };
   template <class N>
   struct State {
     RunningSum<N> sum;
-    friend __device__ __forceinline__ State operator+(State a, Part<N> part) {
+    friend DEVICE State operator+(State a, Part<N> part) {
       a.sum += part.sum;
       return a;
     }
-    friend __device__ __forceinline__ Part<N> settled(State a) { return {a.sum.total()}; }
+    friend DEVICE Part<N> settled(State a) { return {a.sum.total()}; }
   };
   // SCALE: of the derivative, which is proportional to it.
   template <class N>
@@ -941,14 +925,14 @@ struct Norm {
   };
 
   template <class N>
-  __device__ __forceinline__ N term(N d) const {
+  DEVICE N term(N d) const {
     if constexpr (NORM == 0) return d == 0.0 ? N(0.0) : N(1.0);
     if constexpr (NORM == 1) return abs(d);
     if constexpr (NORM == 2) return d * d;
     return pow(abs(d), p);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
+  DEVICE Distance<N> distance(Part<N> part) const {
     const N sum = part.sum;
     Distance<N> norm{sum, N(1.0)};
     if constexpr (NORM == 2) {
@@ -961,7 +945,7 @@ struct Norm {
     return norm;
   }
   template <class N>
-  __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
+  DEVICE N gradient(const Distance<N>& norm, N d) const {
     if constexpr (NORM == 0) return N(0.0);
     if constexpr (NORM == 1) return norm.scale * N(sign(d));
     if constexpr (NORM == 2) return norm.scale * d;
@@ -971,11 +955,11 @@ struct Norm {
 
 // Of the same number twice, with parts of the slopes of both.
 template <class T>
-__device__ __forceinline__ Real<T> mixed(Real<T> a, T, Real<T>, T) {
+DEVICE Real<T> mixed(Real<T> a, T, Real<T>, T) {
   return a;
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> mixed(Dual<X> a, T of_a, Dual<X> b, T of_b) {
+DEVICE Dual<X> mixed(Dual<X> a, T of_a, Dual<X> b, T of_b) {
   return dual(a.value, a.slope * Real<T>(of_a) + b.slope * Real<T>(of_b));
 }
 
@@ -987,12 +971,10 @@ struct Norm<T, 4> {
   struct Part {
     N largest;
     T ties;
-    friend __device__ __forceinline__ Part operator+(Part a, N size) {
-      return combine(a, {size, T(1)});
-    }
-    friend __device__ __forceinline__ Part operator+(Part a, Part b) { return combine(a, b); }
-    friend __device__ __forceinline__ Part settled(Part a) { return a; }
-    friend __device__ __forceinline__ Part combine(Part a, Part b) {
+    friend DEVICE Part operator+(Part a, N size) { return combine(a, {size, T(1)}); }
+    friend DEVICE Part operator+(Part a, Part b) { return combine(a, b); }
+    friend DEVICE Part settled(Part a) { return a; }
+    friend DEVICE Part combine(Part a, Part b) {
       const bool tie = a.largest == b.largest;
       // NaN wins.
       const bool first = a.largest > b.largest || !(a.largest == a.largest);
@@ -1012,15 +994,15 @@ struct Norm<T, 4> {
   };
 
   template <class N>
-  __device__ __forceinline__ N term(N d) const {
+  DEVICE N term(N d) const {
     return abs(d);
   }
   template <class N>
-  __device__ __forceinline__ Distance<N> distance(Part<N> part) const {
+  DEVICE Distance<N> distance(Part<N> part) const {
     return {part.largest, N(1.0) / Real<T>(part.ties)};
   }
   template <class N>
-  __device__ __forceinline__ N gradient(const Distance<N>& norm, N d) const {
+  DEVICE N gradient(const Distance<N>& norm, N d) const {
     return abs(d) == norm.value ? N(sign(d)) * norm.scale : N(0.0);
   }
 };
@@ -1038,15 +1020,15 @@ struct TripletMargin : OfRow {
   template <class Each>
   struct Distances {
     Each to[2 + SWAP];
-    static __device__ __forceinline__ Distances empty() { return {}; }  // zeros
-    friend __device__ __forceinline__ Distances combine(const Distances& a, const Distances& b) {
+    static DEVICE Distances empty() { return {}; }  // zeros
+    friend DEVICE Distances combine(const Distances& a, const Distances& b) {
       Distances both;
 #pragma unroll
       for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = combine(a.to[i], b.to[i]);
       return both;
     }
     template <class F>
-    friend __device__ __forceinline__ auto settle(const Distances& each, F) {
+    friend DEVICE auto settle(const Distances& each, F) {
       Distances<decltype(settled(each.to[0]))> all;
 #pragma unroll
       for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = settled(each.to[i]);
@@ -1059,8 +1041,7 @@ struct TripletMargin : OfRow {
   using State = Distances<typename Metric::template State<N>>;
 
   template <bool FIRST, class State, class Row, class Elements>
-  __device__ __forceinline__ void add(State& state, const Row&, const Always&,
-                                      Elements& elements) const {
+  DEVICE void add(State& state, const Row&, const Always&, Elements& elements) const {
     using N = typename Row::N;
     const Metric metric{p};
     auto parts = Parts<N>::empty();
@@ -1081,8 +1062,7 @@ struct TripletMargin : OfRow {
     typename Metric::template Distance<N> to[2 + SWAP];
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Always&, const Parts<N>& parts,
-                                                bool) const {
+  DEVICE Finished<N> finish(const Row&, const Always&, const Parts<N>& parts, bool) const {
     const Metric metric{p};
     Finished<N> done;
 #pragma unroll
@@ -1105,14 +1085,13 @@ struct TripletMargin : OfRow {
     return done;
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
 #pragma unroll
     for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = by(done.to[i].scale);
   }
 
   template <int K, class N, class Row, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
-                                        const X& x) const {
+  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
     // Where each difference has the operand: with +, with -, or not at all.
     constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
     const Metric metric{p};
@@ -1134,7 +1113,7 @@ struct TripletMargin : OfRow {
 
  private:
   template <class N, class X>
-  __device__ __forceinline__ N difference(int i, const X& x) const {
+  DEVICE N difference(int i, const X& x) const {
     const N a = i == 2 ? get<1>(x) : get<0>(x), b = i == 0 ? get<1>(x) : get<2>(x);
     return (a - b) + eps;
   }
@@ -1154,8 +1133,7 @@ struct Denominator : Loss {
     typename ScalarOf<N>::type denominator;
   };
   template <class N, class Row, class Context>
-  __device__ __forceinline__ Finished<N> finish(const Row&, const Context& target, const Nothing&,
-                                                bool) const {
+  DEVICE Finished<N> finish(const Row&, const Context& target, const Nothing&, bool) const {
     return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
   }
 };
@@ -1177,24 +1155,24 @@ struct Sample : Context {
   Weight sample_weight;
 };
 template <class T, class Context>
-__device__ __forceinline__ T sample_weight(const Context&) {
+DEVICE T sample_weight(const Context&) {
   return T(1);
 }
 template <class T, class Context, class Weight>
-__device__ __forceinline__ T sample_weight(const Sample<Context, Weight>& sample) {
+DEVICE T sample_weight(const Sample<Context, Weight>& sample) {
   return convert<T>(sample.sample_weight);
 }
 
 template <class T>
-__device__ __forceinline__ T product(T x, T by) {
+DEVICE T product(T x, T by) {
   return x * by;
 }
 template <class T>
-__device__ __forceinline__ Real<T> product(Real<T> x, T by) {
+DEVICE Real<T> product(Real<T> x, T by) {
   return Real<T>(x.value * by);
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> product(Dual<X> x, T by) {
+DEVICE Dual<X> product(Dual<X> x, T by) {
   return dual(product(x.value, by), product(x.slope, by));
 }
 
@@ -1204,7 +1182,7 @@ __device__ __forceinline__ Dual<X> product(Dual<X> x, T by) {
 template <class Loss, bool MASKED, bool WEIGHED>
 struct Sampled : Loss {
   template <class Row>
-  __device__ __forceinline__ auto ahead(const Row& row) const {
+  DEVICE auto ahead(const Row& row) const {
     const auto counts = [&] {
       if constexpr (MASKED) {
         return row.template load_of_sample<0>();
@@ -1215,7 +1193,7 @@ struct Sampled : Loss {
     return SampleAhead<decltype(Loss::ahead(row)), decltype(counts())>{Loss::ahead(row), counts()};
   }
   template <class Row, class Ahead>
-  __device__ __forceinline__ auto begin(const Row& row, const Ahead& ahead) const {
+  DEVICE auto begin(const Row& row, const Ahead& ahead) const {
     const auto weight = [&] {
       if constexpr (WEIGHED) {
         return row.template load_of_sample<int(MASKED)>();
@@ -1229,8 +1207,8 @@ struct Sampled : Loss {
     return sample;
   }
   template <class N, class Row, class Context, class State>
-  __device__ __forceinline__ auto finish(const Row& row, const Context& context, const State& state,
-                                         bool valued) const {
+  DEVICE auto finish(const Row& row, const Context& context, const State& state,
+                     bool valued) const {
     auto done = Loss::template finish<N>(row, context, state, valued);
     if constexpr (WEIGHED) {
       const auto weight = sample_weight<typename Row::Scalar>(context);

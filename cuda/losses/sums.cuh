@@ -13,23 +13,22 @@
 template <class N, bool LOG>
 struct Accumulated {
   RunningSum<N> sum;
-  static __device__ __forceinline__ Accumulated empty() { return {RunningSum<N>::zero()}; }
-  friend __device__ __forceinline__ Accumulated combine(const Accumulated& a,
-                                                        const Accumulated& b) {
+  static DEVICE Accumulated empty() { return {RunningSum<N>::zero()}; }
+  friend DEVICE Accumulated combine(const Accumulated& a, const Accumulated& b) {
     return {a.sum + b.sum};
   }
   // What a term adds, and what adds a sum of these.
   template <class Y>
-  __device__ __forceinline__ Y of(Y y) const {
+  DEVICE Y of(Y y) const {
     return y;
   }
   template <bool FIRST>
-  __device__ __forceinline__ void add(N added) {
+  DEVICE void add(N added) {
     put<FIRST>(sum, added);
   }
-  __device__ __forceinline__ N total() const { return sum.total(); }
+  DEVICE N total() const { return sum.total(); }
   using Part = Nothing;
-  __device__ __forceinline__ Part part() const { return {}; }
+  DEVICE Part part() const { return {}; }
 };
 
 template <class N>
@@ -37,36 +36,31 @@ struct Accumulated<N, true> {
   using T = typename ScalarOf<N>::type;
   using Exponentials = Softmax<N, false, Terms<T>>;
   Exponentials of_terms;
-  static __device__ __forceinline__ Accumulated empty() { return {Exponentials::empty()}; }
-  friend __device__ __forceinline__ Accumulated combine(const Accumulated& a,
-                                                        const Accumulated& b) {
+  static DEVICE Accumulated empty() { return {Exponentials::empty()}; }
+  friend DEVICE Accumulated combine(const Accumulated& a, const Accumulated& b) {
     return {combine(a.of_terms, b.of_terms)};
   }
   // The top is finite: exp(inf) is infinite then, and no NaN.
   template <bool FIRST>
-  __device__ __forceinline__ void rise(T top) {
+  DEVICE void rise(T top) {
     of_terms.template rise<FIRST>(top < -lowest<T>() ? top : -lowest<T>());
   }
   template <class Y>
-  __device__ __forceinline__ Y of(Y y) const {
+  DEVICE Y of(Y y) const {
     return term(Terms<T>::up_to(of_terms.top), y);
   }
   template <bool FIRST>
-  __device__ __forceinline__ void add(N added) {
+  DEVICE void add(N added) {
     put<FIRST>(of_terms.sum, added);
   }
-  __device__ __forceinline__ N total() const {
-    return Real<T>(of_terms.top) + log(of_terms.sum.total());
-  }
+  DEVICE N total() const { return Real<T>(of_terms.top) + log(of_terms.sum.total()); }
   // The part that a term has of the sum.
   struct Part {
     Terms<T> terms;
     N inverse;
-    __device__ __forceinline__ N of(N y) const { return term(terms, y) * inverse; }
+    DEVICE N of(N y) const { return term(terms, y) * inverse; }
   };
-  __device__ __forceinline__ Part part() const {
-    return {Terms<T>::up_to(of_terms.top), 1.0 / of_terms.sum.total()};
-  }
+  DEVICE Part part() const { return {Terms<T>::up_to(of_terms.top), 1.0 / of_terms.sum.total()}; }
 };
 
 template <class T, class Formula, class I = Range<Formula::SUMS>,
@@ -85,17 +79,14 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   template <class N>
   struct State {
     Tuple<Accumulated<N, IS_LOG<I>>...> sums;
-    static __device__ __forceinline__ State empty() {
-      return {{{Accumulated<N, IS_LOG<I>>::empty()}...}};
-    }
-    friend __device__ __forceinline__ State combine(const State& a, const State& b) {
+    static DEVICE State empty() { return {{{Accumulated<N, IS_LOG<I>>::empty()}...}}; }
+    friend DEVICE State combine(const State& a, const State& b) {
       return {{{combine(get<I>(a.sums), get<I>(b.sums))}...}};
     }
   };
 
   template <bool FIRST, class N, class Row, class Elements>
-  __device__ __forceinline__ void add(State<N>& state, const Row&, const Always&,
-                                      Elements& elements) const {
+  DEVICE void add(State<N>& state, const Row&, const Always&, Elements& elements) const {
     (rise<I, FIRST>(get<I>(state.sums), elements), ...);
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
@@ -117,8 +108,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     T denominator;
   };
   template <class N, class Row>
-  __device__ __forceinline__ Finished<N> finish(const Row& row, const Always&,
-                                                const State<N>& state, bool) const {
+  DEVICE Finished<N> finish(const Row& row, const Always&, const State<N>& state, bool) const {
     const Real<T> length(T(row.columns));
     const N sum[SUMS] = {get<I>(state.sums).total()...};
     Finished<N> done;
@@ -129,13 +119,12 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     return done;
   }
   template <class N, class F>
-  __device__ __forceinline__ void scale(Finished<N>& done, F by) const {
+  DEVICE void scale(Finished<N>& done, F by) const {
     ((done.by[I] = by(done.by[I])), ...);
   }
 
   template <int BY, class N, class Row, class Column, class X>
-  __device__ __forceinline__ N gradient(const Row&, const Always&, const Finished<N>& done, Column,
-                                        const X& x) const {
+  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
     N slope = N(0.0);
     (add_slope<I>(slope, done, formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)), ...);
     return slope;
@@ -144,7 +133,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
  private:
   // Exponentials are of the distances from the largest term so far.
   template <int S, bool FIRST, class Sum, class Elements>
-  __device__ __forceinline__ void rise(Sum& sum, Elements& elements) const {
+  DEVICE void rise(Sum& sum, Elements& elements) const {
     if constexpr (IS_LOG<S>) {
       T top = sum.of_terms.top;
       elements.each([&](int, auto, const auto& x) {
@@ -158,7 +147,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   using LossBy = decltype(Formula().loss(Real<T>(), varied<I == BY>(N())...));
 
   template <int BY, class N>
-  __device__ __forceinline__ N slope_by(Real<T> length, const N (&sum)[SUMS]) const {
+  DEVICE N slope_by(Real<T> length, const N (&sum)[SUMS]) const {
     auto y = formula.loss(length, varied<I == BY>(sum[I])...);
     if constexpr (order<decltype(y)> > order<N>) return y.slope;
     return N(0.0);
@@ -166,7 +155,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   // Adds the derivative of the loss by a sum times that of a term y. What does not depend on what
   // varies has no slope and is no factor: 0 times infinity would be NaN.
   template <int S, class N, class Y>
-  static __device__ __forceinline__ void add_slope(N& slope, const Finished<N>& done, const Y& y) {
+  static DEVICE void add_slope(N& slope, const Finished<N>& done, const Y& y) {
     if constexpr (order<LossBy<S, N>> > order<N> && order<Y> > order<N>) {
       N by = done.by[S];
       if constexpr (IS_LOG<S>) by = by * get<S>(done.parts).of(y.value);

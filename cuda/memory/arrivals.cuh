@@ -7,16 +7,16 @@
 // next may be on its way. A barrier counts one thread, which arrives when it has said how many
 // bytes are to come.
 struct Arrivals {
-  static __device__ __forceinline__ unsigned barrier(unsigned turn) {
+  static DEVICE unsigned barrier(unsigned turn) {
     __shared__ unsigned long long barriers[2];
     return shared_address(&barriers[turn % 2]);
   }
   // All threads wait for one another after this.
-  static __device__ __forceinline__ void begin() {
+  static DEVICE void begin() {
     if (threadIdx.x < 2) mbarrier_init(barrier(threadIdx.x), 1);
   }
   // Waits for a turn.
-  static __device__ __forceinline__ void wait(unsigned turn) {
+  static DEVICE void wait(unsigned turn) {
     while (!mbarrier_try_wait(barrier(turn), turn / 2 % 2)) continue;
   }
 };

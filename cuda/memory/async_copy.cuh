@@ -6,11 +6,9 @@
 // does not know. It would take what all threads have in common to a uniform register, and an
 // asynchronous copy with a cache policy is then encoded with the wrong one, as of CUDA 12.9
 // and 13.0.
-__device__ __forceinline__ unsigned address_of_thread(const void* place) {
-  return shared_address(place) ^ blockIdx.z;
-}
+DEVICE unsigned address_of_thread(const void* place) { return shared_address(place) ^ blockIdx.z; }
 // 16 aligned bytes.
-__device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
+DEVICE void copy_16_bytes(void* to, const void* from) {
   if constexpr (ASYNCHRONOUS_COPIES) {
     cp_async_16(shared_address(to), from);
   } else {
@@ -19,7 +17,7 @@ __device__ __forceinline__ void copy_16_bytes(void* to, const void* from) {
 }
 // BYTES from `from` + FROM to `to` + TO, on architectures that have asynchronous copies.
 template <int BYTES, int TO, int FROM, bool KEPT>
-__device__ __forceinline__ void copy_later(unsigned to, const void* from) {
+DEVICE void copy_later(unsigned to, const void* from) {
   if constexpr (BYTES > 16) {
     copy_later<16, TO, FROM, KEPT>(to, from);
     copy_later<BYTES - 16, TO + 16, FROM + 16, KEPT>(to, from);
@@ -29,11 +27,11 @@ __device__ __forceinline__ void copy_later(unsigned to, const void* from) {
     cp_async<BYTES, TO, FROM>(to, from);
   }
 }
-__device__ __forceinline__ void end_group_of_copies() {
+DEVICE void end_group_of_copies() {
   if constexpr (ASYNCHRONOUS_COPIES) cp_async_commit_group();
 }
 // Waits until no more than the last PENDING groups are on their way.
 template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() {
+DEVICE void wait_for_copies() {
   if constexpr (ASYNCHRONOUS_COPIES) cp_async_wait_group<PENDING>();
 }

@@ -5,14 +5,14 @@
 #include "memory/vector.cuh"
 
 #if CLUSTERS
-__device__ __forceinline__ void cluster_barrier() {
+DEVICE void cluster_barrier() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
       "barrier.cluster.wait.acquire;\n" ::
           : "memory");
 }
 
-__device__ __forceinline__ unsigned address_in_cluster(unsigned address, unsigned rank) {
+DEVICE unsigned address_in_cluster(unsigned address, unsigned rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
   return address;
 }
@@ -26,7 +26,7 @@ struct ClusterExchange {
   using Parts = unsigned[RANKS][WORDS];
 
   // Sends the value of this block, without waiting for anything else that it has written.
-  static __device__ __forceinline__ void send(const Value& value, unsigned turn) {
+  static DEVICE void send(const Value& value, unsigned turn) {
     if (threadIdx.x == 0) {
       asm volatile(
           "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrivals::barrier(turn)),
@@ -49,11 +49,11 @@ struct ClusterExchange {
     }
   }
   // Waits for what all blocks send in a turn.
-  static __device__ __forceinline__ void wait(unsigned turn) {
+  static DEVICE void wait(unsigned turn) {
     while (!mbarrier_try_wait_cluster(Arrivals::barrier(turn), turn / 2 % 2)) continue;
   }
   // What a rank has sent, once the turn has been waited for.
-  static __device__ __forceinline__ Value received(unsigned turn, int rank) {
+  static DEVICE Value received(unsigned turn, int rank) {
     WordsOf<Value> part{};
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) part.word[w] = parts(turn)[rank][w];
@@ -61,7 +61,7 @@ struct ClusterExchange {
   }
 
  private:
-  static __device__ __forceinline__ Parts& parts(unsigned turn) {
+  static DEVICE Parts& parts(unsigned turn) {
     __shared__ Parts parts[2];
     return parts[turn % 2];
   }

@@ -2,6 +2,7 @@
 // architecture has. The emulator of the tests has functions of these names, and says itself which
 // ARCHITECTURE it stands for.
 #pragma once
+#include "numbers/device.cuh"
 
 #ifdef __CUDA_ARCH__
 #define ARCHITECTURE __CUDA_ARCH__
@@ -17,11 +18,11 @@ constexpr bool ARRIVALS = ARCHITECTURE >= 900;
 
 #ifdef __CUDA_ARCH__
 // The number, of which the compiler is to assume nothing: no instruction at all.
-__device__ __forceinline__ unsigned opaque(unsigned number) {
+DEVICE unsigned opaque(unsigned number) {
   asm("" : "+r"(number));
   return number;
 }
-__device__ __forceinline__ unsigned shared_address(const void* place) {
+DEVICE unsigned shared_address(const void* place) {
   return unsigned(__cvta_generic_to_shared(place));
 }
 
@@ -30,7 +31,7 @@ __device__ __forceinline__ unsigned shared_address(const void* place) {
 // and gradient take 3 to 7% less time so on an H200. They are released in the end, for who comes
 // next.
 template <bool KEPT>
-__device__ __forceinline__ unsigned long long cache_policy() {
+DEVICE unsigned long long cache_policy() {
   unsigned long long policy;
   if constexpr (KEPT) {
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -39,52 +40,49 @@ __device__ __forceinline__ unsigned long long cache_policy() {
   }
   return policy;
 }
-__device__ __forceinline__ void release_line(const void* address) {
+DEVICE void release_line(const void* address) {
   asm volatile("applypriority.global.L2::evict_normal [%0], 128;" ::"l"(address) : "memory");
 }
 
 // BYTES from `from` + FROM to `to` + TO: offsets that are part of the instruction.
 template <int BYTES, int TO, int FROM>
-__device__ __forceinline__ void cp_async(unsigned to, const void* from) {
+DEVICE void cp_async(unsigned to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0 + %2], [%1 + %3], %4;" ::"r"(to), "l"(from), "n"(TO),
                "n"(FROM), "n"(BYTES)
                : "memory");
 }
 template <int TO, int FROM>
-__device__ __forceinline__ void cp_async_16(unsigned to, const void* from,
-                                            unsigned long long policy) {
+DEVICE void cp_async_16(unsigned to, const void* from, unsigned long long policy) {
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0 + %2], [%1 + %3], 16, %4;" ::"r"(to),
       "l"(from), "n"(TO), "n"(FROM), "l"(policy)
       : "memory");
 }
-__device__ __forceinline__ void cp_async_16(unsigned to, const void* from) {
+DEVICE void cp_async_16(unsigned to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
-__device__ __forceinline__ void cp_async_commit_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until no more than the last PENDING groups are on their way.
 template <int PENDING>
-__device__ __forceinline__ void cp_async_wait_group() {
+DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // The copy engine and other blocks of a cluster see the barrier too.
-__device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned threads) {
+DEVICE void mbarrier_init(unsigned barrier, unsigned threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
+DEVICE void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
+DEVICE void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Whether all that was to come in a phase of the barrier has come; they have parities 0, 1, 0, …
-__device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
+DEVICE bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -97,7 +95,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned par
 }
 // The same, also of what other blocks of the cluster have sent. It takes longer: it makes this
 // multiprocessor forget what it holds of device memory.
-__device__ __forceinline__ bool mbarrier_try_wait_cluster(unsigned barrier, unsigned parity) {
+DEVICE bool mbarrier_try_wait_cluster(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -110,30 +108,27 @@ __device__ __forceinline__ bool mbarrier_try_wait_cluster(unsigned barrier, unsi
 }
 
 // The copy engine moves multiples of 16 bytes, between addresses that 16 divides.
-__device__ __forceinline__ void cp_async_bulk_load(unsigned to, const void* from, unsigned bytes,
-                                                   unsigned barrier) {
+DEVICE void cp_async_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];" ::"r"(to),
       "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
       : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_store(void* to, unsigned from, unsigned bytes) {
+DEVICE void cp_async_bulk_store(void* to, unsigned from, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
                    __cvta_generic_to_global(to)),
                "r"(from), "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void cp_async_bulk_commit_group() {
+DEVICE void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 // Waits until of no more than the last PENDING groups anything is still to be read.
 template <int PENDING>
-__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+DEVICE void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 // Orders what this thread has written to shared memory ahead of what the copy engine does next.
-__device__ __forceinline__ void fence_proxy_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

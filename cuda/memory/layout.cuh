@@ -6,9 +6,7 @@
 // The division of numbers below 2^31 by one that is at least 2 (Granlund and Montgomery, 1994).
 struct Reciprocal32 {
   unsigned multiplier, shift;
-  __device__ __forceinline__ unsigned quotient(unsigned x) const {
-    return __umulhi(x, multiplier) >> shift;
-  }
+  DEVICE unsigned quotient(unsigned x) const { return __umulhi(x, multiplier) >> shift; }
 };
 
 // The iteration space of OPERANDS arrays: DIMS coalesced dimensions, the last one fastest. Strides
@@ -29,7 +27,7 @@ struct Layout {
     Offset offset[OPERANDS];
   };
 
-  __device__ __forceinline__ Location locate(long long element) const {
+  DEVICE Location locate(long long element) const {
     Location at{};
     Index rest = Index(element);
 #pragma unroll
@@ -48,7 +46,7 @@ struct Layout {
 
   // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
-  __device__ __forceinline__ Vector<T, W> load_vector(const T* operand, const Location& at) const {
+  DEVICE Vector<T, W> load_vector(const T* operand, const Location& at) const {
     if constexpr (bool(VECTORISED >> K & 1u)) {
       return ::load_vector<W>(operand + at.offset[K]);
     } else {
@@ -60,14 +58,14 @@ struct Layout {
   }
 
  private:
-  __device__ __forceinline__ Index quotient(Index rest, int d) const {
+  DEVICE Index quotient(Index rest, int d) const {
     if constexpr (sizeof(Index) == 4) {
       return reciprocal[d].quotient(rest);
     } else {
       return rest / Index(size[d]);
     }
   }
-  __device__ __forceinline__ Offset step(int operand, int d) const {
+  DEVICE Offset step(int operand, int d) const {
     return (d == DIMS - 1 && (VECTORISED >> operand & 1u)) ? 1 : Offset(stride[operand][d]);
   }
 };

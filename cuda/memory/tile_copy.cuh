@@ -6,7 +6,7 @@
 #include "memory/async_copy.cuh"
 #include "memory/vector.cuh"
 
-__device__ __forceinline__ int misalignment(const void* address) {
+DEVICE int misalignment(const void* address) {
   return int(reinterpret_cast<unsigned long long>(address) % 16);
 }
 
@@ -14,20 +14,20 @@ __device__ __forceinline__ int misalignment(const void* address) {
 // bytes, and those after them.
 struct Pieces {
   int lead, whole, after;
-  __device__ __forceinline__ Pieces(const void* first, int bytes)
+  DEVICE Pieces(const void* first, int bytes)
       : lead(min(-misalignment(first) & 15, bytes)),
         whole((bytes - lead) & ~15),
         after(bytes - lead - whole) {}
 
   // f(offset) for each piece, among so many threads.
   template <int THREADS, class F>
-  __device__ __forceinline__ void each(F f) const {
+  DEVICE void each(F f) const {
 #pragma unroll 4
     for (int at = 16 * int(threadIdx.x); at < whole; at += 16 * THREADS) f(lead + at);
   }
   // f(offset) for each element of SIZE bytes outside of the pieces, among at least 16 threads.
   template <int SIZE, class F>
-  __device__ __forceinline__ void each_other(F f) const {
+  DEVICE void each_other(F f) const {
     if ((lead | after) == 0) return;  // most often
     const int own = SIZE * int(threadIdx.x);
     if (own < lead) f(own);
@@ -42,7 +42,7 @@ struct TileCopies {
   static constexpr int COPYING = ARRIVALS ? 32 : THREADS;  // threads that load
 
   // For all threads of the block to begin with.
-  static __device__ __forceinline__ TileCopies begin() {
+  static DEVICE TileCopies begin() {
     if constexpr (ARRIVALS) {
       Arrivals::begin();
       __syncthreads();
@@ -50,14 +50,14 @@ struct TileCopies {
     return {};
   }
   // Waits until what the first thread has stored from shared memory is read there.
-  static __device__ __forceinline__ void wait_for_stores() {
+  static DEVICE void wait_for_stores() {
     if constexpr (ARRIVALS) {
       cp_async_bulk_wait_group_read<0>();
       __syncwarp();
     }
   }
   // All loads of a turn have begun, by the threads that load.
-  __device__ __forceinline__ void commit(unsigned turn) const {
+  DEVICE void commit(unsigned turn) const {
     if constexpr (ARRIVALS) {
       __syncwarp();
       if (threadIdx.x == 0) mbarrier_arrive(Arrivals::barrier(turn));
@@ -66,7 +66,7 @@ struct TileCopies {
     }
   }
   // Waits for the loads of a turn, the last but one that has begun.
-  __device__ __forceinline__ void wait(unsigned turn) const {
+  DEVICE void wait(unsigned turn) const {
     if constexpr (ARRIVALS) {
       Arrivals::wait(turn);
     } else {
@@ -75,15 +75,14 @@ struct TileCopies {
     }
   }
   // Orders what this thread has written to shared memory ahead of what the copy engine does next.
-  static __device__ __forceinline__ void fence() {
+  static DEVICE void fence() {
     if constexpr (ARRIVALS) fence_proxy_async();
   }
 
   // Copies elements to shared memory, as far behind a multiple of 16 as they are in device memory:
   // the work of the threads that load.
   template <class E>
-  __device__ __forceinline__ void load(unsigned turn, unsigned char* to, const E* from,
-                                       int count) const {
+  DEVICE void load(unsigned turn, unsigned char* to, const E* from, int count) const {
     constexpr int SIZE = sizeof(E);
     const Pieces pieces(from, count * SIZE);
     const auto* const source = reinterpret_cast<const unsigned char*>(from);
@@ -95,7 +94,7 @@ struct TileCopies {
 
   // Copies elements from anywhere in shared memory: the work of all threads.
   template <class E>
-  static __device__ __forceinline__ void store(E* to, const E* from, int count) {
+  static DEVICE void store(E* to, const E* from, int count) {
     constexpr int SIZE = sizeof(E);
     const Pieces pieces(to, count * SIZE);
     auto* const target = reinterpret_cast<unsigned char*>(to);
@@ -115,9 +114,8 @@ struct TileCopies {
   }
 
  private:
-  static __device__ __forceinline__ void load_pieces(unsigned turn, unsigned char* to,
-                                                     const unsigned char* from,
-                                                     const Pieces& pieces) {
+  static DEVICE void load_pieces(unsigned turn, unsigned char* to, const unsigned char* from,
+                                 const Pieces& pieces) {
     if constexpr (ARRIVALS) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
       mbarrier_expect_tx(Arrivals::barrier(turn), pieces.whole);
@@ -127,8 +125,8 @@ struct TileCopies {
       pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
     }
   }
-  static __device__ __forceinline__ void store_pieces(unsigned char* to, const unsigned char* from,
-                                                      const Pieces& pieces) {
+  static DEVICE void store_pieces(unsigned char* to, const unsigned char* from,
+                                  const Pieces& pieces) {
     if constexpr (ARRIVALS) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
       cp_async_bulk_store(to + pieces.lead, shared_address(from + pieces.lead), pieces.whole);

@@ -11,35 +11,35 @@
 // float.
 template <class To, class From>
 struct Convert {
-  static __device__ __forceinline__ To from(From x) { return To(x); }
+  static DEVICE To from(From x) { return To(x); }
 };
 template <class To>
 struct Convert<To, __half> {
-  static __device__ __forceinline__ To from(__half x) { return To(__half2float(x)); }
+  static DEVICE To from(__half x) { return To(__half2float(x)); }
 };
 template <class To>
 struct Convert<To, __nv_bfloat16> {
-  static __device__ __forceinline__ To from(__nv_bfloat16 x) { return To(__bfloat162float(x)); }
+  static DEVICE To from(__nv_bfloat16 x) { return To(__bfloat162float(x)); }
 };
 template <>
 struct Convert<__half, float> {
-  static __device__ __forceinline__ __half from(float x) { return __float2half_rn(x); }
+  static DEVICE __half from(float x) { return __float2half_rn(x); }
 };
 template <>
 struct Convert<__half, double> {
-  static __device__ __forceinline__ __half from(double x) { return __double2half(x); }
+  static DEVICE __half from(double x) { return __double2half(x); }
 };
 template <>
 struct Convert<__nv_bfloat16, float> {
-  static __device__ __forceinline__ __nv_bfloat16 from(float x) { return __float2bfloat16_rn(x); }
+  static DEVICE __nv_bfloat16 from(float x) { return __float2bfloat16_rn(x); }
 };
 template <>
 struct Convert<__nv_bfloat16, double> {
-  static __device__ __forceinline__ __nv_bfloat16 from(double x) { return __double2bfloat16(x); }
+  static DEVICE __nv_bfloat16 from(double x) { return __double2bfloat16(x); }
 };
 
 template <class To, class From>
-__device__ __forceinline__ To convert(From x) {
+DEVICE To convert(From x) {
   return Convert<To, From>::from(x);
 }
 
@@ -76,7 +76,7 @@ struct Word<1> {
 template <class Stored>
 using Packed = typename Word<sizeof(Stored)>::type;
 template <class Stored>
-__device__ __forceinline__ Packed<Stored> packed(const Stored& vector) {
+DEVICE Packed<Stored> packed(const Stored& vector) {
   union {
     Stored vector;
     Packed<Stored> packed;
@@ -84,7 +84,7 @@ __device__ __forceinline__ Packed<Stored> packed(const Stored& vector) {
   return bits.packed;
 }
 template <class Stored>
-__device__ __forceinline__ Stored unpacked(const Packed<Stored>& packed) {
+DEVICE Stored unpacked(const Packed<Stored>& packed) {
   union {
     Packed<Stored> packed;
     Stored vector;
@@ -93,7 +93,7 @@ __device__ __forceinline__ Stored unpacked(const Packed<Stored>& packed) {
 }
 
 template <int W, class T>
-__device__ __forceinline__ Vector<T, W> load_vector(const T* from) {
+DEVICE Vector<T, W> load_vector(const T* from) {
   using Unit = typename Word<sizeof(Vector<T, W>)>::type;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
@@ -107,7 +107,7 @@ __device__ __forceinline__ Vector<T, W> load_vector(const T* from) {
 
 // f(access, word) for each access that a vector takes at an address.
 template <int W, class T, class F>
-__device__ __forceinline__ void each_word(T* at, const Vector<T, W>& vector, F f) {
+DEVICE void each_word(T* at, const Vector<T, W>& vector, F f) {
   using Unit = typename Word<sizeof(Vector<T, W>)>::type;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
@@ -118,17 +118,17 @@ __device__ __forceinline__ void each_word(T* at, const Vector<T, W>& vector, F f
   for (int i = 0; i < UNITS; ++i) f(reinterpret_cast<Unit*>(at) + i, bits.unit[i]);
 }
 template <int W, class T>
-__device__ __forceinline__ void store_vector(T* to, const Vector<T, W>& vector) {
+DEVICE void store_vector(T* to, const Vector<T, W>& vector) {
   each_word(to, vector, [](auto* at, auto word) { __stcs(at, word); });
 }
 // The same in shared memory.
 template <int W, class T>
-__device__ __forceinline__ void store_vector_in_block(T* to, const Vector<T, W>& vector) {
+DEVICE void store_vector_in_block(T* to, const Vector<T, W>& vector) {
   each_word(to, vector, [](auto* at, auto word) { *at = word; });
 }
 
 template <class E, int W>
-__device__ __forceinline__ Vector<E, W> vector_of(const E (&elements)[W]) {
+DEVICE Vector<E, W> vector_of(const E (&elements)[W]) {
   Vector<E, W> vector;
 #pragma unroll
   for (int j = 0; j < W; ++j) vector.at[j] = elements[j];
@@ -136,7 +136,7 @@ __device__ __forceinline__ Vector<E, W> vector_of(const E (&elements)[W]) {
 }
 // Two of half precision become one word at once, which takes an instruction less than later.
 template <class E, If<(sizeof(E) == 2)> = 0>
-__device__ __forceinline__ Vector<E, 2> vector_of(const E (&elements)[2]) {
+DEVICE Vector<E, 2> vector_of(const E (&elements)[2]) {
   union {
     E element[2];
     unsigned short half[2];
@@ -164,22 +164,20 @@ template <>
 constexpr bool is_half<__nv_bfloat16> = true;
 
 // Two numbers in one register.
-__device__ __forceinline__ __half2 pair(__half a, __half b) { return __halves2half2(a, b); }
-__device__ __forceinline__ __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b) {
-  return __halves2bfloat162(a, b);
-}
+DEVICE __half2 pair(__half a, __half b) { return __halves2half2(a, b); }
+DEVICE __nv_bfloat162 pair(__nv_bfloat16 a, __nv_bfloat16 b) { return __halves2bfloat162(a, b); }
 
 // A vector in the arithmetic type. Half precision is unpacked two elements at a time, which takes
 // one instruction an element instead of two.
 template <class T, class E, int W>
-__device__ __forceinline__ Vector<T, W> widen(const Vector<E, W>& vector) {
+DEVICE Vector<T, W> widen(const Vector<E, W>& vector) {
   Vector<T, W> wide;
 #pragma unroll
   for (int j = 0; j < W; ++j) wide.at[j] = convert<T>(vector.at[j]);
   return wide;
 }
 template <class T, int W, If<(W % 2 == 0)> = 0>
-__device__ __forceinline__ Vector<T, W> widen(const Vector<__nv_bfloat16, W>& vector) {
+DEVICE Vector<T, W> widen(const Vector<__nv_bfloat16, W>& vector) {
   union {
     Vector<__nv_bfloat16, W> vector;
     unsigned pair[W / 2];
@@ -193,7 +191,7 @@ __device__ __forceinline__ Vector<T, W> widen(const Vector<__nv_bfloat16, W>& ve
   return wide;
 }
 template <class T, int W, If<(W % 2 == 0)> = 0>
-__device__ __forceinline__ Vector<T, W> widen(const Vector<__half, W>& vector) {
+DEVICE Vector<T, W> widen(const Vector<__half, W>& vector) {
   Vector<T, W> wide;
 #pragma unroll
   for (int j = 0; j < W; j += 2) {

@@ -8,6 +8,7 @@
 // Types of different order mix: the lower one is a constant. Literals such as 0.5 take the type of
 // the number they meet, so that no formula slips into double arithmetic.
 #pragma once
+#include "numbers/device.cuh"
 
 template <bool CONDITION>
 struct EnableIf {};
@@ -65,27 +66,27 @@ struct Real {
   T value;
   Real() = default;
   template <class N, If<(order<N> < 0)> = 0>
-  __device__ __forceinline__ Real(N literal) : value(T(literal)) {}
-  __device__ __forceinline__ Real(Parameter<T> p) : value(p.value) {}
+  DEVICE Real(N literal) : value(T(literal)) {}
+  DEVICE Real(Parameter<T> p) : value(p.value) {}
 };
 
 template <class X>
 struct Dual {
   X value, slope;
   Dual() = default;
-  __device__ __forceinline__ Dual(X v, X s) : value(v), slope(s) {}
+  DEVICE Dual(X v, X s) : value(v), slope(s) {}
   template <class N, If<(order<N> <= order<X>)> = 0>
-  __device__ __forceinline__ Dual(N constant) : value(constant), slope(0) {}
+  DEVICE Dual(N constant) : value(constant), slope(0) {}
 };
 
 template <class X>
-__device__ __forceinline__ Dual<X> dual(X value, X slope) {
+DEVICE Dual<X> dual(X value, X slope) {
   return Dual<X>(value, slope);
 }
 
 // A number, with the derivative 1 by itself where it VARIES.
 template <bool VARIES, class N>
-__device__ __forceinline__ auto varied(const N& x) {
+DEVICE auto varied(const N& x) {
   if constexpr (VARIES) {
     return Dual<N>(x, N(1.0));
   } else {
@@ -95,19 +96,19 @@ __device__ __forceinline__ auto varied(const N& x) {
 
 // The plain number inside, whatever the order.
 template <class N, If<(order<N> < 0)> = 0>
-__device__ __forceinline__ N plain(N literal) {
+DEVICE N plain(N literal) {
   return literal;
 }
 template <class T>
-__device__ __forceinline__ T plain(Real<T> x) {
+DEVICE T plain(Real<T> x) {
   return x.value;
 }
 template <class T>
-__device__ __forceinline__ T plain(Parameter<T> x) {
+DEVICE T plain(Parameter<T> x) {
   return x.value;
 }
 template <class X>
-__device__ __forceinline__ auto plain(Dual<X> x) {
+DEVICE auto plain(Dual<X> x) {
   return plain(x.value);
 }
 
@@ -137,7 +138,7 @@ template <class A, class B>
 constexpr bool are_order_zero = (order<A> <= 0 && order<B> <= 0);
 
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto operator+(A a, B b) {
+DEVICE auto operator+(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     return Real<T>(T(plain(a)) + T(plain(b)));
@@ -151,7 +152,7 @@ __device__ __forceinline__ auto operator+(A a, B b) {
 }
 
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto operator-(A a, B b) {
+DEVICE auto operator-(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     return Real<T>(T(plain(a)) - T(plain(b)));
@@ -165,7 +166,7 @@ __device__ __forceinline__ auto operator-(A a, B b) {
 }
 
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto operator*(A a, B b) {
+DEVICE auto operator*(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     return Real<T>(T(plain(a)) * T(plain(b)));
@@ -179,7 +180,7 @@ __device__ __forceinline__ auto operator*(A a, B b) {
 }
 
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto operator/(A a, B b) {
+DEVICE auto operator/(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     return Real<T>(T(plain(a)) / T(plain(b)));
@@ -197,57 +198,57 @@ __device__ __forceinline__ auto operator/(A a, B b) {
 // Division by a parameter: two multiplications, as exact as a division. The remainder must not turn
 // an infinite quotient into NaN; where the numerator is finite, finite_quotient saves that test.
 template <class T>
-__device__ __forceinline__ Real<T> finite_quotient(Real<T> a, Parameter<T> b) {
+DEVICE Real<T> finite_quotient(Real<T> a, Parameter<T> b) {
   return Real<T>(fma(a.value, b.reciprocal, a.value * b.remainder));
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> finite_quotient(Dual<X> a, Parameter<T> b) {
+DEVICE Dual<X> finite_quotient(Dual<X> a, Parameter<T> b) {
   return dual(finite_quotient(a.value, b), finite_quotient(a.slope, b));
 }
 template <class T>
-__device__ __forceinline__ Real<T> operator/(Real<T> a, Parameter<T> b) {
+DEVICE Real<T> operator/(Real<T> a, Parameter<T> b) {
   const Real<T> quotient = finite_quotient(a, b);
   return isfinite(quotient.value) ? quotient : Real<T>(a.value * b.reciprocal);
 }
 
 template <class T>
-__device__ __forceinline__ Real<T> operator-(Real<T> a) {
+DEVICE Real<T> operator-(Real<T> a) {
   return Real<T>(-a.value);
 }
 template <class T>
-__device__ __forceinline__ Real<T> operator-(Parameter<T> a) {
+DEVICE Real<T> operator-(Parameter<T> a) {
   return Real<T>(-a.value);
 }
 template <class X>
-__device__ __forceinline__ Dual<X> operator-(Dual<X> a) {
+DEVICE Dual<X> operator-(Dual<X> a) {
   return dual(-a.value, -a.slope);
 }
 
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator<(A a, B b) {
+DEVICE bool operator<(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) < T(plain(b));
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator>(A a, B b) {
+DEVICE bool operator>(A a, B b) {
   return b < a;
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator<=(A a, B b) {
+DEVICE bool operator<=(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) <= T(plain(b));
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator>=(A a, B b) {
+DEVICE bool operator>=(A a, B b) {
   return b <= a;
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator==(A a, B b) {
+DEVICE bool operator==(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) == T(plain(b));
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ bool operator!=(A a, B b) {
+DEVICE bool operator!=(A a, B b) {
   return !(a == b);
 }
 
@@ -257,7 +258,7 @@ using Common = decltype(A() + B());
 
 // The value of a number that varies at level ORDER; a number of lower order is a constant there.
 template <int ORDER, class N>
-__device__ __forceinline__ auto value_at(N n) {
+DEVICE auto value_at(N n) {
   if constexpr (order<N> == ORDER) {
     return n.value;
   } else {

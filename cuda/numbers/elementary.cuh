@@ -2,11 +2,12 @@
 // functions do. With those the loss would be slower than memory. In float each is within 2 ulp; in
 // double they are CUDA's. The polynomials have the smallest maximum of the relative error.
 #pragma once
+#include "numbers/device.cuh"
 
 // 2^x, with an error of 2^-22. It is exact where x is a whole number and 2^x is normal. The
 // assembly is volatile because the compiler would otherwise branch around it where its result may
 // not be selected, and would wait for each result before it begins the next.
-__device__ __forceinline__ float power_of_two(float x) {
+DEVICE float power_of_two(float x) {
 #ifdef __CUDA_ARCH__
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -17,18 +18,18 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 
 // a / b, where b is between 2^-100 and 2^100 and the quotient is not subnormal.
-__device__ __forceinline__ float quotient(float a, float b) {
+DEVICE float quotient(float a, float b) {
   const float reciprocal = __fdividef(1.0f, b);
   const float q = a * reciprocal;
   return fmaf(fmaf(-b, q, a), reciprocal, q);
 }
-__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+DEVICE double quotient(double a, double b) { return a / b; }
 // The same with an error of 2 ulp.
-__device__ __forceinline__ float rough_quotient(float a, float b) { return __fdividef(a, b); }
-__device__ __forceinline__ double rough_quotient(double a, double b) { return a / b; }
+DEVICE float rough_quotient(float a, float b) { return __fdividef(a, b); }
+DEVICE double rough_quotient(double a, double b) { return a / b; }
 
 // log(1 + x) for x in [0, 1].
-__device__ __forceinline__ float log1p_of_fraction(float x) {
+DEVICE float log1p_of_fraction(float x) {
   float p = -0.0033184722997248173f;
   p = fmaf(p, x, 0.020204583182930946f);
   p = fmaf(p, x, -0.05766443908214569f);
@@ -40,10 +41,10 @@ __device__ __forceinline__ float log1p_of_fraction(float x) {
   p = fmaf(p, x, -0.4999993145465851f);
   return fmaf(x * x, p, x);
 }
-__device__ __forceinline__ double log1p_of_fraction(double x) { return log1p(x); }
+DEVICE double log1p_of_fraction(double x) { return log1p(x); }
 
 // log(1 + x) for a finite x >= 0, in float within 1 ulp.
-__device__ __forceinline__ float log1p_of_positive(float x) {
+DEVICE float log1p_of_positive(float x) {
   // 1 + x = 2^k (1 + m) with m in [-1/4, 1/2); `steps` is 2^23 k.
   const int steps = (__float_as_int(1.0f + x) - 0x3f400000) & 0xff800000;
   const float scale = __int_as_float(0x3f800000 - steps);
@@ -59,7 +60,7 @@ __device__ __forceinline__ float log1p_of_positive(float x) {
   p = fmaf(p, m, -0.5000001192092896f);
   return fmaf(float(steps), 8.2629582e-08f, fmaf(m * m, p, m));
 }
-__device__ __forceinline__ double log1p_of_positive(double x) { return log1p(x); }
+DEVICE double log1p_of_positive(double x) { return log1p(x); }
 
 // A number and its rounding error.
 template <class T>
@@ -69,7 +70,7 @@ struct Rounded {
 
 // exp(x + rest) for x <= 0 and a rest that is small beside it. In float the value is within 0.8
 // ulp, and value + rest within 0.3.
-__device__ __forceinline__ Rounded<float> exp_of_negative(float x, float rest) {
+DEVICE Rounded<float> exp_of_negative(float x, float rest) {
   constexpr float ROUNDS = 12582912.0f;  // adding it rounds to a whole number
   const float bounded = fmaxf(x, -150.0f);
   const float n = fmaf(bounded, 1.44269504f, ROUNDS) - ROUNDS;
@@ -84,19 +85,17 @@ __device__ __forceinline__ Rounded<float> exp_of_negative(float x, float rest) {
   const float y = fmaf(p, f, 1.0f), scale = power_of_two(n);
   return {y * scale, fmaf(p, f, 1.0f - y) * scale};
 }
-__device__ __forceinline__ Rounded<double> exp_of_negative(double x, double rest) {
+DEVICE Rounded<double> exp_of_negative(double x, double rest) {
   const double y = exp(x);
   return {fma(y, rest, y), 0.0};
 }
 
 // x^exponent for x in [0, 1]. In float the absolute error is small. The relative error of a small
 // result is larger, because the logarithm is rounded.
-__device__ __forceinline__ float power_of_fraction(float x, float exponent) {
+DEVICE float power_of_fraction(float x, float exponent) {
   return exp2f(exponent * fmaxf(__log2f(x), -150.0f));
 }
-__device__ __forceinline__ double power_of_fraction(double x, double exponent) {
-  return pow(x, exponent);
-}
+DEVICE double power_of_fraction(double x, double exponent) { return pow(x, exponent); }
 
 // log(p) and log(1 - p) of a probability p, at least -100 each. Both follow from the smaller one of
 // p and 1 - p, which is exact where that matters. The hardware gives its logarithm, which is
@@ -105,7 +104,7 @@ template <class T>
 struct Logarithms {
   T of_p, of_rest;
 };
-__device__ __forceinline__ Logarithms<float> logarithms(float p) {
+DEVICE Logarithms<float> logarithms(float p) {
   const bool below = p < 0.5f;
   const float s = below ? p : 1.0f - p;
   float q = -1.7459421157836914f;
@@ -121,13 +120,13 @@ __device__ __forceinline__ Logarithms<float> logarithms(float p) {
   const float large = fmaf(s * s, q, -s);
   return {below ? small : large, below ? large : small};
 }
-__device__ __forceinline__ Logarithms<double> logarithms(double p) {
+DEVICE Logarithms<double> logarithms(double p) {
   const double of_p = log(p), of_rest = log1p(-p);
   return {of_p < -100.0 ? -100.0 : of_p, of_rest < -100.0 ? -100.0 : of_rest};
 }
 
 // log(cosh(x)).
-__device__ __forceinline__ float log_cosh(float x) {
+DEVICE float log_cosh(float x) {
   const float a = fabsf(x), z = x * x;
   float p = 8.780564530752599e-05f;
   p = fmaf(p, z, -0.0005602157325483859f);
@@ -139,7 +138,7 @@ __device__ __forceinline__ float log_cosh(float x) {
   const float far = a + (log1p_of_fraction(expf(-2.0f * a)) - 0.6931471805599453f);
   return a < 1.0f ? near : far;
 }
-__device__ __forceinline__ double log_cosh(double x) {
+DEVICE double log_cosh(double x) {
   const double a = fabs(x), s = sinh(a < 1.0 ? a : 0.0);
   return a < 1.0 ? 0.5 * log1p(s * s) : a + (log1p(exp(-2.0 * a)) - 0.6931471805599453);
 }

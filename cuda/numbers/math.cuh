@@ -5,80 +5,80 @@
 
 // A function of one number. VALUE is an expression of the plain number x. DERIVATIVE is one of x
 // and the value y, which are numbers of the order below.
-#define FUNCTION(NAME, VALUE, DERIVATIVE)                   \
-  template <class T>                                        \
-  __device__ __forceinline__ Real<T> NAME(Real<T> number) { \
-    const T x = number.value;                               \
-    return Real<T>(VALUE);                                  \
-  }                                                         \
-  template <class T>                                        \
-  __device__ __forceinline__ Real<T> NAME(Parameter<T> x) { \
-    return NAME(Real<T>(x));                                \
-  }                                                         \
-  template <class X>                                        \
-  __device__ __forceinline__ Dual<X> NAME(Dual<X> number) { \
-    const X x = number.value;                               \
-    [[maybe_unused]] const X y = NAME(x);                   \
-    return dual(y, (DERIVATIVE) * number.slope);            \
+#define FUNCTION(NAME, VALUE, DERIVATIVE)        \
+  template <class T>                             \
+  DEVICE Real<T> NAME(Real<T> number) {          \
+    const T x = number.value;                    \
+    return Real<T>(VALUE);                       \
+  }                                              \
+  template <class T>                             \
+  DEVICE Real<T> NAME(Parameter<T> x) {          \
+    return NAME(Real<T>(x));                     \
+  }                                              \
+  template <class X>                             \
+  DEVICE Dual<X> NAME(Dual<X> number) {          \
+    const X x = number.value;                    \
+    [[maybe_unused]] const X y = NAME(x);        \
+    return dual(y, (DERIVATIVE) * number.slope); \
   }
 
 // -1, 0 or 1; 0 for NaN, as torch differentiates |x|. Its derivative is 0 everywhere.
 template <class T>
-__device__ __forceinline__ Real<T> sign(Real<T> x) {
+DEVICE Real<T> sign(Real<T> x) {
   return Real<T>(T(x.value > T(0)) - T(x.value < T(0)));
 }
 template <class X>
-__device__ __forceinline__ Dual<X> sign(Dual<X> x) {
+DEVICE Dual<X> sign(Dual<X> x) {
   return Dual<X>(sign(x.value));
 }
 
 // The same, but NaN for NaN, as NumPy's sign. It has no derivative: a factor that is NaN meets
 // none.
 template <class T>
-__device__ __forceinline__ Real<T> signum(Real<T> x) {
+DEVICE Real<T> signum(Real<T> x) {
   return x == x ? sign(x) : x;
 }
 template <class X>
-__device__ __forceinline__ auto signum(Dual<X> x) {
+DEVICE auto signum(Dual<X> x) {
   return signum(x.value);
 }
 
 template <class T>
-__device__ __forceinline__ Real<T> abs(Real<T> x) {
+DEVICE Real<T> abs(Real<T> x) {
   return Real<T>(fabs(x.value));
 }
 template <class X>
-__device__ __forceinline__ Dual<X> abs(Dual<X> x) {
+DEVICE Dual<X> abs(Dual<X> x) {
   return dual(abs(x.value), sign(x.value) * x.slope);
 }
 
 // |x| for x other than 0. Its derivative takes one instruction, not three.
 template <class T>
-__device__ __forceinline__ Real<T> abs_of_nonzero(Real<T> x) {
+DEVICE Real<T> abs_of_nonzero(Real<T> x) {
   return abs(x);
 }
 template <class X>
-__device__ __forceinline__ Dual<X> abs_of_nonzero(Dual<X> x) {
+DEVICE Dual<X> abs_of_nonzero(Dual<X> x) {
   return dual(abs_of_nonzero(x.value), X(copysign(decltype(plain(x))(1), plain(x))) * x.slope);
 }
 
 // x^2 / 2, whose derivative is x itself.
 template <class T>
-__device__ __forceinline__ Real<T> half_square(Real<T> x) {
+DEVICE Real<T> half_square(Real<T> x) {
   return Real<T>(T(0.5) * x.value * x.value);
 }
 template <class X>
-__device__ __forceinline__ Dual<X> half_square(Dual<X> x) {
+DEVICE Dual<X> half_square(Dual<X> x) {
   return dual(half_square(x.value), x.value * x.slope);
 }
 
 // x^2 / (2 b) for a finite x. The value is made from the derivative, which is x / b.
 template <class T>
-__device__ __forceinline__ Real<T> half_square_over(Real<T> x, Parameter<T> b) {
+DEVICE Real<T> half_square_over(Real<T> x, Parameter<T> b) {
   return Real<T>(T(0.5) * x.value * finite_quotient(x, b).value);
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> half_square_over(Dual<X> x, Parameter<T> b) {
+DEVICE Dual<X> half_square_over(Dual<X> x, Parameter<T> b) {
   return dual(half_square_over(x.value, b), finite_quotient(x.value, b) * x.slope);
 }
 
@@ -100,13 +100,13 @@ FUNCTION(xlogx, x == T(0) ? T(0) : x * log(x), log(x) + 1.0)
 // The logistic family. All of it follows from exp(-|x|), which cannot overflow.
 
 template <class T>
-__device__ __forceinline__ T over_one_plus(T x) {
+DEVICE T over_one_plus(T x) {
   return quotient(x, T(1) + x);
 }
 
 // 1 or -1, by the side of 0; its derivative is 0.
 template <class N>
-__device__ __forceinline__ N side(N x) {
+DEVICE N side(N x) {
   return x < 0.0 ? N(-1.0) : N(1.0);
 }
 
@@ -117,68 +117,68 @@ FUNCTION(softplus_tail, log1p_of_fraction(exp(-fabs(x))), -side(x) * sigmoid_tai
 
 // max(x, floor), with the derivative of x at the floor and at NaN.
 template <class N>
-__device__ __forceinline__ N at_least(N x, double floor) {
+DEVICE N at_least(N x, double floor) {
   return x < floor ? N(floor) : x;
 }
 template <class N>
-__device__ __forceinline__ N relu(N x) {
+DEVICE N relu(N x) {
   return at_least(x, 0.0);
 }
 template <class N>
-__device__ __forceinline__ N sigmoid(N x) {
+DEVICE N sigmoid(N x) {
   const N tail = sigmoid_tail(x);
   return x < 0.0 ? tail : 1.0 - tail;
 }
 // log(1 + exp(x)).
 template <class N>
-__device__ __forceinline__ N softplus(N x) {
+DEVICE N softplus(N x) {
   return relu(x) + softplus_tail(x);
 }
 template <class N>
-__device__ __forceinline__ N log_sigmoid(N x) {
+DEVICE N log_sigmoid(N x) {
   return -softplus(-x);
 }
 
 // The larger number; where they are equal, each has half of the derivative. NaN wins.
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto max(A a, B b) {
+DEVICE auto max(A a, B b) {
   using N = Common<A, B>;
   return a > b ? N(a) : b > a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
 }
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto min(A a, B b) {
+DEVICE auto min(A a, B b) {
   using N = Common<A, B>;
   return a < b ? N(a) : b < a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
 }
 
 // max(x, floor) as torch's clamp: at x = floor the derivative is that of x, at NaN 0 times that.
 template <class T, class F>
-__device__ __forceinline__ Real<T> clamp_min(Real<T> x, F floor) {
+DEVICE Real<T> clamp_min(Real<T> x, F floor) {
   return x < floor ? Real<T>(floor) : x;
 }
 template <class X, class F>
-__device__ __forceinline__ Dual<X> clamp_min(Dual<X> x, F floor) {
+DEVICE Dual<X> clamp_min(Dual<X> x, F floor) {
   const X slope = x >= floor ? x.slope : x < floor ? X(0.0) : X(0.0 * x.slope);
   return dual(clamp_min(x.value, floor), slope);
 }
 
 // x with its value, but not its derivative, clamped.
 template <class T, class F>
-__device__ __forceinline__ Real<T> with_value_of_at_least(Real<T> x, F floor) {
+DEVICE Real<T> with_value_of_at_least(Real<T> x, F floor) {
   return x < floor ? Real<T>(floor) : x;
 }
 template <class X, class F>
-__device__ __forceinline__ Dual<X> with_value_of_at_least(Dual<X> x, F floor) {
+DEVICE Dual<X> with_value_of_at_least(Dual<X> x, F floor) {
   return dual(with_value_of_at_least(x.value, floor), x.slope);
 }
 
 // x to the power of a constant.
 template <class T, class P>
-__device__ __forceinline__ Real<T> pow(Real<T> x, P exponent) {
+DEVICE Real<T> pow(Real<T> x, P exponent) {
   return Real<T>(pow(x.value, T(plain(exponent))));
 }
 template <class X, class P>
-__device__ __forceinline__ Dual<X> pow(Dual<X> x, P exponent) {
+DEVICE Dual<X> pow(Dual<X> x, P exponent) {
   static_assert(order<P> <= 0, "the exponent of pow must be a parameter or a number");
   const auto below = pow(x.value, exponent - 1.0);
   // At an exponent of 0 the other factor may be infinite.
@@ -187,11 +187,11 @@ __device__ __forceinline__ Dual<X> pow(Dual<X> x, P exponent) {
 
 // The same for x in [0, 1]. It is faster, and its error is small beside 1, not beside the result.
 template <class T>
-__device__ __forceinline__ Real<T> power_of_fraction(Real<T> x, Real<T> exponent) {
+DEVICE Real<T> power_of_fraction(Real<T> x, Real<T> exponent) {
   return Real<T>(power_of_fraction(x.value, exponent.value));
 }
 template <class X, class T>
-__device__ __forceinline__ Dual<X> power_of_fraction(Dual<X> x, Real<T> exponent) {
+DEVICE Dual<X> power_of_fraction(Dual<X> x, Real<T> exponent) {
   const X below = power_of_fraction(x.value, exponent - 1.0);
   return dual(power_of_fraction(x.value, exponent),
               exponent == 0.0 ? X(0.0) : exponent * below * x.slope);
@@ -200,7 +200,7 @@ __device__ __forceinline__ Dual<X> power_of_fraction(Dual<X> x, Real<T> exponent
 // A function of two numbers, from its value and its derivative by each. The number of lower order
 // is a constant.
 template <class X, class A, class B>
-__device__ __forceinline__ Dual<X> of_two(X value, A a, X by_a, B b, X by_b) {
+DEVICE Dual<X> of_two(X value, A a, X by_a, B b, X by_b) {
   if constexpr (order<A> > order<B>) {
     return dual(value, by_a * a.slope);
   } else if constexpr (order<A> < order<B>) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ Dual<X> of_two(X value, A a, X by_a, B b, X by_b) {
 
 // sqrt(a^2 + b^2), without overflow.
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto hypot(A a, B b) {
+DEVICE auto hypot(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     return Real<T>(hypot(T(plain(a)), T(plain(b))));
@@ -228,7 +228,7 @@ __device__ __forceinline__ auto hypot(A a, B b) {
 
 // log(exp(a) + exp(b)), without overflow.
 template <class A, class B, If<are_numbers<A, B>> = 0>
-__device__ __forceinline__ auto logaddexp(A a, B b) {
+DEVICE auto logaddexp(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
     const T x = plain(a), y = plain(b);
@@ -248,19 +248,19 @@ FUNCTION(log_cosh, log_cosh(x), tanh(x))
 
 // a / max(p (1 - p), 1e-12) for a probability p.
 template <class T>
-__device__ __forceinline__ Real<T> over_variance(Real<T> a, Real<T> p) {
+DEVICE Real<T> over_variance(Real<T> a, Real<T> p) {
   const T variance = p.value * (T(1) - p.value);
   return Real<T>(quotient(a.value, variance < T(1e-12) ? T(1e-12) : variance));
 }
 template <class A, class P, If<(order<A> > 0 || order<P> > 0)> = 0>
-__device__ __forceinline__ auto over_variance(A a, P p) {
+DEVICE auto over_variance(A a, P p) {
   return a / at_least(p * (1.0 - p), 1e-12);
 }
 
 // The negative log-likelihood of a probability, with torch's bounds: logarithms of at least -100,
 // and a derivative by the probability that stays finite at 0 and 1.
 template <class T>
-__device__ __forceinline__ Real<T> binary_cross_entropy(Real<T> probability, Real<T> target) {
+DEVICE Real<T> binary_cross_entropy(Real<T> probability, Real<T> target) {
   const T p = probability.value;
   // NaN outside of [0, 1].
   const T y = p * (T(1) - p) >= T(0) ? target.value : T(__int_as_float(0x7fffffff));
@@ -268,13 +268,13 @@ __device__ __forceinline__ Real<T> binary_cross_entropy(Real<T> probability, Rea
   return Real<T>(-fma(y, log.of_p, (T(1) - y) * log.of_rest));
 }
 template <class T>
-__device__ __forceinline__ T bounded_logit(T p) {
+DEVICE T bounded_logit(T p) {
   const T of_p = log(p), of_rest = log1p(-p);
   return (of_p < T(-100) ? T(-100) : of_p) - (of_rest < T(-100) ? T(-100) : of_rest);
 }
 FUNCTION(logit_of_probability, bounded_logit(x), 1.0 / at_least(x * (1.0 - x), 1e-12))
 template <class P, class Y, If<(order<P> > 0 || order<Y> > 0)> = 0>
-__device__ __forceinline__ auto binary_cross_entropy(P probability, Y target) {
+DEVICE auto binary_cross_entropy(P probability, Y target) {
   constexpr int ORDER = order<P> > order<Y> ? order<P> : order<Y>;
   const auto p = value_at<ORDER>(probability);
   const auto y = value_at<ORDER>(target);

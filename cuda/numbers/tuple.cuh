@@ -1,5 +1,6 @@
 // A tuple for kernel code: NVRTC has no <tuple>, and cuda/std costs 140 ms of compile time.
 #pragma once
+#include "numbers/device.cuh"
 
 template <int... I>
 struct Indices {};
@@ -37,12 +38,12 @@ template <class... T>
 using Tuple = Slots<Range<sizeof...(T)>, T...>;
 
 template <int I, class T>
-__device__ __forceinline__ T& get(Slot<I, T>& slot) {
+DEVICE T& get(Slot<I, T>& slot) {
   return slot.value;
 }
 
 template <int I, class T>
-__device__ __forceinline__ const T& get(const Slot<I, T>& slot) {
+DEVICE const T& get(const Slot<I, T>& slot) {
   return slot.value;
 }
 

@@ -30,7 +30,7 @@ constexpr bool is_pair<Pair> = true;
 // derivatives are 0, as if there were infinitely many elements. Where the mean cannot be empty, a
 // denominator of 0 is a sum of weights, and the derivatives are divided by 0 as the mean is.
 template <bool CAN_BE_EMPTY>
-__device__ __forceinline__ double denominator_of_derivatives(double denominator) {
+DEVICE double denominator_of_derivatives(double denominator) {
   return CAN_BE_EMPTY && denominator == 0.0 ? 1.0 / denominator : denominator;
 }
 
@@ -44,7 +44,7 @@ struct Scaling<ARRAYS, Slots<I, P...>> {
   double number;
   const Slots<I, P...>& pointers;
 
-  __device__ __forceinline__ double value() const {
+  DEVICE double value() const {
     if constexpr (sizeof...(P) > ARRAYS) {
       return number * convert<double>(*get<ARRAYS>(pointers));
     } else {
@@ -58,8 +58,7 @@ struct Scaling<ARRAYS, Slots<I, P...>> {
 template <class T>
 struct Reciprocal {
   T high, low;
-  __device__ __forceinline__ explicit Reciprocal(double denominator, double factor = 1.0,
-                                                 double scale = 1.0) {
+  DEVICE explicit Reciprocal(double denominator, double factor = 1.0, double scale = 1.0) {
     const double product = factor * scale, quotient = product / denominator;
     high = T(quotient);
     if constexpr (sizeof(T) == sizeof(double)) {
@@ -73,7 +72,7 @@ struct Reciprocal {
   // x * factor * scale / denominator, to be stored as an E: one of half precision has no use for
   // the low part.
   template <class E>
-  __device__ __forceinline__ E times(T x) const {
+  DEVICE E times(T x) const {
     if constexpr (sizeof(E) < sizeof(T)) return convert<E>(x * high);
     const T refined = fma(x, high, x * low);
     return convert<E>(isfinite(refined) ? refined : x * high);
@@ -83,8 +82,7 @@ struct Reciprocal {
 // What is asked for of a sum and its denominator: the quotient, scaled, or the pair, as it is.
 // EMPTY_IS_ZERO where the sum is one of derivatives of a mean that may have nothing left.
 template <bool EMPTY_IS_ZERO, class Result>
-__device__ __forceinline__ Result reduced(const Sum<double>& sum, double denominator,
-                                          double scale) {
+DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) {
   if constexpr (is_pair<Result>) {
     const Sum<double> finite = sum.widened();  // an infinite sum has no error
     return {finite.high, finite.low, denominator};
@@ -102,7 +100,7 @@ struct NoFactor {
   double* denominator;
 
   template <bool COUNTS>
-  __device__ __forceinline__ double* counted(double) const {
+  DEVICE double* counted(double) const {
     return denominator;
   }
 };
@@ -125,7 +123,7 @@ struct Factor {
 
   // That of a pass that writes GRADIENTS, or none.
   template <bool GRADIENTS, class G>
-  static __device__ __forceinline__ auto of(const G* grad_output, double* guess) {
+  static DEVICE auto of(const G* grad_output, double* guess) {
     if constexpr (GRADIENTS) {
       return Factor(grad_output, guess);
     } else {
@@ -135,19 +133,19 @@ struct Factor {
 
   // Where a pass leaves the number of rows, if it COUNTS them, or null; leaves what it divides by.
   template <bool COUNTS>
-  __device__ __forceinline__ double* counted(double divisor) const {
+  DEVICE double* counted(double divisor) const {
     if (!COUNTS || counts == nullptr) return nullptr;
     if (blockIdx.x == 0 && threadIdx.x == 0) counts[1] = divisor;
     return counts;
   }
   // Whether the last call had all of `n` rows, so that a pass ahead of this one need not count.
-  static __device__ __forceinline__ bool anticipates(const double* guess, long long n) {
+  static DEVICE bool anticipates(const double* guess, long long n) {
     return guess != nullptr && guess[2] == double(n);
   }
 
  private:
   template <class G>
-  __device__ __forceinline__ Factor(const G* grad_output, double* guess) {
+  DEVICE Factor(const G* grad_output, double* guess) {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
       const bool follows = static_cast<const void*>(grad_output) != guess;
@@ -163,9 +161,9 @@ struct Factor {
     }
   }
   // A pair has no grad_output.
-  __device__ __forceinline__ Factor(const Pair*, double*) {}
+  DEVICE Factor(const Pair*, double*) {}
 
-  static __device__ __forceinline__ bool same_bits(double a, double b) {
+  static DEVICE bool same_bits(double a, double b) {
     return __double_as_longlong(a) == __double_as_longlong(b);
   }
 };
@@ -190,8 +188,7 @@ struct Reduction {
 
   // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
   template <bool ALONE = false, class T>
-  __device__ __forceinline__ void add(long long segment, const Sum<T>& sum,
-                                      const Sum<T>& own_denominator) const {
+  DEVICE void add(long long segment, const Sum<T>& sum, const Sum<T>& own_denominator) const {
     Sums parts = {sum.widened()};
     if constexpr (SUMS == 2) parts[1] = own_denominator.widened();
     if constexpr (!ALONE) block_sums<THREADS>(parts);
@@ -207,8 +204,8 @@ struct Reduction {
 
   // The same for sums of few numbers, of all threads.
   template <class T>
-  __device__ __forceinline__ void add_totals(long long segment, const Sum<T>& sum,
-                                             const Sum<T>& own_denominator) const {
+  DEVICE void add_totals(long long segment, const Sum<T>& sum,
+                         const Sum<T>& own_denominator) const {
     if constexpr (sizeof(T) == sizeof(float)) {
       double totals[SUMS] = {sum.total()};
       if constexpr (SUMS == 2) totals[1] = own_denominator.total();
@@ -220,7 +217,7 @@ struct Reduction {
   }
 
   // All segments of this block are complete.
-  __device__ __forceinline__ void finish() const {
+  DEVICE void finish() const {
     if (value == nullptr || segments == 1) return;
     if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
@@ -229,10 +226,10 @@ struct Reduction {
   // adds those of the team. `counter` has a further number for each team. A block that arrives
   // ahead of other work waits for less.
   static constexpr int TEAM = 64;
-  __device__ __forceinline__ unsigned arrive_in_team(long long segment) const {
+  DEVICE unsigned arrive_in_team(long long segment) const {
     return has_teams() ? arrive_at(counter + 1 + segment / TEAM) : 0;
   }
-  __device__ __forceinline__ void finish_in_teams(long long segment, unsigned before) const {
+  DEVICE void finish_in_teams(long long segment, unsigned before) const {
     if (!has_teams()) return;
     const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
     const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
@@ -249,13 +246,11 @@ struct Reduction {
   }
 
  private:
-  __device__ __forceinline__ bool has_teams() const {
-    return VALUES != COUNT && value != nullptr && segments > 1;
-  }
-  static __device__ __forceinline__ unsigned arrive_at(unsigned* counter) {
+  DEVICE bool has_teams() const { return VALUES != COUNT && value != nullptr && segments > 1; }
+  static DEVICE unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
   }
-  static __device__ __forceinline__ void store(double* to, long long index, const Sums& parts) {
+  static DEVICE void store(double* to, long long index, const Sums& parts) {
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) {
       to[(index * SUMS + s) * 2] = parts[s].high;
@@ -265,7 +260,7 @@ struct Reduction {
   // The sums of `count` partial ones, of which a thread reads LOADS at a time; the result is thread
   // 0's alone.
   template <int LOADS>
-  static __device__ __forceinline__ void add_up(Sums& sums, const double* from, long long count) {
+  static DEVICE void add_up(Sums& sums, const double* from, long long count) {
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) sums[s] = Sum<double>::zero();
 #pragma unroll(LOADS)
@@ -278,12 +273,12 @@ struct Reduction {
     }
     block_sums<THREADS>(sums);
   }
-  __device__ __forceinline__ void finish(const double* from, long long count) const {
+  DEVICE void finish(const double* from, long long count) const {
     Sums sums;
     add_up<4>(sums, from, count);
     if (threadIdx.x == 0) write(sums);
   }
-  __device__ __forceinline__ void write(const Sums& sums) const {
+  DEVICE void write(const Sums& sums) const {
     const double divisor = SUMS == 2 ? sums[SUMS - 1].total() : denominator;
     if (SUMS == 2 && counted != nullptr) *counted = divisor;
     *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());

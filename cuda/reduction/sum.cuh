@@ -5,39 +5,36 @@
 // in double, again compensated. The error of the whole is far below one unit in the last place of a
 // float at any length, and of a double too.
 #pragma once
+#include "numbers/device.cuh"
 
 template <class T>
 struct Sum {
   T high, low;  // the rounded sum, and the sum of the rounding errors
 
-  static __device__ __forceinline__ Sum zero() { return {T(0), T(0)}; }
+  static DEVICE Sum zero() { return {T(0), T(0)}; }
 
   // Knuth's TwoSum: high + x = sum + error, exactly.
-  __device__ __forceinline__ void operator+=(T x) {
+  DEVICE void operator+=(T x) {
     const T sum = high + x;
     const T moved = sum - high;
     const T error = (high - (sum - moved)) + (x - moved);
     high = sum;
     low += error;
   }
-  __device__ __forceinline__ void operator+=(const Sum& other) {
+  DEVICE void operator+=(const Sum& other) {
     *this += other.high;
     low += other.low;
   }
   // An infinite or NaN sum has no rounding error: inf - inf in `low` must not reach the result.
-  __device__ __forceinline__ double total() const {
-    return isfinite(high) ? double(high) + double(low) : double(high);
-  }
-  __device__ __forceinline__ Sum<double> widened() const {
-    return {double(high), isfinite(high) ? double(low) : 0.0};
-  }
+  DEVICE double total() const { return isfinite(high) ? double(high) + double(low) : double(high); }
+  DEVICE Sum<double> widened() const { return {double(high), isfinite(high) ? double(low) : 0.0}; }
 };
 
 // What is done once a block is in loops. Unrolled it would be half of what a kernel has to compile.
 
 // COUNT sums over a warp; the results are those of its first thread.
 template <int COUNT>
-__device__ __forceinline__ void warp_sums(Sum<double> (&sums)[COUNT]) {
+DEVICE void warp_sums(Sum<double> (&sums)[COUNT]) {
 #pragma unroll 1
   for (int distance = 16; distance > 0; distance /= 2) {
 #pragma unroll
@@ -52,7 +49,7 @@ __device__ __forceinline__ void warp_sums(Sum<double> (&sums)[COUNT]) {
 
 // COUNT sums over a block of THREADS threads; the results are thread 0's alone.
 template <int THREADS, int COUNT>
-__device__ __forceinline__ void block_sums(Sum<double> (&sums)[COUNT]) {
+DEVICE void block_sums(Sum<double> (&sums)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
   __shared__ double high[COUNT][WARPS], low[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -79,7 +76,7 @@ __device__ __forceinline__ void block_sums(Sum<double> (&sums)[COUNT]) {
 // COUNT sums over a block of THREADS threads, those of threads whose numbers are equal modulo
 // COUNT. The results are those of the first COUNT threads.
 template <int THREADS, int COUNT>
-__device__ __forceinline__ Sum<double> interleaved_sums(Sum<double> sum) {
+DEVICE Sum<double> interleaved_sums(Sum<double> sum) {
   __shared__ double high[THREADS], low[THREADS];
   high[threadIdx.x] = sum.high;
   low[threadIdx.x] = sum.low;
@@ -94,7 +91,7 @@ __device__ __forceinline__ Sum<double> interleaved_sums(Sum<double> sum) {
 // Plain sums over a block of the totals of float sums. Those are so few numbers of so few bits that
 // the rounding errors of a double do not show.
 template <int THREADS, int COUNT>
-__device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
+DEVICE void block_totals(double (&totals)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
   __shared__ double parts[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -122,7 +119,7 @@ __device__ __forceinline__ void block_totals(double (&totals)[COUNT]) {
 
 // Orders what this thread wrote before it ahead of what the thread writes after it, for the whole
 // device. __threadfence() orders more, and is slower.
-__device__ __forceinline__ void fence() {
+DEVICE void fence() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #else
@@ -132,13 +129,13 @@ __device__ __forceinline__ void fence() {
 
 // Counts the blocks that are done. The counter starts at 0 and belongs to one launch alone. Thread
 // 0 of each block adds 1 after what it wrote, and gets the number before that.
-__device__ __forceinline__ unsigned arrive(unsigned* counter) {
+DEVICE unsigned arrive(unsigned* counter) {
   fence();
   return atomicAdd(counter, 1u);
 }
 // True in every thread of the last of `all` blocks, which then sees what all wrote before they
 // arrived. `before` is the result of arrive() in thread 0.
-__device__ __forceinline__ bool is_last(unsigned before, unsigned all) {
+DEVICE bool is_last(unsigned before, unsigned all) {
   const bool last = threadIdx.x == 0 && before + 1 == all;
   if (last) fence();
   return __syncthreads_or(last);

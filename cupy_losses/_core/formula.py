@@ -34,7 +34,7 @@ template <class T>
 struct {struct_of(name)} {{
 {_fields(parameters)}
   template <{", ".join(f"class {t}" for t in types)}>
-  __device__ __forceinline__ auto formula({arguments}) const {{
+  DEVICE auto formula({arguments}) const {{
     {_return(formula)}
 #line 1 "{_MARK}{name}"
 {formula}
@@ -42,7 +42,7 @@ struct {struct_of(name)} {{
     ;
   }}
   template <{", ".join(f"class {t}" for t in types)}>
-  __device__ __forceinline__ auto operator()({arguments}) const {{
+  DEVICE auto operator()({arguments}) const {{
     return typename Highest<{", ".join(types)}>::type(formula({", ".join(operands)}));
   }}
 }};
@@ -92,8 +92,7 @@ def _method(name: str, first: Sequence[str], operands: Sequence[str], body: str)
     text = "".join(f"    {line}\n" for line in lines.split("\n"))
     return (
         f"  template <{', '.join(f'class N{k}' for k in range(len(operands)))}>\n"
-        f"  __device__ __forceinline__ auto {name}({', '.join([*first, _arguments(operands)])}) "
-        f"const {{\n{text}  }}\n"
+        f"  DEVICE auto {name}({', '.join([*first, _arguments(operands)])}) const {{\n{text}  }}\n"
     )
 
 
