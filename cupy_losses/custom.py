@@ -9,7 +9,7 @@ from ._api.entrance import Prepared, call_of
 from ._api.own import Definition, OwnLoss, arguments_of, checked_names, defined
 from ._core.arguments import Integer
 from ._core.formula import row_formula, row_source, row_struct_of, source, struct_of
-from ._core.program import cpp_name, is_reserved
+from ._core.program import RESERVED, cpp_name
 from ._core.row_program import MOST_OPERANDS
 from ._core.rows import ELEMENTS
 from ._core.tracing import trace, trace_rows
@@ -256,7 +256,7 @@ def _of_text(
     assert isinstance(text, str)
     defaults = checked_names(name, operands, parameters, LossFunction.options())
     for identifier in (*operands, *defaults):
-        if is_reserved(identifier):
+        if identifier in RESERVED:
             raise ValueError(f"the name {identifier!r} means something else in C++: choose another")
     host = None if numpy is None else Elementwise(name, numpy)
     cpp = source(name, text, operands, tuple(defaults))

@@ -517,8 +517,8 @@ struct MarginWorker {
 
   // Reads a row: adds up the violations, writes the gradients of its elements and, with FEW
   // targets, counts the violations of each.
-  template <bool FEW, class Ahead>
-  DEVICE void scan(const Writer& writer, Targets& targets, Ahead& ahead, RunningSum<N>& sum,
+  template <bool FEW>
+  DEVICE void scan(const Writer& writer, Targets& targets, auto& ahead, RunningSum<N>& sum,
                    float (&of_target)[PIECE]) const {
     const Row& row = writer.row;
     N threshold[PIECE];

@@ -76,8 +76,8 @@ struct RowOf {
   }
   // Whether so many elements from an address on may be read: a vector in which the row begins or
   // ends then takes no longer than others.
-  template <int K, class E>
-  DEVICE bool may_read(const E* from, int count) const {
+  template <int K>
+  DEVICE bool may_read(const auto* from, int count) const {
     const long long first = from - get<K>(pointers);
     return first >= 0 && first + count <= layout.extents[K];
   }

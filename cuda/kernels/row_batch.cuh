@@ -162,8 +162,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
 
   // f(place, column, x) for each element, get<k>(x) being its number in operand k.
-  template <class F>
-  DEVICE void each(F f) const {
+  DEVICE void each(auto f) const {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
       each_of(p,
@@ -171,8 +170,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
   // f(place in the vector, column, x) for the elements of one.
-  template <class F>
-  DEVICE void each_of(int p, F f) const {
+  DEVICE void each_of(int p, auto f) const {
     const Tuple<Vector<Repeat<T, K>, LENGTH>...> wide{{widened<K>(p)}...};
     const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
     const Column first = column(p);
@@ -306,8 +304,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   // Vectors of four and more are there in any case; a word, or a vector of two, if its first
   // element is, or its last one: a row may begin in it.
-  template <int S, class E>
-  DEVICE void fetch_vector(int p, const E* from) {
+  template <int S>
+  DEVICE void fetch_vector(int p, const auto* from) {
     const bool sure = LENGTH >= 4 || p < SURE;
     if (sure || holds(column(p)) || holds(column(p) + LENGTH - 1)) {
       get<S>(vectors[p]) = *reinterpret_cast<const Kept<S>*>(from);
@@ -358,8 +356,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       return {};
     }
   }
-  template <int I, class Wide>
-  static DEVICE N number(const Wide& wide, int j) {
+  template <int I>
+  static DEVICE N number(const auto& wide, int j) {
     const Real<T> value(get<FIRST + I>(wide).at[j]);
     if constexpr (Row::template Loaded<I>::HAS_SLOPE) {
       return N(value, Real<T>(get<Row::template TANGENT<I>>(wide).at[j]));
@@ -367,8 +365,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       return N(value);
     }
   }
-  template <int... I, class Wide>
-  static DEVICE auto numbers(Indices<I...>, const Wide& wide, int j) {
+  template <int... I>
+  static DEVICE auto numbers(Indices<I...>, const auto& wide, int j) {
     return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
   }
 };

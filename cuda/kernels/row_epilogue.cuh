@@ -18,9 +18,8 @@ DEVICE Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& divisor) {
 }
 
 // What the gradients of a row are proportional to, times a factor and divided.
-template <class Loss, class Finished, class T>
-DEVICE void scale_gradients(const Loss& loss, Finished& done, T factor,
-                            const Reciprocal<T>& divisor) {
+template <class T>
+DEVICE void scale_gradients(const auto& loss, auto& done, T factor, const Reciprocal<T>& divisor) {
   loss.scale(done, [&](auto x) { return quotient(x, factor, divisor); });
 }
 
@@ -41,8 +40,8 @@ DEVICE T without_loss(Status status) {
 }
 
 // The term of the denominator of a row that is not active: one whose target is out of range counts.
-template <class T, class Context>
-DEVICE T denominator_without_loss(const Context& context) {
+template <class T>
+DEVICE T denominator_without_loss(const auto& context) {
   return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
@@ -52,8 +51,8 @@ struct Outcome {
   T value, denominator;
   Finished done;
 };
-template <bool GRADIENTS, class Loss, class Row, class Context, class State, class T>
-DEVICE auto outcome_of(const Loss& loss, const Row& row, const Context& context, const State& state,
+template <bool GRADIENTS, class Loss, class Row, class T>
+DEVICE auto outcome_of(const Loss& loss, const Row& row, const auto& context, const auto& state,
                        bool valued, T factor, const Reciprocal<T>& reciprocal) {
   using N = typename Row::N;
   Outcome<T, typename Loss::template Finished<N>> outcome{
@@ -81,8 +80,9 @@ DEVICE void count(Sum<T>& counted, T denominator) {
 }
 
 // Takes the outcome of row `index`: its value is stored or added up.
-template <Values VALUES, class Loss, class T, class Result, class O>
-DEVICE void take(const O& outcome, long long index, Result* value, Sum<T>& sum, Sum<T>& counted) {
+template <Values VALUES, class Loss, class T, class Result>
+DEVICE void take(const auto& outcome, long long index, Result* value, Sum<T>& sum,
+                 Sum<T>& counted) {
   if constexpr (VALUES == EACH_VALUE) value[index] = convert<Result>(outcome.value);
   if constexpr (VALUES >= SUM_OF_VALUES) sum += outcome.value;
   if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
@@ -90,11 +90,9 @@ DEVICE void take(const O& outcome, long long index, Result* value, Sum<T>& sum, 
 
 // The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
 // on that counts them, unless it sums weights or a mask.
-template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Given, class Result,
-          class Scaling>
-DEVICE auto reduction_of_rows(const Given& given, Result* value, unsigned* counter,
-                              double* partials, long long segments, double divisor,
-                              const Scaling& scaling) {
+template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
+DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter, double* partials,
+                              long long segments, double divisor, const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
   double* const counted = given.template counted<COUNTS>(divisor);
   return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{

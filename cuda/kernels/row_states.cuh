@@ -35,8 +35,8 @@ DEVICE State joined_in_warp(State state) {
   }
   return state;
 }
-template <int LANES, class State>
-DEVICE auto combined_in_warp(const State& state) {
+template <int LANES>
+DEVICE auto combined_in_warp(const auto& state) {
   return joined_in_warp<LANES>(settle(state, LargestInWarp<LANES>()));
 }
 
@@ -47,8 +47,8 @@ DEVICE State* states_of_block() {
 }
 
 // The states of all threads of a row together, in each of them.
-template <class Team, class State>
-DEVICE auto combined(const State& state) {
+template <class Team>
+DEVICE auto combined(const auto& state) {
   constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
   auto settled = combined_in_warp<NEIGHBOURS>(state);
   using Settled = decltype(settled);

@@ -71,8 +71,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
         aligned(are_aligned()) {}
 
   // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
-  template <class F>
-  DEVICE void each(F f) const {
+  DEVICE void each(auto f) const {
     each_unit(part, [&](auto size, auto aligned, int place, int column) {
       constexpr int SIZE = decltype(size)::value;
       const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
@@ -81,15 +80,13 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     });
   }
   // f(size, aligned, column, xs) for each unit of all parts, element_of(xs, j) being one such x.
-  template <class F>
-  DEVICE void each_vector(F f) const {
+  DEVICE void each_vector(auto f) const {
     each_unit_of_all([&](auto size, auto aligned, int, int column) {
       f(size, aligned, column,
         this->template load_all<decltype(size)::value, decltype(aligned)::value>(column));
     });
   }
-  template <class Numbers>
-  static DEVICE auto element_of(const Numbers& numbers, int j) {
+  static DEVICE auto element_of(const auto& numbers, int j) {
     return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
   }
   DEVICE T largest(T) const { return top; }
@@ -136,8 +133,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 
   // f(size, aligned, place, column) for each unit of a part, or single element at an end.
-  template <class F>
-  DEVICE void each_unit(int part, F f) const {
+  DEVICE void each_unit(int part, auto f) const {
     if constexpr (UNIT == 1) {
       each_unit_of<false>(part, f);
     } else {
@@ -148,15 +144,14 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
       }
     }
   }
-  template <class F>
-  DEVICE void each_unit_of_all(F f) const {
+  DEVICE void each_unit_of_all(auto f) const {
 #pragma unroll 1
     for (int part = 0; part < Team::PARTS; ++part) each_unit(part, f);
   }
   // PAIRED, the sums of both places are those of the even and of the odd columns, or the other way
   // around: the bits do not depend on where a row begins.
-  template <bool ALIGNED, class F>
-  DEVICE void each_unit_of(int part, F f) const {
+  template <bool ALIGNED>
+  DEVICE void each_unit_of(int part, auto f) const {
     constexpr int STEP = Team::PARTS * Team::THREADS_PER_ROW;
     const int units = row.columns / UNIT, last = row.columns - 1;
     int unit = (part ^ first_part) * Team::THREADS_PER_ROW + Team::thread();
@@ -210,8 +205,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
       return unit;
     }
   }
-  template <int SIZE, bool ALIGNED, class E>
-  static DEVICE Vector<T, SIZE> load_wide(const E* from) {
+  template <int SIZE, bool ALIGNED>
+  static DEVICE Vector<T, SIZE> load_wide(const auto* from) {
     if constexpr (ALIGNED) {
       return widen<T>(load_vector<SIZE>(from));
     } else {
@@ -351,8 +346,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return elements;
   }
   // What the threads of a row accumulate together, in all of them.
-  template <class Context>
-  DEVICE Accumulated accumulate(Elements& elements, const Context& context) const {
+  DEVICE Accumulated accumulate(Elements& elements, const auto& context) const {
     return joined_in_warp<Team::THREADS_PER_ROW>(accumulate<Team::PARTS>(elements, context, 0));
   }
 
@@ -364,8 +358,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   // The same for an active row.
-  template <class Context>
-  DEVICE void differentiate(const Elements& elements, const Context& context,
+  DEVICE void differentiate(const Elements& elements, const auto& context,
                             const Finished& done) const {
     const Row& row = elements.row;
     elements.each_vector([&](auto size, auto aligned, int column, const auto& xs) {
@@ -431,8 +424,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   // What this thread accumulates of so many parts from one on.
-  template <int COUNT, class Context>
-  DEVICE Accumulated accumulate(Elements& elements, const Context& context, int part) const {
+  template <int COUNT>
+  DEVICE Accumulated accumulate(Elements& elements, const auto& context, int part) const {
     if constexpr (COUNT == 1) {
       State state = State::empty();
       elements.part = part;
@@ -453,16 +446,13 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     using E = typename Row::template Element<S>;
     *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
   }
-  template <class F>
-  static DEVICE void each_wanted(F f) {
-    each_wanted(f, Range<Loss::OPERANDS>());
-  }
-  template <class F, int... I>
-  static DEVICE void each_wanted(F f, Indices<I...>) {
+  static DEVICE void each_wanted(auto f) { each_wanted(f, Range<Loss::OPERANDS>()); }
+  template <int... I>
+  static DEVICE void each_wanted(auto f, Indices<I...>) {
     (if_wanted<I>(f), ...);
   }
-  template <int I, class F>
-  static DEVICE void if_wanted(F f) {
+  template <int I>
+  static DEVICE void if_wanted(auto f) {
     if constexpr (bool(WANTED >> I & 1u)) f(Constant<I>());
   }
 };

@@ -110,8 +110,7 @@ struct RowWorker {
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
-  template <class Ahead>
-  DEVICE auto begin(const Row& row, bool present, const Ahead& ahead) const {
+  DEVICE auto begin(const Row& row, bool present, const auto& ahead) const {
     decltype(loss.begin(row, ahead)) context;
     context.status = IGNORED;
     if (present) context = loss.begin(row, ahead);
@@ -143,8 +142,8 @@ struct RowWorker {
 
   // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
   // there, or else for some at a time.
-  template <class Full, class Rest, class AtTheEnd, class F>
-  DEVICE void batch(const Share& share, long long slot, F f) const {
+  template <class Full, class Rest, class AtTheEnd>
+  DEVICE void batch(const Share& share, long long slot, auto f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
     constexpr int SLOTS = Team::BATCH, REST = Team::rest_of(SLOTS);
     constexpr int STEP = AtTheEnd::NUMBERS / WIDTH;
@@ -170,8 +169,7 @@ struct RowWorker {
       }
     }
   }
-  template <class F>
-  DEVICE void batch_of_words(const Share& share, long long slot, F f) const {
+  DEVICE void batch_of_words(const Share& share, long long slot, auto f) const {
     constexpr int SLOTS = Team::BATCH;
     if constexpr (PADDED) {
       constexpr int BEFORE = (Team::GROUPS - 1) * SLOTS;
@@ -187,14 +185,12 @@ struct RowWorker {
       batch<Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
     }
   }
-  template <class F>
-  DEVICE void batch_of_vectors(const Share& share, long long slot, F f) const {
+  DEVICE void batch_of_vectors(const Share& share, long long slot, auto f) const {
     batch<Elements, Vectors<Team::rest_of(Team::BATCH)>, AtTheEnd>(share, slot, f);
   }
 
   // What a share accumulates, from device memory.
-  template <class Context>
-  DEVICE State accumulate(const Share& share, long long slots, const Context& context) const {
+  DEVICE State accumulate(const Share& share, long long slots, const auto& context) const {
     State state = State::empty();
     if constexpr (Loss::READS != 0) {
       for (long long slot = 0; slot < slots; slot += Team::BATCH) {
@@ -214,8 +210,8 @@ struct RowWorker {
   // The same of a share that is on its way, in GROUPS groups of copies to shared memory, or to
   // registers. What is no longer needed there makes room for the next share, if that is to come
   // now: before the arithmetic, but for the code that takes where rows are of any length.
-  template <bool REPLACE, class Context>
-  DEVICE State accumulate(const Share& share, const Share& next, Context& context) const {
+  template <bool REPLACE>
+  DEVICE State accumulate(const Share& share, const Share& next, auto& context) const {
     State state = State::empty();
     if constexpr (Team::HELD) {
       own = coming[0];
@@ -291,8 +287,8 @@ struct RowWorker {
 
   // Writes the gradients of a batch of an aligned share; its elements are in shared memory where
   // SHARED.
-  template <bool SHARED, class Context>
-  DEVICE void differentiate(const Share& share, long long first_slot, const Context& context,
+  template <bool SHARED>
+  DEVICE void differentiate(const Share& share, long long first_slot, const auto& context,
                             const Finished& done, bool releases = false) const {
     const auto write = [&](auto elements, long long slot) {
       differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
@@ -318,8 +314,8 @@ struct RowWorker {
   }
   // Writes the gradients of what a row that is not aligned has behind the last of these: fewer
   // elements than a line.
-  template <bool SHARED, class Context>
-  DEVICE void differentiate_rest(const Share& share, long long slots, const Context& context,
+  template <bool SHARED>
+  DEVICE void differentiate_rest(const Share& share, long long slots, const auto& context,
                                  const Finished& done) const {
     if constexpr (Team::SHIFTS) {
       const Column begin = aligned(share, slots).begin + Column(slots) * SLOT;
@@ -337,16 +333,16 @@ struct RowWorker {
   // shared memory, or in registers where a thread has few.
   template <class E>
   static constexpr bool FEW = E::NUMBERS <= 8;
-  template <class E, class Context>
-  DEVICE void fetch(E& elements, const Share& share, int slot, const Context& context,
+  template <class E>
+  DEVICE void fetch(E& elements, const Share& share, int slot, const auto& context,
                     bool aligned) const {
     if constexpr (Loss::HIDES && !FEW<E>) {
       elements.template hide<Team>(context.column, shared, slot, share.shift);
     }
     elements.template fetch<Team>(shared, slot, share.shift, aligned);
   }
-  template <bool FIRST, class E, class Context>
-  DEVICE void take(State& state, E& elements, const Share& share, const Context& context) const {
+  template <bool FIRST, class E>
+  DEVICE void take(State& state, E& elements, const Share& share, const auto& context) const {
     if constexpr (Loss::HIDES && FEW<E>) elements.hide(context.column);
     loss.template add<FIRST>(state, share.row, context, elements);
   }
@@ -390,9 +386,9 @@ struct RowWorker {
     }
   }
 
-  template <bool SHARED, class E, class Context>
-  DEVICE void differentiate_elements(const Row& row, E elements, long long slot,
-                                     const Context& context, const Finished& done,
+  template <bool SHARED>
+  DEVICE void differentiate_elements(const Row& row, auto elements, long long slot,
+                                     const auto& context, const Finished& done,
                                      bool releases) const {
     if (SHARED && releases) elements.release(row);
     if (context.status != ACTIVE) {
@@ -424,13 +420,13 @@ struct RowWorker {
   }
 
   // Gradients f(operand, column, x).
-  template <int... I, class E, class F>
-  DEVICE void write(Indices<I...>, const Row& row, const E& elements, F f) const {
+  template <int... I, class E>
+  DEVICE void write(Indices<I...>, const Row& row, const E& elements, auto f) const {
 #pragma unroll
     for (int p = 0; p < E::VECTORS; ++p) (write_operand<I>(row, elements, p, f), ...);
   }
-  template <int I, class E, class F>
-  DEVICE void write_operand(const Row& row, const E& elements, int p, F f) const {
+  template <int I>
+  DEVICE void write_operand(const Row& row, const auto& elements, int p, auto f) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       constexpr int G = Row::INPUTS + ones_below(WANTED, I);
       using Stored = typename Row::template Element<G>;

@@ -117,8 +117,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
       }
     }
     // f(place, column, x) for each element.
-    template <class F>
-    DEVICE void each(F f) const {
+    DEVICE void each(auto f) const {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
         if (batch.holds(k)) {
@@ -212,8 +211,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
   // f(batch) for each batch of this thread.
-  template <class F>
-  DEVICE void each_batch(const Rows& rows, F f) const {
+  DEVICE void each_batch(const Rows& rows, auto f) const {
     if (!rows.present) return;
     constexpr int STRIDE = Team::COUNT * THREADS_PER_ROW;
     Column first = Team::thread();
@@ -238,16 +236,15 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if (present) context = loss.begin(row, loss.ahead(row));
     return context;
   }
-  template <bool FIRST, class B>
-  DEVICE void add(State (&states)[WIDTH], B& batch, const Rows& rows,
+  template <bool FIRST>
+  DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows,
                   const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
   }
   using Settled = decltype(combined_in_warp<THREADS_PER_ROW>(State()));
 
   // Writes the gradients of a batch.
-  template <class B>
-  DEVICE void differentiate(const B& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+  DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                             const Finished (&done)[WIDTH]) const {
     write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
@@ -297,14 +294,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     loss.template add<FIRST>(state, row, context, elements);
   }
 
-  template <int... I, class B>
-  DEVICE void write(Indices<I...>, const B& batch, const Rows& rows,
+  template <int... I>
+  DEVICE void write(Indices<I...>, const auto& batch, const Rows& rows,
                     const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
     (write_operand<I>(batch, rows, contexts, done), ...);
   }
   // The gradients of a batch by operand I.
-  template <int I, class B>
-  DEVICE void write_operand(const B& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+  template <int I>
+  DEVICE void write_operand(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                             const Finished (&done)[WIDTH]) const {
     if constexpr (bool(WANTED >> I & 1u)) {
       const auto slope = [&](auto which, int k) {
@@ -324,8 +321,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       }
     }
   }
-  template <int I, class B, class F>
-  DEVICE void write_slopes(const B& batch, const Rows& rows, F slope) const {
+  template <int I>
+  DEVICE void write_slopes(const auto& batch, const Rows& rows, auto slope) const {
     constexpr int G = Row::INPUTS + ones_below(WANTED, I);
     using E = typename Row::template Element<G>;
 #pragma unroll
@@ -339,8 +336,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       }
     }
   }
-  template <class B>
-  DEVICE void write_target(const B& batch, const Row& row, const Context& context,
+  DEVICE void write_target(const auto& batch, const Row& row, const Context& context,
                            const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
     const N slope = loss.gradient_of_target(context, done);

@@ -9,8 +9,8 @@
 template <class Loss, bool IN_MEAN>
 struct Weighted {
   Loss loss;
-  template <class W, class... N>
-  DEVICE auto operator()(W weight, N... operand) const {
+  template <class... N>
+  DEVICE auto operator()(auto weight, N... operand) const {
     return weight * loss(operand...);
   }
   template <class W, class... N>
@@ -23,8 +23,8 @@ struct Weighted {
 template <class Loss>
 struct Vjp {
   Loss loss;
-  template <class G, class... N>
-  DEVICE auto operator()(G grad_output, N... operand) const {
+  template <class... N>
+  DEVICE auto operator()(auto grad_output, N... operand) const {
     return grad_output * loss(operand...);
   }
 };
@@ -59,14 +59,14 @@ struct Jvp {
   }
 
  private:
-  template <class X, int... I, class Operands>
-  DEVICE auto along(Indices<I...>, const Operands& all) const {
+  template <class X, int... I>
+  DEVICE auto along(Indices<I...>, const auto& all) const {
     return loss(with_tangent<X, I>(all)...).slope;
   }
   // Operand I of the loss. All those with a tangent get the same order, so that their tangents meet
   // at the outermost level.
-  template <class X, int I, class Operands>
-  DEVICE auto with_tangent(const Operands& all) const {
+  template <class X, int I>
+  DEVICE auto with_tangent(const auto& all) const {
     if constexpr (bool(TANGENTS >> I & 1u)) {
       return Dual<X>(X(get<COUNT + I>(all)), X(get<ones_below(TANGENTS, I)>(all)));
     } else {
@@ -91,15 +91,15 @@ struct Masked {
   }
 
  private:
-  template <int... I, class Operands>
-  DEVICE auto select(Indices<I...>, const Operands& all) const {
+  template <int... I>
+  DEVICE auto select(Indices<I...>, const auto& all) const {
     auto value = loss(get<(I < AT ? I : I + 1)>(all)...);
     return get<AT>(all) == 0.0 ? decltype(value)(0) : value;
   }
 };
 
-template <class Loss, class M, class... N>
-DEVICE M denominator_of(const Loss&, M one, N...) {
+template <class M, class... N>
+DEVICE M denominator_of(const auto&, M one, N...) {
   return one;
 }
 template <class Loss, bool IN_MEAN, class M, class... N>
@@ -113,8 +113,8 @@ template <class Loss, int AT>
 constexpr bool is_masked<Masked<Loss, AT>> = true;
 
 // Whether a mask leaves an element out.
-template <class Loss, class... N>
-DEVICE bool leaves_out(const Loss&, N...) {
+template <class... N>
+DEVICE bool leaves_out(const auto&, N...) {
   return false;
 }
 template <class Loss, int AT, class... N>

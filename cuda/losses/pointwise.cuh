@@ -7,16 +7,12 @@
 
 template <class T>
 struct L1 {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
-    return abs(input - target);
-  }
+  DEVICE auto operator()(auto input, auto target) const { return abs(input - target); }
 };
 
 template <class T>
 struct SquaredError {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     auto d = input - target;
     return d * d;
   }
@@ -26,8 +22,7 @@ struct SquaredError {
 template <class T>
 struct SmoothL1 {
   Parameter<T> beta;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     auto d = input - target;
     auto near = half_square_over(d, beta);
     auto far = abs_of_nonzero(d) - 0.5 * beta;
@@ -38,8 +33,7 @@ struct SmoothL1 {
 template <class T>
 struct Huber {
   Parameter<T> delta;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     auto d = input - target;
     auto near = half_square(d);
     auto far = delta * (abs_of_nonzero(d) - 0.5 * delta);
@@ -49,17 +43,13 @@ struct Huber {
 
 template <class T>
 struct LogCosh {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
-    return log_cosh(input - target);
-  }
+  DEVICE auto operator()(auto input, auto target) const { return log_cosh(input - target); }
 };
 
 template <class T>
 struct Quantile {
   Parameter<T> quantile;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     auto d = target - input;
     return d < 0.0 ? (quantile - 1.0) * d : quantile * d;
   }
@@ -68,38 +58,29 @@ struct Quantile {
 template <class T>
 struct Charbonnier {
   Parameter<T> eps;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
-    return hypot(input - target, eps);
-  }
+  DEVICE auto operator()(auto input, auto target) const { return hypot(input - target, eps); }
 };
 
 template <class T>
 struct BinaryCrossEntropy {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     return binary_cross_entropy(input, target);
   }
 };
 
 // target softplus(-logit) + (1 - target) softplus(logit), so that no term cancels another one.
-template <class X, class Y>
-DEVICE auto cross_entropy(X logit, Y target) {
+DEVICE auto cross_entropy(auto logit, auto target) {
   return ((logit < 0.0 ? 0.0 : 1.0) - target) * logit + softplus_tail(logit);
 }
 
 template <class T>
 struct BinaryCrossEntropyWithLogits {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
-    return cross_entropy(input, target);
-  }
+  DEVICE auto operator()(auto input, auto target) const { return cross_entropy(input, target); }
 };
 
 template <class T>
 struct PositiveWeightedBinaryCrossEntropyWithLogits {
-  template <class X, class Y, class W>
-  DEVICE auto operator()(X input, Y target, W pos_weight) const {
+  DEVICE auto operator()(auto input, auto target, auto pos_weight) const {
     auto positive = relu(input);
     auto tail = softplus_tail(input);
     return pos_weight * target * ((positive - input) + tail) + (1.0 - target) * (positive + tail);
@@ -110,8 +91,8 @@ struct PositiveWeightedBinaryCrossEntropyWithLogits {
 template <class T, bool BALANCED, bool SQUARED>
 struct SigmoidFocal {
   Parameter<T> alpha, gamma;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  template <class X>
+  DEVICE auto operator()(X input, auto target) const {
     const X tail = sigmoid_tail(input), head = 1.0 - tail;
     const bool negative = input < 0.0;
     auto miss = target * (negative ? head : tail) + (1.0 - target) * (negative ? tail : head);
@@ -136,24 +117,19 @@ struct SigmoidFocal {
 
 template <class T>
 struct SoftMargin {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
-    return softplus(-target * input);
-  }
+  DEVICE auto operator()(auto input, auto target) const { return softplus(-target * input); }
 };
 
 template <class T>
 struct Hinge {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     return clamp_min(1.0 - input * target, 0.0);
   }
 };
 
 template <class T>
 struct SquaredHinge {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     auto violation = clamp_min(1.0 - input * target, 0.0);
     return violation * violation;
   }
@@ -174,16 +150,14 @@ struct HingeEmbedding {
 template <class T>
 struct MarginRanking {
   Parameter<T> margin;
-  template <class X, class Y, class Z>
-  DEVICE auto operator()(X input1, Y input2, Z target) const {
+  DEVICE auto operator()(auto input1, auto input2, auto target) const {
     return clamp_min(-target * (input1 - input2) + margin, 0.0);
   }
 };
 
 template <class T, bool LOG_TARGET>
 struct KLDivergence {
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     if constexpr (LOG_TARGET) {
       return exp(target) * (target - input);
     } else {
@@ -209,8 +183,7 @@ struct PoissonNLL {
   }
 
  private:
-  template <class X, class Y>
-  DEVICE auto main_part(X input, Y target) const {
+  DEVICE auto main_part(auto input, auto target) const {
     if constexpr (LOG_INPUT) {
       return exp(input) - target * input;
     } else {
@@ -222,8 +195,7 @@ struct PoissonNLL {
 template <class T, bool FULL>
 struct GaussianNLL {
   Parameter<T> eps;
-  template <class X, class Y, class V>
-  DEVICE auto operator()(X input, Y target, V var) const {
+  DEVICE auto operator()(auto input, auto target, auto var) const {
     auto clamped = with_value_of_at_least(var, eps);
     auto error = input - target;
     auto loss = 0.5 * (log(clamped) + error * error / clamped);
@@ -239,8 +211,7 @@ struct GaussianNLL {
 template <class T, bool FULL>
 struct GaussianNLLOfOneVariance {
   Parameter<T> eps, var;
-  template <class X, class Y>
-  DEVICE auto operator()(X input, Y target) const {
+  DEVICE auto operator()(auto input, auto target) const {
     return GaussianNLL<T, FULL>{eps}(input, target, Real<T>(var));
   }
 };

@@ -99,15 +99,11 @@ struct RunningSum<Dual<X>> {
     slope += x.slope;
   }
   DEVICE void take_one() { value.take_one(); }
-  template <class T>
-  DEVICE void scale(T factor) {
+  DEVICE void scale(auto factor) {
     value.scale(factor);
     slope.scale(factor);
   }
-  template <class T>
-  DEVICE Dual<X> total(T less) const {
-    return dual(value.total(less), slope.total());
-  }
+  DEVICE Dual<X> total(auto less) const { return dual(value.total(less), slope.total()); }
   DEVICE Dual<X> total() const { return dual(value.total(), slope.total()); }
   DEVICE auto rest() const { return value.rest(); }
   friend DEVICE RunningSum operator+(const RunningSum& a, const RunningSum& b) {
@@ -221,12 +217,12 @@ struct ExactTerms {
   DEVICE T from(const ExactTerms& other) const { return of(other.top); }
 };
 
-template <class Terms, class T>
-DEVICE Real<T> term(const Terms& terms, Real<T> x) {
+template <class T>
+DEVICE Real<T> term(const auto& terms, Real<T> x) {
   return Real<T>(terms.of(x.value));
 }
-template <class Terms, class X>
-DEVICE Dual<X> term(const Terms& terms, Dual<X> x) {
+template <class X>
+DEVICE Dual<X> term(const auto& terms, Dual<X> x) {
   const X y = term(terms, x.value);
   return dual(y, y * x.slope);
 }
@@ -292,8 +288,8 @@ DEVICE Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
   rest = y.rest;
   return Real<T>(y.value);
 }
-template <bool ROUGH, class X, class T>
-DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, T& rest) {
+template <bool ROUGH, class X>
+DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, auto& rest) {
   const X y = exp_of_distance<ROUGH>(x.value, positive, rest);
   return dual(y, y * (positive ? -x.slope : x.slope));
 }
@@ -324,8 +320,8 @@ DEVICE Real<T> log_of_one_and(Real<T> rest, T error) {
   const T sum = T(1) + rest.value;
   return Real<T>(log1p_of_positive(rest.value) + rough_quotient(error, sum));
 }
-template <class X, class T>
-DEVICE Dual<X> log_of_one_and(Dual<X> rest, T error) {
+template <class X>
+DEVICE Dual<X> log_of_one_and(Dual<X> rest, auto error) {
   return dual(log_of_one_and(rest.value, error), rest.slope / (1.0 + rest.value));
 }
 
@@ -367,24 +363,19 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
 // nothing but that the row counts.
 template <bool WEIGHTED>
 struct OfClass {
-  template <class Row>
-  DEVICE auto ahead(const Row& row) const {
-    return row.template load_index<1>();
-  }
-  template <class Row, class Integer>
-  DEVICE auto begin(const Row& row, Integer index) const {
+  DEVICE auto ahead(const auto& row) const { return row.template load_index<1>(); }
+  DEVICE auto begin(const auto& row, auto index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
   }
-  template <class Own, class Elements>
-  DEVICE void find(Own& own, const Elements& elements) const {
+  DEVICE void find(auto& own, const auto& elements) const {
     own.element = elements.template element<0>(own.column);
   }
 };
 template <bool WEIGHTED>
 struct OfClassOrIgnored : OfClass<WEIGHTED> {
   long long ignore_index;
-  template <class Row, class Integer>
-  DEVICE auto begin(const Row& row, Integer integer) const {
+  template <class Integer>
+  DEVICE auto begin(const auto& row, Integer integer) const {
     const auto index = (long long)(integer);
     // An unsigned integer beyond long long turns negative, but is no negative ignore_index.
     const bool beyond = Integer(-1) > Integer(0) && index < 0;
@@ -396,22 +387,15 @@ struct Always {
 };
 struct OfRow {
   static constexpr bool WEIGHTED = false, SINGLE = false, HIDES = false;
-  template <class Row>
-  DEVICE Nothing ahead(const Row&) const {
-    return {};
-  }
-  template <class Row>
-  DEVICE Always begin(const Row&, Nothing) const {
-    return {ACTIVE};
-  }
-  template <class Context, class Elements>
-  DEVICE void find(const Context&, const Elements&) const {}
+  DEVICE Nothing ahead(const auto&) const { return {}; }
+  DEVICE Always begin(const auto&, Nothing) const { return {ACTIVE}; }
+  DEVICE void find(const auto&, const auto&) const {}
 };
 
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
 // COUNT, and then any two can be joined.
-template <class State, class F>
-DEVICE State settle(const State& state, F) {
+template <class State>
+DEVICE State settle(const State& state, auto) {
   return state;
 }
 template <class State>
@@ -508,9 +492,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   template <class N>
   using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
-  template <bool FIRST, class N, class Row, class Context, class Elements>
-  DEVICE void add(State<N>& state, const Row& row, const Context& target,
-                  Elements& elements) const {
+  template <bool FIRST, class N, class Elements>
+  DEVICE void add(State<N>& state, const auto& row, const auto& target, Elements& elements) const {
     // Not -inf, even if all that this thread has is.
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
@@ -538,8 +521,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     T denominator, smooth;
     Terms terms;
   };
-  template <class N, class Row, class Context>
-  DEVICE Finished<N> finish(const Row& row, const Context& target, const State<N>& state,
+  template <class N>
+  DEVICE Finished<N> finish(const auto& row, const auto& target, const State<N>& state,
                             bool valued) const {
     const auto terms = Terms::up_to(state.top);
     const Real<T> weight(target.weight());
@@ -599,28 +582,27 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     if constexpr (HALF && order<N> == 0) by_total = N(rough_quotient(plain(slope), plain(total)));
     return {value, by_total * unit, rest - by_total * others, target.weight(), smooth, terms};
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     done.scale = by(done.scale);
     done.at_target = by(done.at_target);
     done.smooth = by(done.smooth);
   }
 
-  template <int K, class N, class Row, class Context, class Column, class X>
-  DEVICE N gradient(const Row& row, const Context& target, const Finished<N>& done, Column column,
-                    const X& x) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto& row, const auto& target, const Finished<N>& done, auto column,
+                    const auto& x) const {
     N slope = done.scale * term(done.terms, get<0>(x));
     if constexpr (SMOOTHED) slope = slope - Real<T>(done.smooth) * weight_of(x);
     return slope;
   }
-  template <class N, class Context>
-  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
+  template <class N>
+  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
     return done.at_target;
   }
 
  private:
-  template <class X>
-  static DEVICE Real<T> weight_of(const X& x) {
+  static DEVICE Real<T> weight_of(const auto& x) {
     if constexpr (WEIGHTED) {
       return Real<T>(plain(get<OPERANDS>(x)));
     } else {
@@ -640,8 +622,8 @@ struct CrossEntropyOfProbabilities : OfRow {
   template <class N>
   using State = Softmax<N, true, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
-  template <bool FIRST, class N, class Row, class Elements>
-  DEVICE void add(State<N>& state, const Row& row, const Always&, Elements& elements) const {
+  template <bool FIRST, class N, class Elements>
+  DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
     const T top = elements.largest(FIRST ? lowest<T>() : state.top);
     const auto terms = state.template rise<FIRST>(top);
     // Where one probability is by far the largest, and its element too, the loss is what the others
@@ -665,8 +647,8 @@ struct CrossEntropyOfProbabilities : OfRow {
     N value, scale, log_total;
     T denominator, top, factor;
   };
-  template <class N, class Row>
-  DEVICE Finished<N> finish(const Row&, const Always&, const State<N>& state, bool) const {
+  template <class N>
+  DEVICE Finished<N> finish(const auto&, const Always&, const State<N>& state, bool) const {
     const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
     Finished<N> done;
     done.value = mass * log_total - state.spread.total();
@@ -683,15 +665,15 @@ struct CrossEntropyOfProbabilities : OfRow {
     done.factor = T(1);
     return done;
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     done.scale = by(done.scale);
     done.factor = by(done.factor);
   }
 
-  template <int K, class N, class Row, class Column, class X>
-  DEVICE N gradient(const Row& row, const Always&, const Finished<N>& done, Column,
-                    const X& x) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto& row, const Always&, const Finished<N>& done, auto,
+                    const auto& x) const {
     const N below = get<0>(x) - Real<T>(done.top);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
@@ -704,8 +686,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 
  private:
-  template <class Row, class X>
-  DEVICE auto counted(const Row& row, const X& x) const {
+  DEVICE auto counted(const auto& row, const auto& x) const {
     auto y = get<1>(x);
     if constexpr (SMOOTHED) {
       y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));
@@ -731,22 +712,22 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
     N value;
     T denominator, at_target;
   };
-  template <class N, class Row, class Context>
-  DEVICE Finished<N> finish(const Row& row, const Context& target, const Nothing&, bool) const {
+  template <class N>
+  DEVICE Finished<N> finish(const auto& row, const auto& target, const Nothing&, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     done.at_target = by(done.at_target);
   }
 
-  template <int K, class N, class Row, class Context, class Column, class X>
-  DEVICE N gradient(const Row&, const Context& target, const Finished<N>&, Column column,
-                    const X&) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto&, const auto& target, const Finished<N>&, auto column,
+                    const auto&) const {
     return N(0.0);
   }
-  template <class N, class Context>
-  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
+  template <class N>
+  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
     return N(Real<T>(done.at_target));
   }
 };
@@ -769,9 +750,8 @@ struct MultiMargin : OfClass<WEIGHTED_> {
     }
   };
 
-  template <bool FIRST, class N, class Row, class Context, class Elements>
-  DEVICE void add(State<N>& state, const Row& row, const Context& target,
-                  Elements& elements) const {
+  template <bool FIRST, class N>
+  DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
     elements.each([&](int, auto, const auto& x) {
@@ -790,27 +770,27 @@ struct MultiMargin : OfClass<WEIGHTED_> {
     N value, threshold, at_target;
     T denominator, scale;
   };
-  template <class N, class Row, class Context>
-  DEVICE Finished<N> finish(const Row& row, const Context& target, const State<N>& state,
+  template <class N>
+  DEVICE Finished<N> finish(const auto& row, const auto& target, const State<N>& state,
                             bool) const {
     const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
     return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
             plain(scale)};
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     done.at_target = by(done.at_target);
     done.scale = by(done.scale);
   }
 
-  template <int K, class N, class Row, class Context, class Column, class X>
-  DEVICE N gradient(const Row&, const Context& target, const Finished<N>& done, Column column,
-                    const X& x) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto&, const auto& target, const Finished<N>& done, auto column,
+                    const auto& x) const {
     const N violation = done.threshold + get<0>(x);
     return violation > 0.0 ? Real<T>(done.scale) * slope(violation) : N(0.0);
   }
-  template <class N, class Context>
-  DEVICE N gradient_of_target(const Context&, const Finished<N>& done) const {
+  template <class N>
+  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
     return done.at_target;
   }
 
@@ -840,8 +820,8 @@ struct CosineEmbedding : OfRow {
     }
   };
 
-  template <bool FIRST, class N, class Row, class Elements>
-  DEVICE void add(State<N>& state, const Row&, const Always&, Elements& elements) const {
+  template <bool FIRST, class N>
+  DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
     N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
     elements.each([&](int, auto, const auto& x) {
       product = product + get<0>(x) * get<1>(x);
@@ -858,8 +838,8 @@ struct CosineEmbedding : OfRow {
     N value, by_own[2], by_other;  // how much of each vector is in the gradients
     T denominator;
   };
-  template <class N, class Row>
-  DEVICE Finished<N> finish(const Row& row, const Always&, const State<N>& state, bool) const {
+  template <class N>
+  DEVICE Finished<N> finish(const auto& row, const Always&, const State<N>& state, bool) const {
     Finished<N> done;
     const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
     const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
@@ -881,15 +861,16 @@ struct CosineEmbedding : OfRow {
     for (int k = 0; k < 2; ++k) done.by_own[k] = Real<T>(slope) * (cosine / square[k]);
     return done;
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     done.by_other = by(done.by_other);
 #pragma unroll
     for (int k = 0; k < 2; ++k) done.by_own[k] = by(done.by_own[k]);
   }
 
-  template <int K, class N, class Row, class Column, class X>
-  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
+                    const auto& x) const {
     return get<1 - K>(x) * done.by_other - done.by_own[K] * get<K>(x);
   }
 };
@@ -1027,8 +1008,7 @@ struct TripletMargin : OfRow {
       for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = combine(a.to[i], b.to[i]);
       return both;
     }
-    template <class F>
-    friend DEVICE auto settle(const Distances& each, F) {
+    friend DEVICE auto settle(const Distances& each, auto) {
       Distances<decltype(settled(each.to[0]))> all;
 #pragma unroll
       for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = settled(each.to[i]);
@@ -1040,8 +1020,8 @@ struct TripletMargin : OfRow {
   template <class N>
   using State = Distances<typename Metric::template State<N>>;
 
-  template <bool FIRST, class State, class Row, class Elements>
-  DEVICE void add(State& state, const Row&, const Always&, Elements& elements) const {
+  template <bool FIRST, class Row>
+  DEVICE void add(auto& state, const Row&, const Always&, auto& elements) const {
     using N = typename Row::N;
     const Metric metric{p};
     auto parts = Parts<N>::empty();
@@ -1061,8 +1041,8 @@ struct TripletMargin : OfRow {
     T denominator;
     typename Metric::template Distance<N> to[2 + SWAP];
   };
-  template <class N, class Row>
-  DEVICE Finished<N> finish(const Row&, const Always&, const Parts<N>& parts, bool) const {
+  template <class N>
+  DEVICE Finished<N> finish(const auto&, const Always&, const Parts<N>& parts, bool) const {
     const Metric metric{p};
     Finished<N> done;
 #pragma unroll
@@ -1084,14 +1064,15 @@ struct TripletMargin : OfRow {
     for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = Real<T>(slopes[i]) * done.to[i].scale;
     return done;
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
 #pragma unroll
     for (int i = 0; i < 2 + SWAP; ++i) done.to[i].scale = by(done.to[i].scale);
   }
 
-  template <int K, class N, class Row, class Column, class X>
-  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
+  template <int K, class N>
+  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
+                    const auto& x) const {
     // Where each difference has the operand: with +, with -, or not at all.
     constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
     const Metric metric{p};
@@ -1112,8 +1093,8 @@ struct TripletMargin : OfRow {
   }
 
  private:
-  template <class N, class X>
-  DEVICE N difference(int i, const X& x) const {
+  template <class N>
+  DEVICE N difference(int i, const auto& x) const {
     const N a = i == 2 ? get<1>(x) : get<0>(x), b = i == 0 ? get<1>(x) : get<2>(x);
     return (a - b) + eps;
   }
@@ -1132,8 +1113,8 @@ struct Denominator : Loss {
     N value;
     typename ScalarOf<N>::type denominator;
   };
-  template <class N, class Row, class Context>
-  DEVICE Finished<N> finish(const Row&, const Context& target, const Nothing&, bool) const {
+  template <class N, class Row>
+  DEVICE Finished<N> finish(const Row&, const auto& target, const Nothing&, bool) const {
     return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
   }
 };
@@ -1154,8 +1135,8 @@ template <class Context, class Weight>
 struct Sample : Context {
   Weight sample_weight;
 };
-template <class T, class Context>
-DEVICE T sample_weight(const Context&) {
+template <class T>
+DEVICE T sample_weight(const auto&) {
   return T(1);
 }
 template <class T, class Context, class Weight>
@@ -1171,8 +1152,8 @@ template <class T>
 DEVICE Real<T> product(Real<T> x, T by) {
   return Real<T>(x.value * by);
 }
-template <class X, class T>
-DEVICE Dual<X> product(Dual<X> x, T by) {
+template <class X>
+DEVICE Dual<X> product(Dual<X> x, auto by) {
   return dual(product(x.value, by), product(x.slope, by));
 }
 
@@ -1181,8 +1162,7 @@ DEVICE Dual<X> product(Dual<X> x, T by) {
 // of the denominator and its gradients.
 template <class Loss, bool MASKED, bool WEIGHED>
 struct Sampled : Loss {
-  template <class Row>
-  DEVICE auto ahead(const Row& row) const {
+  DEVICE auto ahead(const auto& row) const {
     const auto counts = [&] {
       if constexpr (MASKED) {
         return row.template load_of_sample<0>();
@@ -1192,8 +1172,8 @@ struct Sampled : Loss {
     };
     return SampleAhead<decltype(Loss::ahead(row)), decltype(counts())>{Loss::ahead(row), counts()};
   }
-  template <class Row, class Ahead>
-  DEVICE auto begin(const Row& row, const Ahead& ahead) const {
+  template <class Row>
+  DEVICE auto begin(const Row& row, const auto& ahead) const {
     const auto weight = [&] {
       if constexpr (WEIGHED) {
         return row.template load_of_sample<int(MASKED)>();
@@ -1206,9 +1186,8 @@ struct Sampled : Loss {
     if (!ahead.counts) sample.status = IGNORED;
     return sample;
   }
-  template <class N, class Row, class Context, class State>
-  DEVICE auto finish(const Row& row, const Context& context, const State& state,
-                     bool valued) const {
+  template <class N, class Row>
+  DEVICE auto finish(const Row& row, const auto& context, const auto& state, bool valued) const {
     auto done = Loss::template finish<N>(row, context, state, valued);
     if constexpr (WEIGHED) {
       const auto weight = sample_weight<typename Row::Scalar>(context);

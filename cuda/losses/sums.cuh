@@ -85,8 +85,8 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     }
   };
 
-  template <bool FIRST, class N, class Row, class Elements>
-  DEVICE void add(State<N>& state, const Row&, const Always&, Elements& elements) const {
+  template <bool FIRST, class N>
+  DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
     (rise<I, FIRST>(get<I>(state.sums), elements), ...);
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
@@ -107,8 +107,8 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     N value, by[SUMS];  // the derivatives by the sums
     T denominator;
   };
-  template <class N, class Row>
-  DEVICE Finished<N> finish(const Row& row, const Always&, const State<N>& state, bool) const {
+  template <class N>
+  DEVICE Finished<N> finish(const auto& row, const Always&, const State<N>& state, bool) const {
     const Real<T> length(T(row.columns));
     const N sum[SUMS] = {get<I>(state.sums).total()...};
     Finished<N> done;
@@ -118,13 +118,14 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     done.denominator = T(1);
     return done;
   }
-  template <class N, class F>
-  DEVICE void scale(Finished<N>& done, F by) const {
+  template <class N>
+  DEVICE void scale(Finished<N>& done, auto by) const {
     ((done.by[I] = by(done.by[I])), ...);
   }
 
-  template <int BY, class N, class Row, class Column, class X>
-  DEVICE N gradient(const Row&, const Always&, const Finished<N>& done, Column, const X& x) const {
+  template <int BY, class N>
+  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
+                    const auto& x) const {
     N slope = N(0.0);
     (add_slope<I>(slope, done, formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)), ...);
     return slope;
@@ -132,8 +133,8 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
 
  private:
   // Exponentials are of the distances from the largest term so far.
-  template <int S, bool FIRST, class Sum, class Elements>
-  DEVICE void rise(Sum& sum, Elements& elements) const {
+  template <int S, bool FIRST>
+  DEVICE void rise(auto& sum, auto& elements) const {
     if constexpr (IS_LOG<S>) {
       T top = sum.of_terms.top;
       elements.each([&](int, auto, const auto& x) {

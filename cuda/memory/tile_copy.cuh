@@ -20,14 +20,14 @@ struct Pieces {
         after(bytes - lead - whole) {}
 
   // f(offset) for each piece, among so many threads.
-  template <int THREADS, class F>
-  DEVICE void each(F f) const {
+  template <int THREADS>
+  DEVICE void each(auto f) const {
 #pragma unroll 4
     for (int at = 16 * int(threadIdx.x); at < whole; at += 16 * THREADS) f(lead + at);
   }
   // f(offset) for each element of SIZE bytes outside of the pieces, among at least 16 threads.
-  template <int SIZE, class F>
-  DEVICE void each_other(F f) const {
+  template <int SIZE>
+  DEVICE void each_other(auto f) const {
     if ((lead | after) == 0) return;  // most often
     const int own = SIZE * int(threadIdx.x);
     if (own < lead) f(own);

@@ -106,8 +106,8 @@ DEVICE Vector<T, W> load_vector(const T* from) {
 }
 
 // f(access, word) for each access that a vector takes at an address.
-template <int W, class T, class F>
-DEVICE void each_word(T* at, const Vector<T, W>& vector, F f) {
+template <int W, class T>
+DEVICE void each_word(T* at, const Vector<T, W>& vector, auto f) {
   using Unit = typename Word<sizeof(Vector<T, W>)>::type;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {

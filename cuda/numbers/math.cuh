@@ -152,29 +152,29 @@ DEVICE auto min(A a, B b) {
 }
 
 // max(x, floor) as torch's clamp: at x = floor the derivative is that of x, at NaN 0 times that.
-template <class T, class F>
-DEVICE Real<T> clamp_min(Real<T> x, F floor) {
+template <class T>
+DEVICE Real<T> clamp_min(Real<T> x, auto floor) {
   return x < floor ? Real<T>(floor) : x;
 }
-template <class X, class F>
-DEVICE Dual<X> clamp_min(Dual<X> x, F floor) {
+template <class X>
+DEVICE Dual<X> clamp_min(Dual<X> x, auto floor) {
   const X slope = x >= floor ? x.slope : x < floor ? X(0.0) : X(0.0 * x.slope);
   return dual(clamp_min(x.value, floor), slope);
 }
 
 // x with its value, but not its derivative, clamped.
-template <class T, class F>
-DEVICE Real<T> with_value_of_at_least(Real<T> x, F floor) {
+template <class T>
+DEVICE Real<T> with_value_of_at_least(Real<T> x, auto floor) {
   return x < floor ? Real<T>(floor) : x;
 }
-template <class X, class F>
-DEVICE Dual<X> with_value_of_at_least(Dual<X> x, F floor) {
+template <class X>
+DEVICE Dual<X> with_value_of_at_least(Dual<X> x, auto floor) {
   return dual(with_value_of_at_least(x.value, floor), x.slope);
 }
 
 // x to the power of a constant.
-template <class T, class P>
-DEVICE Real<T> pow(Real<T> x, P exponent) {
+template <class T>
+DEVICE Real<T> pow(Real<T> x, auto exponent) {
   return Real<T>(pow(x.value, T(plain(exponent))));
 }
 template <class X, class P>

@@ -122,8 +122,8 @@ struct Factor {
   double* counts = nullptr;  // the third number and the fourth, where this pass writes them
 
   // That of a pass that writes GRADIENTS, or none.
-  template <bool GRADIENTS, class G>
-  static DEVICE auto of(const G* grad_output, double* guess) {
+  template <bool GRADIENTS>
+  static DEVICE auto of(const auto* grad_output, double* guess) {
     if constexpr (GRADIENTS) {
       return Factor(grad_output, guess);
     } else {
@@ -144,8 +144,7 @@ struct Factor {
   }
 
  private:
-  template <class G>
-  DEVICE Factor(const G* grad_output, double* guess) {
+  DEVICE Factor(const auto* grad_output, double* guess) {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
       const bool follows = static_cast<const void*>(grad_output) != guess;

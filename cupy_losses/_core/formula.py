@@ -27,13 +27,12 @@ def source(name: str, formula: str, operands: Sequence[str], parameters: Sequenc
     The formula keeps its lines and columns, under a file name of its own. It may not depend on all
     operands: the result takes the type that they meet in.
     """
-    types = [f"N{k}" for k in range(len(operands))]
     arguments = _arguments(operands)
+    types = ", ".join(f"decltype({operand})" for operand in operands)
     return f"""
 template <class T>
 struct {struct_of(name)} {{
 {_fields(parameters)}
-  template <{", ".join(f"class {t}" for t in types)}>
   DEVICE auto formula({arguments}) const {{
     {_return(formula)}
 #line 1 "{_MARK}{name}"
@@ -41,9 +40,8 @@ struct {struct_of(name)} {{
 #line 1 "end of the {_MARK}{name}"
     ;
   }}
-  template <{", ".join(f"class {t}" for t in types)}>
   DEVICE auto operator()({arguments}) const {{
-    return typename Highest<{", ".join(types)}>::type(formula({", ".join(operands)}));
+    return typename Highest<{types}>::type(formula({", ".join(operands)}));
   }}
 }};
 """
@@ -91,7 +89,6 @@ def _method(name: str, first: Sequence[str], operands: Sequence[str], body: str)
     lines = f"{_return(body)} {body};".lstrip() if _return(body) else body
     text = "".join(f"    {line}\n" for line in lines.split("\n"))
     return (
-        f"  template <{', '.join(f'class N{k}' for k in range(len(operands)))}>\n"
         f"  DEVICE auto {name}({', '.join([*first, _arguments(operands)])}) const {{\n{text}  }}\n"
     )
 
@@ -102,7 +99,7 @@ def _fields(parameters: Sequence[str]) -> str:
 
 def _arguments(operands: Sequence[str]) -> str:
     """The operands as arguments, each of a type of its own."""
-    return ", ".join(f"N{k} {operand}" for k, operand in enumerate(operands))
+    return ", ".join(f"auto {operand}" for operand in operands)
 
 
 def _return(formula: str) -> str:

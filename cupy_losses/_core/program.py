@@ -60,33 +60,30 @@ _SWITCHING = (CONDITIONS - LOGICAL) | {np.absolute, np.sign, np.maximum, np.mini
 FUNCTIONS = CALLED | {*_OPERATORS, *_PREFIXES, np.where}
 
 _KEYWORDS = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class
-compl const const_cast constexpr continue decltype default delete do double dynamic_cast else enum
-explicit export extern false float for friend goto if inline int long mutable namespace new noexcept
-not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return short
-signed sizeof static static_assert static_cast struct switch template this thread_local throw true
-try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires return short signed
+sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
 """
-_RESERVED = {
+# What nothing in a formula in C++ can be called, as it means something else there.
+RESERVED = {
     *_KEYWORDS.split(),
-    *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "FUNCTION"),  # macros
+    *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "DEVICE", "FUNCTION"),  # macros
     *("T", "Real", "Parameter", "Highest", "formula"),
 }
 _TAKEN = {
-    *(*_RESERVED, *_CALLS.values()),
+    *(*RESERVED, *_CALLS.values()),
     *("Constant", "OPERANDS", "SUMS", "LOGS", "term", "loss"),
 }
 _LONGEST = 60  # characters of an expression that has no name
 
 
-def is_reserved(name: str) -> bool:
-    """Whether nothing in a formula in C++ can have a name, as that means something else there."""
-    return name in _RESERVED or re.fullmatch(r"N\d+", name) is not None
-
-
 def cpp_name(name: str) -> str:
     """The name of an operand or a parameter in C++: another one where that means something else."""
-    taken = name in _TAKEN or re.fullmatch(r"[Nv]\d+", name) is not None
+    taken = name in _TAKEN or re.fullmatch(r"v\d+", name) is not None
     return f"_given_{name}" if taken else name
 
 

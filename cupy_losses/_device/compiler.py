@@ -44,7 +44,7 @@ def compile_options() -> tuple[str, ...]:
     # No contraction of a * b + c behind our back: the compiler would choose differently from kernel
     # to kernel, and a loss would have other bits with a gradient than without.
     # -default-device: generic lambdas are not taken for device code by themselves.
-    return ("-std=c++17", "-default-device", "-fmad=false", f"-I{folders[0]}")
+    return ("-std=c++20", "-default-device", "-fmad=false", f"-I{folders[0]}")
 
 
 class Specialisation(NamedTuple):

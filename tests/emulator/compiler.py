@@ -32,7 +32,7 @@ _LARGEST_BATCH = 16  # kernels
 _ALONE = re.compile(r"__shared__ Staged<")
 DYNAMIC_SHARED_BYTES = 60 << 10  # the most that an `extern __shared__` array can have
 
-_COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Werror=return-type")
+_COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Werror=return-type")
 # Thread-local variables are set up by the scheduler, not by functions that g++ would call.
 # Uninitialised local ones get a pattern that is NaN or huge.
 _KERNEL = ("-O1", "-fno-extern-tls-init", "-ftrivial-auto-var-init=pattern")
