@@ -11,6 +11,7 @@ from .._core.kept import keep
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, operators, weights
 from .evaluation import Evaluation
+from .unread import unread
 
 Tensor = torch.Tensor
 
@@ -85,6 +86,7 @@ class _Loss(torch.autograd.Function):
     """A loss. Its forward pass writes the gradients too, where that saves a pass."""
 
     @staticmethod
+    @unread
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
         request = _request(call, ctx.needs_input_grad, early=True)
         value, *gradients, waiting = library.run_resolved(call, request, operands)
@@ -96,6 +98,7 @@ class _Loss(torch.autograd.Function):
         return value
 
     @staticmethod
+    @unread
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
@@ -187,6 +190,7 @@ class _OverwritingLoss(torch.autograd.Function):
     """
 
     @staticmethod
+    @unread
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
         request = _request(call, ctx.needs_input_grad, early=False)
         value, *gradients = library.run_resolved(call, request, operands)
@@ -199,6 +203,7 @@ class _OverwritingLoss(torch.autograd.Function):
         return value
 
     @staticmethod
+    @unread
     def backward(ctx: Any, grad_output: Tensor) -> Any:
         if torch.is_grad_enabled():
             raise RuntimeError(
@@ -229,6 +234,7 @@ class _Gradient(torch.autograd.Function):
     """The gradients of a loss, differentiable once more."""
 
     @staticmethod
+    @unread
     def forward(
         ctx: Any,
         library: Tensors,
@@ -244,6 +250,7 @@ class _Gradient(torch.autograd.Function):
         return tuple(library.run(call, request, (grad_output, *operands)))
 
     @staticmethod
+    @unread
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         varied = tuple(
             k for k, tangent in zip(ctx.wanted, tangents, strict=True) if tangent is not None
@@ -266,6 +273,7 @@ class _SecondGradient(torch.autograd.Function):
     """The gradients of the gradients: by grad_output, then by each operand, where needed."""
 
     @staticmethod
+    @unread
     def forward(
         ctx: Any,
         library: Tensors,
@@ -280,5 +288,6 @@ class _SecondGradient(torch.autograd.Function):
         return tuple(derivatives.of_gradients(evaluation, tangents, needed))
 
     @staticmethod
+    @unread
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise NotImplementedError("third derivatives of a loss are not available")

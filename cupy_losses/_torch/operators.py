@@ -30,6 +30,7 @@ from . import derivatives, weights
 from .asked import Asked, read, written
 from .batching import batched
 from .evaluation import Evaluation, Run, is_autocast, outputs_of, spec_of, specs_of
+from .unread import unread
 
 Tensor = torch.Tensor
 
@@ -146,6 +147,7 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
     Its results are `ordered` if they lie in memory as the plan of a request says.
     """
 
+    @unread
     def compute(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
         asked = read(text)
         call, request, autocast = asked.call, asked.request, asked.autocast
@@ -190,6 +192,7 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
+@unread
 def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
     asked, like = read(text), operands[-1]
@@ -207,12 +210,14 @@ class _Evaluate(torch.autograd.Function):
     """
 
     @staticmethod
+    @unread
     def forward(modes: _Modes, asked: Asked, denominator: Tensor | None, *operands: Tensor) -> Any:
         given = operands if denominator is None else (denominator, *operands)
         with modes.restored():
             return tuple(_below_autograd(modes.keys, written(asked), given))
 
     @staticmethod
+    @unread
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.modes, ctx.asked, denominator, *operands = inputs
         request = ctx.asked.request
@@ -228,6 +233,7 @@ class _Evaluate(torch.autograd.Function):
         ctx.save_for_forward(denominator, *operands)
 
     @staticmethod
+    @unread
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         call, request = ctx.asked.call, _own(ctx.asked.request)
         denominator, *operands = ctx.saved_tensors
@@ -236,6 +242,7 @@ class _Evaluate(torch.autograd.Function):
         return None, None, None, *gradients
 
     @staticmethod
+    @unread
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         call, request = ctx.asked.call, ctx.asked.request
         with ctx.modes.restored():
@@ -275,6 +282,7 @@ def _is_constant(call: Call, request: Request, needed: Sequence[bool]) -> bool:
 _apply: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, _Evaluate).apply
 
 
+@unread
 def _batched(
     info: Any, dims: Any, text: str, operands: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[int]]:
@@ -307,6 +315,7 @@ def _below_autograd(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         return _operator().redispatch(keys & torch._C._after_autograd_keyset, text, list(operands))
 
 
+@unread
 def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
     """The operator for autograd: differentiable where an operand may vary."""
     grad = torch.is_grad_enabled()

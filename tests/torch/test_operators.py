@@ -40,8 +40,10 @@ from ..tables.losses import LOSSES
 from ..tables.rows import ROWS, RowCase, tversky_loss
 from ..tools.levels import first
 
-# torch's own, when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
+# torch's own, when forward mode is first used, and where its compiler looks at tensors.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit", "ignore:The .grad attribute of a Tensor"
+)
 Tensor = torch.Tensor
 evaluate = torch.ops.cupy_losses.evaluate.default
 
@@ -347,6 +349,61 @@ def in_check_values(x: Tensor) -> Any:
 def test_what_is_not_available_says_so(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         function(tables()[0])
+
+
+def branching(x: Tensor) -> Tensor:
+    """torch.compile breaks its graph, which it can not do inside a transform."""
+    return log_cosh_loss(x, 2 * x) if x.sum() > 0 else log_cosh_loss(x, 3 * x)
+
+
+def speaking(x: Tensor) -> Tensor:
+    """The same, inside torch.vmap."""
+    print(end="")
+    return log_cosh_loss(x, 2 * x)
+
+
+def backward(again: bool) -> Callable[[Tensor], Tensor]:
+    """A backward pass, of a loss or of its gradient, that were not compiled."""
+    leaf = tables()[1].requires_grad_()
+    value = cross_entropy(3 * leaf, torch.tensor([0, 1, 2, 3]))
+    if again:
+        (value,) = torch.autograd.grad(value, leaf, create_graph=True)
+    value = value.square().sum()
+
+    def run(x: Tensor) -> Tensor:
+        leaf.grad = None
+        value.backward(retain_graph=True)
+        return x.sum() + torch.as_tensor(leaf.grad)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        grad(branching),
+        lambda x: jvp(branching, (x,), (x,)),
+        lambda x: grad(lambda x: grad(branching)(x).sum())(x),
+        vmap(speaking),
+        vmap(grad(speaking)),
+        jacfwd(grad(speaking)),
+        backward(again=False),
+        backward(again=True),
+    ],
+)
+def test_the_compiler_reads_no_code_that_torch_calls(function: Callable[..., Any]) -> None:
+    """Kernels and backward passes, where the code around them was not compiled."""
+    names: list[str] = []
+
+    def seen(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        names.extend(str(node.stack_trace) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    x = tables()[0]
+    got = torch.compile(function, backend=seen)(x)
+    torch.testing.assert_close(got, function(x))
+    assert not [name for name in names if "_torch" in name or "_host" in name]
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
