@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from .functions import functions
+
 Array = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def _is_read() -> bool:
@@ -31,15 +35,35 @@ def _is_read() -> bool:
 is_read: Callable[[], bool] = _is_read
 
 
-def refuse(what: str) -> None:
-    """Raise inside torch.compile, for what is no node.
+def unread(function: Function) -> Function:
+    """Let torch.compile, if there is a torch, skip a function with all that it calls."""
+    if "torch" in sys.modules:
+        from .._torch.unread import unread as mark
 
-    Raises:
-        NotImplementedError: With what is not available there.
+        mark(function)
+    return function
 
-    """
-    if is_read():
-        raise NotImplementedError(f"{what} is not available inside torch.compile")
+
+# What is no node of a graph, by name. torch.compile breaks the graph there, and runs it as ever;
+# where the whole function must be one graph, its error says this.
+UNAVAILABLE = {
+    "value_and_grad": "value_and_grad, which has torch.autograd.grad for that,",
+    "jvp": "jvp, which has torch.func.jvp for that,",
+    "vjp": "vjp, which has torch.func.vjp for that,",
+    "hvp": "hvp, which has torch.func.hessian for that,",
+    "grad_and_hess": "grad_and_hess, which has torch.func.grad for that,",
+    "pointwise_loss": "pointwise_loss, whose function is to be made outside,",
+    "row_loss": "row_loss, whose function is to be made outside,",
+    "NumPy arrays": "a loss of NumPy arrays, which torch would make tensors of,",
+}
+
+
+def outside(what: str, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+    """Call a function that is one of `UNAVAILABLE`, outside the graph of the caller."""
+    from .graph import runs  # imports torch's compiler
+
+    result: Result = runs[what](function, *args, **kwargs)
+    return result
 
 
 def in_graph(name: str, args: Any, kwargs: Any) -> Array:
@@ -48,5 +72,5 @@ def in_graph(name: str, args: Any, kwargs: Any) -> Array:
 
     for value in (*args, *kwargs.values()):
         if isinstance(value, np.ndarray):
-            refuse("a loss of NumPy arrays, which torch would make tensors of,")
+            return outside("NumPy arrays", functions[name], *args, **kwargs)
     return call(name, args, kwargs)

@@ -56,7 +56,8 @@ def jvp(
     (5.0, 1.0)
 
     """
-    compiled.refuse("jvp, which has torch.func.jvp for that,")
+    if compiled.is_read():
+        return compiled.outside("jvp", jvp, loss, primals, tangents, **options)
     call, library, operands = _resolved(loss, primals, options)
     varied, arrays = _along(call, library, operands, tangents)
     value: Any = library.run(call, Request(), operands)[0]
@@ -120,7 +121,8 @@ def vjp(
     [2.0, 60.0]
 
     """
-    compiled.refuse("vjp, which has torch.func.vjp for that,")
+    if compiled.is_read():
+        return compiled.outside("vjp", vjp, loss, primals, cotangent, argnums, **options)
     wanted_numbers, several = numbers_of(argnums)
     call, library, operands = _resolved(loss, primals, options)
     wanted = operands_of(call, operands, wanted_numbers)
@@ -164,7 +166,9 @@ def hvp(
     [1.0, 0.0]
 
     """
-    compiled.refuse("hvp, which has torch.func.hessian for that,")
+    if compiled.is_read():
+        found: ArrayT = compiled.outside("hvp", hvp, loss, primals, tangents, argnum, **options)
+        return found
     call, library, operands = _resolved(loss, primals, options)
     if call.reduction == "none":
         raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
@@ -203,7 +207,8 @@ def grad_and_hess(
     ([0.5, 1.0], [1.0, 0.0])
 
     """
-    compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
+    if compiled.is_read():
+        return compiled.outside("grad_and_hess", grad_and_hess, loss, argnum)
     prepare_of(loss)
     _checked(argnum)
     return functools.partial(_of_each_element, loss, argnum)
@@ -213,7 +218,8 @@ def _of_each_element(
     loss: Callable[..., Any], argnum: int, /, *args: Any, **options: Any
 ) -> tuple[Any, Any]:
     """The first and the second derivative of each element's loss."""
-    compiled.refuse("grad_and_hess, which has torch.func.grad for that,")
+    if compiled.is_read():
+        return compiled.outside("grad_and_hess", _of_each_element, loss, argnum, *args, **options)
     for name in ("reduction", "scale"):
         if name in options:
             raise TypeError(f"grad_and_hess is of each element: leave out {name}")

@@ -1,14 +1,18 @@
-"""The node of a graph of torch.compile that calls a function of this package."""
+"""The node of a graph of torch.compile that calls a function of this package, and what is none."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .._torch.unread import unread
+from .compiled import UNAVAILABLE
 from .functions import Array, functions
 
 
+@unread  # where a node raises, torch.compile breaks the graph and calls the function outside
 def call(name: str, args: Any, kwargs: Any) -> Array:
     """Call a function: with tensors that stand for others while the graph is made.
 
@@ -33,3 +37,14 @@ def _number(value: Any) -> Any:
 
 
 torch.compiler.allow_in_graph(call)  # type: ignore[no-untyped-call]
+
+
+def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+# What calls a function outside graphs, by what that is.
+runs: dict[str, Callable[..., Any]] = {
+    what: torch.compiler.disable(_run, reason=f"{reason} is not available inside torch.compile")  # type: ignore[no-untyped-call]
+    for what, reason in UNAVAILABLE.items()
+}

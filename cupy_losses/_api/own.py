@@ -20,7 +20,7 @@ from .._core.tracing import shown_name
 from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
-from .compiled import refuse
+from . import compiled
 from .entrance import Array, Prepared, loss_function, stands_for
 
 
@@ -309,22 +309,35 @@ def defined(
         raise TypeError(f"name must be a string, got {type(name).__name__}")
 
     def made_of(formula: Any) -> Made:
-        refuse(f"{public.__name__}, whose function is to be made outside,")
-        if not (callable(formula) or (isinstance(formula, str) and not decorates)):
-            what = "what is decorated must be a function"
-            if not decorates:
-                what = "formula must be a function or a string"
-            raise TypeError(f"{what}, got {type(formula).__name__}")
-        if name is None and getattr(formula, "__name__", "<lambda>") == "<lambda>":
-            raise ValueError(
-                f"the function has no name: pass one first, {public.__name__}(name, function)"
-            )
-        loss = make(Definition.of(name, formula, public.__module__, decorates))
-        if check:
-            loss.compile()
-        return loss
+        if compiled.is_read():
+            return compiled.outside(public.__name__, made_of, formula)
+        return compiled.unread(_defined)(make, public, name, formula, decorates, check)
 
     return made_of if formula is None else made_of(formula)
+
+
+def _defined(
+    make: Callable[[Definition], Made],
+    public: Callable[..., Any],
+    name: str | None,
+    formula: Any,
+    decorates: bool,
+    check: bool,
+) -> Made:
+    """The loss of a name and a formula, which torch.compile would read where it has no tensors."""
+    if not (callable(formula) or (isinstance(formula, str) and not decorates)):
+        what = "what is decorated must be a function"
+        if not decorates:
+            what = "formula must be a function or a string"
+        raise TypeError(f"{what}, got {type(formula).__name__}")
+    if name is None and getattr(formula, "__name__", "<lambda>") == "<lambda>":
+        raise ValueError(
+            f"the function has no name: pass one first, {public.__name__}(name, function)"
+        )
+    loss = make(Definition.of(name, formula, public.__module__, decorates))
+    if check:
+        loss.compile()
+    return loss
 
 
 def _found_at(module: str, qualname: str) -> Any:

@@ -23,7 +23,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _checking = check.enabled.get
-_IN_GRAPH = "value_and_grad, which has torch.autograd.grad for that,"
+_NAME = "value_and_grad"
 
 
 @overload
@@ -80,7 +80,8 @@ def value_and_grad(
     (5.25, [0.0, 2.5])
 
     """
-    compiled.refuse(_IN_GRAPH)
+    if compiled.is_read():
+        return compiled.outside(_NAME, value_and_grad, loss, argnums)
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
@@ -104,7 +105,8 @@ def _of_function(
     **kwargs: Any,
 ) -> tuple[Array, Any]:
     """The value and the gradient of a function of losses."""
-    compiled.refuse(_IN_GRAPH)
+    if compiled.is_read():
+        return compiled.outside(_NAME, _of_function, loss, wanted_numbers, several, *args, **kwargs)
     own = [_by_position(number, len(args)) for number in wanted_numbers]
     _check_distinct(own, wanted_numbers)
     given = list(args)
@@ -136,7 +138,7 @@ def _of_one_loss(
 ) -> tuple[Array, Any]:
     """The value and the gradient of a loss of this package: one request."""
     if compiled.is_read():
-        compiled.refuse(_IN_GRAPH)
+        return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
     call, given = prepare_by_loss[loss](*args, **kwargs)
     library, operands = resolve(call, given)
     request = _request(call, operands, wanted_numbers)

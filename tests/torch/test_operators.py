@@ -351,6 +351,54 @@ def test_what_is_not_available_says_so(function: Callable[..., Any], message: st
         function(tables()[0])
 
 
+own_square = value_and_grad(lambda x: 3 * mse_loss(x, torch.ones(4, 5)))
+
+
+def of_arrays() -> Any:
+    return mse_loss(np.ones(3), np.zeros(3)), mse_loss(np.arange(3.0), np.zeros(3), reduction="sum")
+
+
+def in_a_block(x: Tensor) -> Any:
+    with cupy_losses.check_values():
+        return cupy_losses.binary_cross_entropy(x.sigmoid(), x.sigmoid())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: cross_entropy(x * 1, torch.tensor([0, 1, 2, 3]), overwrite_input=True),
+        lambda x: value_and_grad(mse_loss)(x, 2 * x),
+        lambda x: own_square(x),
+        own_square,
+        lambda x: cupy_losses.grad(mse_loss)(x, 2 * x),
+        lambda x: cupy_losses.jvp(mse_loss, (x, 2 * x), (x, None)),
+        lambda x: cupy_losses.vjp(mse_loss, (x, 2 * x), x.sum()),
+        lambda x: cupy_losses.hvp(log_cosh_loss, (x, 2 * x), (x, None)),
+        lambda x: cupy_losses.grad_and_hess(log_cosh_loss)(x, 2 * x),
+        lambda x: (of_arrays(), x + 1)[0],
+        lambda x: cauchy()(x, 2 * x),
+        lambda x: row_loss("squares", lambda input: np.sum(input * input))(x),
+        in_a_block,
+    ],
+)
+def test_what_is_no_node_breaks_the_graph(function: Callable[..., Any]) -> None:
+    """It runs as ever there. What has NumPy arrays for results keeps them."""
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="aot_eager")(tables()[0])
+    expected = function(tables()[0])
+    assert type(got) is type(expected)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_check_values_where_the_caller_is_compiled() -> None:
+    x, y = batch(3)
+    loss = torch.compile(lambda x, y: cross_entropy(x, y), backend="aot_eager")
+    torch.testing.assert_close(with_check(loss, x, y), cross_entropy(x, y))
+    y[2] = 7
+    with pytest.raises(ValueError, match=r"but target\[2\] is 7"):
+        with_check(loss, x, y)
+
+
 def branching(x: Tensor) -> Tensor:
     """torch.compile breaks its graph, which it can not do inside a transform."""
     return log_cosh_loss(x, 2 * x) if x.sum() > 0 else log_cosh_loss(x, 3 * x)
