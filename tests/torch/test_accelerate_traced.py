@@ -200,6 +200,26 @@ def test_functions_that_are_not_compiled_whole(function: Callable[..., Tensor]) 
     assert reasons(acceleration) == {"": 1}
 
 
+def branching(a: Tensor) -> Tensor:
+    """torch.compile cannot break its graph inside a transform, and gives the transform up."""
+    return F.mse_loss(a, 2 * a) if a.sum() > 0 else F.mse_loss(a, 3 * a)
+
+
+def speaking(a: Tensor) -> Tensor:
+    print(end="")
+    return F.mse_loss(a, 2 * a)
+
+
+@pytest.mark.parametrize("function", [grad(branching), vmap(speaking), vmap(grad(speaking))])
+def test_transforms_that_are_not_compiled(function: Callable[..., Tensor]) -> None:
+    a = xy()[1]
+    expected = function(a)
+    compiled = torch.compile(function, backend="aot_eager")
+    with cupy_losses.accelerate() as acceleration:
+        torch.testing.assert_close(compiled(a), expected)
+    assert reasons(acceleration) == {"": 1}
+
+
 def test_what_torch_compiles_itself() -> None:
     """A distance function of one's own, and a dtype; both in one graph, with torch's results."""
     a, b = xy()
