@@ -40,7 +40,7 @@ def unread(function: Function) -> Function:
     if "torch" in sys.modules:
         from .._torch.unread import unread as mark
 
-        mark(function)
+        return mark(function)
     return function
 
 
