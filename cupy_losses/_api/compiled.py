@@ -44,22 +44,8 @@ def unread(function: Function) -> Function:
     return function
 
 
-# What is no node of a graph, by name. torch.compile breaks the graph there, and runs it as ever;
-# where the whole function must be one graph, its error says this.
-UNAVAILABLE = {
-    "value_and_grad": "value_and_grad, which has torch.autograd.grad for that,",
-    "jvp": "jvp, which has torch.func.jvp for that,",
-    "vjp": "vjp, which has torch.func.vjp for that,",
-    "hvp": "hvp, which has torch.func.hessian for that,",
-    "grad_and_hess": "grad_and_hess, which has torch.func.grad for that,",
-    "pointwise_loss": "pointwise_loss, whose function is to be made outside,",
-    "row_loss": "row_loss, whose function is to be made outside,",
-    "NumPy arrays": "a loss of NumPy arrays, which torch would make tensors of,",
-}
-
-
 def outside(what: str, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-    """Call a function that is one of `UNAVAILABLE`, outside the graph of the caller."""
+    """Call a function that is no node of the caller's graph, by its name in `graph.py`."""
     from .graph import runs  # imports torch's compiler
 
     result: Result = runs[what](function, *args, **kwargs)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from .._torch.unread import unread
-from .compiled import UNAVAILABLE
 from .functions import Array, functions
 
 
@@ -39,6 +38,20 @@ def _number(value: Any) -> Any:
 torch.compiler.allow_in_graph(call)  # type: ignore[no-untyped-call]
 
 
+# What is no node of a graph, by name. torch.compile breaks the graph there, and runs it as ever;
+# where the whole function must be one graph, its error says this.
+_UNAVAILABLE = {
+    "value_and_grad": "value_and_grad, which has torch.autograd.grad for that,",
+    "jvp": "jvp, which has torch.func.jvp for that,",
+    "vjp": "vjp, which has torch.func.vjp for that,",
+    "hvp": "hvp, which has torch.func.hessian for that,",
+    "grad_and_hess": "grad_and_hess, which has torch.func.grad for that,",
+    "pointwise_loss": "pointwise_loss, whose function is to be made outside,",
+    "row_loss": "row_loss, whose function is to be made outside,",
+    "NumPy arrays": "a loss of NumPy arrays, which torch would make tensors of,",
+}
+
+
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
@@ -46,5 +59,5 @@ def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 # What calls a function outside graphs, by what that is.
 runs: dict[str, Callable[..., Any]] = {
     what: torch.compiler.disable(_run, reason=f"{reason} is not available inside torch.compile")  # type: ignore[no-untyped-call]
-    for what, reason in UNAVAILABLE.items()
+    for what, reason in _UNAVAILABLE.items()
 }
