@@ -390,7 +390,7 @@ def installed(device: Device | None = None, **fields: Any) -> Iterator[Device]:
 
 
 def _is_cupy(name: str) -> bool:
-    return name.partition(".")[0] in ("cupy", "cupy_backends")
+    return name.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
 
 
 def _replace_modules(modules: dict[str, ModuleType]) -> None:
