@@ -252,42 +252,13 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @unread
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
-        varied = tuple(
-            k for k, tangent in zip(ctx.wanted, tangents, strict=True) if tangent is not None
+        request = Request(value=False, wanted=ctx.wanted, vjp=True)
+        is_recorded = (
+            torch.is_grad_enabled()  # create_graph=True
+            or operators.is_watched()
+            or any(t is not None and operators.is_batched(t) for t in tangents)
         )
-        given = [tangent for tangent in tangents if tangent is not None]
-        needed = ctx.needs_input_grad[3:]
-        if operators.is_watched() or any(map(operators.is_batched, given)):
-            request = Request(value=False, wanted=ctx.wanted, vjp=True)
-            evaluation = Evaluation(ctx.call, request, ctx.saved_tensors, operators.run)
-            return None, None, None, *derivatives.of_gradients(evaluation, tangents, needed)
-        if not given:
-            return None, None, None, *(None for _ in needed)
-        results = _SecondGradient.apply(  # type: ignore[no-untyped-call]
-            ctx.library, ctx.call, varied, needed, *given, *ctx.saved_tensors
-        )
-        return None, None, None, *results
-
-
-class _SecondGradient(torch.autograd.Function):
-    """The gradients of the gradients: by grad_output, then by each operand, where needed."""
-
-    @staticmethod
-    @unread
-    def forward(
-        ctx: Any,
-        library: Tensors,
-        call: Call,
-        varied: tuple[int, ...],
-        needed: tuple[bool, ...],
-        *tensors: Tensor,
-    ) -> tuple[Tensor | None, ...]:
-        tangents, operands = tensors[: len(varied)], tensors[len(varied) :]
-        request = Request(value=False, wanted=varied, vjp=True)
-        evaluation = Evaluation(call, request, operands, library.run)
-        return tuple(derivatives.of_gradients(evaluation, tangents, needed))
-
-    @staticmethod
-    @unread
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise NotImplementedError("third derivatives of a loss are not available")
+        run = operators.run if is_recorded else ctx.library.run
+        evaluation = Evaluation(ctx.call, request, ctx.saved_tensors, run)
+        gradients = derivatives.of_gradients(evaluation, tangents, ctx.needs_input_grad[3:])
+        return None, None, None, *gradients

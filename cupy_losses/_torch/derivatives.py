@@ -1,7 +1,8 @@
 """The derivatives of a request, which are other requests of the same loss.
 
 A VJP request gives the gradients of a value. Its own gradients, and those of a JVP request, are
-gradients of second derivatives. Third derivatives are not available.
+gradients of second derivatives. These are differentiable by their grad_output and their tangents, in
+which they are linear. Third derivatives are not available.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from .evaluation import Evaluation, is_autocast, outputs_of
 
 Tensor = torch.Tensor
 
+THIRD = "third derivatives of a loss are not available"
+
 
 def vjp(
     evaluation: Evaluation, grad_outputs: Sequence[Tensor | None], needed: Sequence[bool]
@@ -24,18 +27,16 @@ def vjp(
     request = evaluation.request
     if request.value:
         grad_outputs = grad_outputs[:1]  # A denominator behind the value is constant.
-    elif request.tangents:
-        raise NotImplementedError("third derivatives of a loss are not available")
     by_scale = None
     if evaluation.call.scaled and needed[-1]:
         by_scale = _by_scale(evaluation, grad_outputs)
         needed = (*needed[:-1], False)
-    if not request.value:
-        gradients = of_gradients(evaluation, grad_outputs, needed)
-    elif request.tangents:
-        gradients = _of_tangents(evaluation, grad_outputs[0], needed)
+    if request.value:
+        of_value = _of_tangents if request.tangents else _of_value
+        gradients = of_value(evaluation, grad_outputs[0], needed)
     else:
-        gradients = _of_value(evaluation, grad_outputs[0], needed)
+        of_slopes = _of_second if request.tangents else of_gradients
+        gradients = of_slopes(evaluation, grad_outputs, needed)
     if by_scale is not None:
         gradients[-1] = by_scale
     return gradients
@@ -111,6 +112,27 @@ def _of_tangents(
     return [*[by_tangents.get(k) for k in request.tangents], *gradients]
 
 
+def _of_second(
+    evaluation: Evaluation, grad_outputs: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of second derivatives: by grad_output and the tangents, which are factors."""
+    call, request, (grad_output, *rest), run = evaluation
+    given = {k: t for k, t in zip(request.wanted, grad_outputs, strict=True) if t is not None}
+    own = rest[len(request.tangents) :]
+    gradients: list[Tensor | None] = [None] * len(evaluation.operands)
+    if given and needed[0]:
+        of_tangents = Evaluation(call, Request(tangents=request.tangents), rest, run)
+        along = twice.along(of_tangents, given, grad_output.dtype)
+        gradients[0] = along.reshape(grad_output.shape)
+    places = {place: k for place, k in enumerate(request.tangents, 1) if needed[place]}
+    if given and places:
+        second = request._replace(wanted=(*places.values(),), tangents=(*given,))
+        results = run(call, second, (grad_output, *given.values(), *own))
+        for place, result in zip(places, results, strict=True):
+            gradients[place] = result
+    return gradients
+
+
 def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[Tensor]:
     """The derivatives of the results along tangents of the operands."""
     call, request, operands, run = evaluation
@@ -123,9 +145,10 @@ def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[T
     own, of_own = operands[request.extra :], tangents[request.extra :]
     along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
     varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
-    if request.tangents and request.wanted:
-        raise NotImplementedError("third derivatives of a loss are not available")
+    if varied and request.tangents and request.wanted:
+        raise NotImplementedError(THIRD)
     leading = operands[: request.extra]
+    factor, of_request = leading[: request.vjp], leading[request.vjp :]
     if varied and request.tangents:
         output, *_ = outputs_of(call, request, operands, is_autocast(operands))
         parts.append([twice.along(evaluation, varied, getattr(torch, output.dtype))])
@@ -133,11 +156,13 @@ def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[T
         jvp_request = request._replace(tangents=tuple(varied))
         parts.append(run(call, jvp_request, (*leading, *varied.values(), *own)))
     # The results are linear in the tangents of a request, and in its grad_output.
-    given = {k: t for k, t in zip(request.tangents, tangents, strict=False) if t is not None}
+    pairs = zip(request.tangents, tangents[request.vjp :], strict=False)
+    given = {k: t for k, t in pairs if t is not None}
     if given:
-        parts.append(run(call, request._replace(tangents=tuple(given)), (*given.values(), *own)))
+        along_given = request._replace(tangents=tuple(given))
+        parts.append(run(call, along_given, (*factor, *given.values(), *own)))
     if request.vjp and tangents[0] is not None:
-        parts.append(run(call, request, (tangents[0], *own)))
+        parts.append(run(call, request, (tangents[0], *of_request, *own)))
     if not parts:
         return [torch.zeros_like(t) for t in run(call, request, operands)]
     return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]

@@ -237,6 +237,10 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         call, request = ctx.asked.call, _own(ctx.asked.request)
         denominator, *operands = ctx.saved_tensors
+        if request.tangents and not request.value:
+            edges = ctx.next_functions[-len(operands) :]
+            if _is_asked(edges[request.extra : len(operands) - call.scaled]):
+                raise NotImplementedError(derivatives.THIRD)
         evaluation = Evaluation(call, request, operands, _divided_by(denominator))
         gradients = derivatives.vjp(evaluation, grad_outputs, ctx.needs_input_grad[3:])
         return None, None, None, *gradients
@@ -276,6 +280,15 @@ def _is_constant(call: Call, request: Request, needed: Sequence[bool]) -> bool:
     leading, own = needed[: request.extra], needed[request.extra :]
     varied = [k for k, needs in enumerate(own) if needs]
     return not any(leading) and all(call.loss.is_constant(call, k) for k in varied) and any(own)
+
+
+def _is_asked(edges: Sequence[tuple[Any, int]]) -> bool:
+    """Whether the backward pass that runs goes on to one of these nodes of its graph."""
+    nodes = [node for node, _ in edges if node is not None]
+    try:
+        return any(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # the gradient by a leaf is what torch.autograd.grad is asked for
+        return True
 
 
 # Its own `apply` would look for transforms. These have called the operator, each at its level.

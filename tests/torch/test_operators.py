@@ -767,3 +767,57 @@ def test_a_torch_without_the_mark_of_code_disables_functions(
 
     skipped = unread.unread(is_read)
     assert not torch.compile(lambda x: x if skipped() else -x, backend="eager")(torch.ones(1)) > 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives_are_factors_of_what_they_are_along(reduction: Reduction) -> None:
+    """They are differentiated by it, and by the grad_output; by the operands they are third."""
+    x, y = tables()
+    target, leaf = torch.tensor([1, -100, 0, 4]), x.requires_grad_()
+    for loss in (
+        functools.partial(log_cosh_loss, target=y, weight=y.abs().requires_grad_()),
+        functools.partial(cross_entropy, target=target),
+        functools.partial(cupy_losses.multilabel_soft_margin_loss, target=(y > 0).double()),
+    ):
+
+        def second(
+            grad_output: Tensor, along: Tensor, loss: Callable[..., Tensor] = loss
+        ) -> Tensor:
+            value = loss(leaf, reduction=reduction)
+            (slope,) = torch.autograd.grad(value, leaf, grad_output, create_graph=True)
+            return torch.autograd.grad(slope, leaf, along, create_graph=True)[0]
+
+        grad_output = torch.rand_like(loss(leaf, reduction=reduction)).requires_grad_()
+        factors = grad_output, torch.rand_like(leaf).requires_grad_()
+        assert torch.autograd.gradcheck(second, factors)
+        assert torch.autograd.gradgradcheck(second, factors)
+        with pytest.raises(NotImplementedError, match="third derivatives"):
+            torch.autograd.grad(second(*factors).sum(), leaf)
+
+
+def test_products_with_hessians() -> None:
+    """By torch.autograd.functional, which differentiates by what it multiplies; by transforms."""
+    x, y = tables()
+    functional = torch.autograd.functional
+
+    def loss(x: Tensor) -> Tensor:
+        return log_cosh_loss(x, y, reduction="none").exp().sum()
+
+    def along(x: Tensor) -> Tensor:
+        derivative: Tensor = functional.jvp(loss, x, y, create_graph=True)[1]
+        return derivative
+
+    def product(y: Tensor) -> Tensor:
+        found: Tensor = torch.func.vjp(grad(loss), x)[1](y)[0]
+        return found
+
+    expected = torch.einsum("ijkl,kl", functional.hessian(loss, x), y)
+    leaf = x.clone().requires_grad_()
+    for found in (
+        functional.hvp(loss, x, y)[1],
+        torch.autograd.grad(along(leaf), leaf)[0],
+        jvp(product, (x,), (y,))[1],
+        torch.func.vjp(product, x)[1](y)[0],
+        functional.vhp(loss, x, y)[1],
+    ):
+        torch.testing.assert_close(found, expected)
