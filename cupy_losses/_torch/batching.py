@@ -34,7 +34,8 @@ def batched(
 
     `dims` are the axes of the batch in the operands, None in those that all samples share.
     """
-    pairs = list(zip(operands, dims, strict=True))
+    # Views of negated numbers make no views that have tangents.
+    pairs = [(t.resolve_neg(), d) for t, d in zip(operands, dims, strict=True)]
     if size == 0:
         return _of_no_samples(call, request, autocast, pairs)
 

@@ -821,3 +821,13 @@ def test_products_with_hessians() -> None:
         functional.vhp(loss, x, y)[1],
     ):
         torch.testing.assert_close(found, expected)
+
+
+def test_negated_views_in_forward_mode() -> None:
+    """As the imaginary part of a conjugate is one."""
+    x, y = tables()
+    imaginary = torch.complex(y, -x).conj().imag
+    assert imaginary.is_neg()
+    for twice in (torch.func.hessian, lambda loss: jacfwd(jacfwd(loss))):
+        found, expected = (twice(lambda a: log_cosh_loss(a, y))(a) for a in (imaginary, x))
+        torch.testing.assert_close(found, expected)
