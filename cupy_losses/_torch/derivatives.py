@@ -1,8 +1,8 @@
 """The derivatives of a request, which are other requests of the same loss.
 
 A VJP request gives the gradients of a value. Its own gradients, and those of a JVP request, are
-gradients of second derivatives. These are differentiable by their grad_output and their tangents, in
-which they are linear. Third derivatives are not available.
+gradients of second derivatives. These are differentiable by their grad_output and their tangents,
+in which they are linear. Third derivatives are not available.
 """
 
 from __future__ import annotations
