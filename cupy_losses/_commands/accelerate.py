@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from .. import accelerate
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program, whose exit code and errors are its own; 1 if there is no such program."""
+    """Run the program, whose exit code and errors are its own; as Python's if there is none."""
     chosen = _parser().parse_args(arguments)
     program = chosen.program
     # As Python does: the folder of the program, or with -m the one that is current.
@@ -22,14 +23,14 @@ def main(arguments: Sequence[str]) -> int:
     if not _is_there(program, chosen.module):
         what = "module" if chosen.module else "file"
         print(f"cupy-losses: there is no {what} {program}", file=sys.stderr)
-        return 1
+        return 1 if chosen.module else 2
     sys.argv = [program, *chosen.arguments]
     with accelerate() as acceleration:
         try:
             if chosen.module:
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(program, run_name="__main__")
+                runpy.run_path(os.path.abspath(program), run_name="__main__")
         except Exception as error:
             error = error.with_traceback(_of_program(error.__traceback__))
             sys.excepthook(type(error), error, error.__traceback__)

@@ -19,11 +19,13 @@ from cupy_losses._acceleration import rules
 ROOT = Path(cupy_losses.__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "multitask_torch.py"
 PROGRAM = """
+import os
 import sys
 import torch
 from helper import loss
 if __name__ == "__main__":
-    print(sys.argv[1:], sys.argv[0].endswith("program.py"), loss().item())
+    os.chdir("/")
+    print(sys.argv[1:], sys.argv[0].endswith("program.py"), os.path.exists(__file__), loss().item())
     if "fail" in sys.argv:
         torch.nn.functional.mse_loss(torch.ones(2), torch.ones(3))
     sys.exit(7)
@@ -58,7 +60,7 @@ def test_a_file(folder: Path) -> None:
     """Its arguments, options too, its name and its exit code are its own; the report is apart."""
     (folder / "elsewhere").mkdir()
     result = run(folder / "elsewhere", "--report", "../program.py", "a", "--report", "-m")
-    assert result.stdout == "['a', '--report', '-m'] True 1.0\n"
+    assert result.stdout == "['a', '--report', '-m'] True True 1.0\n"
     assert result.returncode == 7
     assert "cupy_losses computed 0 of 1 calls of torch's losses." in result.stderr
     assert result.stderr.endswith("Time saved: nothing was measured.\n")
@@ -67,7 +69,7 @@ def test_a_file(folder: Path) -> None:
 def test_a_module(folder: Path) -> None:
     """And its error: the one that Python prints without this package, and the exit code."""
     result = run(folder, "-m", "package.program", "fail")
-    assert result.stdout == "['fail'] True 1.0\n"
+    assert result.stdout == "['fail'] True True 1.0\n"
     assert result.returncode == 1
     frames = re.findall(r'File "(.+)", line', result.stderr)
     assert frames[0] == str(folder / "package" / "program.py")
@@ -83,18 +85,23 @@ def test_a_module(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        (("missing.py",), "no file missing.py"),
-        (("-m", "missing"), "no module missing"),
-        (("-m", "missing.module"), "no module missing.module"),
+        (("missing.py",), "no file missing.py", 2),
+        (("-m", "missing"), "no module missing", 1),
+        (("-m", "missing.module"), "no module missing.module", 1),
     ],
 )
 def test_what_is_not_there(
-    arguments: tuple[str, ...], message: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    message: str,
+    code: int,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The exit codes are those of Python."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert main(["accelerate", *arguments]) == 1
+    assert main(["accelerate", *arguments]) == code
     assert message in capsys.readouterr().err
 
 

@@ -780,7 +780,7 @@ def test_without_the_extra(missing: str, tmp_path: Path) -> None:
     assert line.endswith('needs click and rich: pip install "cupy-losses[cli]"')
     result = run(environment, tmp_path, "accelerate no_program.py")
     assert (result.returncode, result.stderr) == (
-        1,
+        2,
         "cupy-losses: there is no file no_program.py\n",
     )
 
