@@ -30,6 +30,8 @@ class Acceleration:
                 self._after = counts()
 
     def __enter__(self) -> Acceleration:
+        if self._after is not None:
+            raise RuntimeError("this acceleration is closed: call accelerate() for another one")
         return self
 
     def __exit__(self, *exception: object) -> None:

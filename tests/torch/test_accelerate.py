@@ -164,6 +164,8 @@ def test_a_plain_call_switches_on_until_it_is_closed() -> None:
     acceleration.close()
     acceleration.close()  # once is enough
     assert_off()
+    with pytest.raises(RuntimeError, match="is closed"), acceleration:
+        pass
 
 
 def test_nesting() -> None:
