@@ -37,8 +37,21 @@ def _is_set(name: str, value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def read(text: str) -> Asked:
-    """What a text asks for."""
-    given = json.loads(text.replace("'", '"'))
+    """What a text asks for.
+
+    Raises:
+        ValueError: If it is none of `written`, or of a loss that is not defined.
+
+    """
+    try:
+        return _read(json.loads(text.replace("'", '"')))
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"cupy_losses::evaluate takes a text that cupy_losses has written, got {text!r}"
+        ) from error
+
+
+def _read(given: dict[str, Any]) -> Asked:
     for name, value in given.items():
         if isinstance(value, list):
             given[name] = tuple(value)

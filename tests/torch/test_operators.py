@@ -217,6 +217,12 @@ def test_a_graph_of_a_loss_that_is_not_defined() -> None:
         evaluate(other, [x, y])
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", "mse_loss", "{'loss': 1}", "{'loss': []}"])
+def test_a_text_that_no_loss_has_written(text: str) -> None:
+    with pytest.raises(ValueError, match="takes a text that cupy_losses has written, got"):
+        evaluate(text, tables())
+
+
 def batch(*sizes: int) -> tuple[Tensor, Tensor]:
     """Logits of 4 classes, and these."""
     return torch.zeros(*sizes, 4), torch.arange(math.prod(sizes)).reshape(sizes) % 4
