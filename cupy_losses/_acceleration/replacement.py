@@ -97,7 +97,7 @@ class Replaced:
         prepare = known(loss)
         assert prepare is not None
         self.name = function.__name__
-        self.prepare = prepare
+        self.prepare = rules.as_in_torch(function.__name__, prepare)
         self.torch = _copy(function)
         self._function = function
         self._own = function.__code__

@@ -94,6 +94,21 @@ HALF_UNDER_AUTOCAST = {
 }
 
 
+def as_in_torch(name: str, prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """What prepares the calls of a function; raises for options that change what torch gives."""
+    if name != "triplet_margin_loss":
+        return prepare
+
+    @functools.wraps(prepare)
+    def restricted(*operands: Any, **options: Any) -> Any:
+        p = options.get("p")
+        if isinstance(p, int | float) and p == 0:
+            raise ValueError("torch has no gradient for p=0, not even zeros")
+        return prepare(*operands, **options)
+
+    return restricted
+
+
 def place_problem(tensor: Tensor) -> str:
     """Why the losses of a tensor are not computed where it is; "" where they are."""
     if not tensor.is_cuda:

@@ -92,8 +92,9 @@ OF_MODULES = [without_gradient_by_target(example) for example in of_nn.OF_MODULE
 
 
 def expected_reasons(example: Example) -> dict[str, int]:
-    of_ones_own = example.options.get("distance_function") is not None
-    return {rules.DISTANCE if of_ones_own else "": 1}
+    if example.options.get("distance_function") is not None:
+        return {rules.DISTANCE: 1}
+    return {rules.REFUSED if example.options.get("p") == 0 else "": 1}
 
 
 @pytest.mark.usefixtures("on_gpu")
@@ -122,7 +123,7 @@ def test_modules(example: Example, reduction: str) -> None:
     with cupy_losses.accelerate() as acceleration:
         torch.testing.assert_close(example.results(module), expected)
     distance = hasattr(module, "distance_function")
-    assert reasons(acceleration) == {rules.DISTANCE if distance else "": 1}
+    assert reasons(acceleration) == ({rules.DISTANCE: 1} if distance else expected_reasons(example))
 
 
 def test_all_functions_are_replaced() -> None:
@@ -484,6 +485,7 @@ BY_TORCH: dict[str, list[Callable[[], Any]]] = {
         lambda: F.huber_loss(x(), x(), delta=1e37),
         lambda: F.gaussian_nll_loss(x(), x(), x(), 1),
         lambda: F.triplet_margin_loss(x(), x(), x(), p=-1.0),
+        lambda: F.triplet_margin_loss(grad(), x(), x(), p=0),
         lambda: F.cosine_embedding_loss(*[torch.tensor(1.0)] * 3),
         lambda: F.mse_loss(x(), x(), reduction="average"),
         lambda: torch.func.grad(lambda a: F.huber_loss(a, x(), delta=torch.tensor(1.0)))(x()),
