@@ -12,6 +12,7 @@ was off is compiled anew where it is on, and the other way round; it keeps both.
 from __future__ import annotations
 
 import inspect
+import linecache
 import textwrap
 import threading
 import types
@@ -318,7 +319,10 @@ def _code_of(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
     acceleration ends.
     """
     made: dict[str, Any] = {}
-    exec(compile(text, f"<cupy_losses.accelerate: {name}>", "exec"), made)
+    file = f"<cupy_losses.accelerate: {name}>"
+    # What `inspect` and tracebacks show; without a time, it stays.
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), made)
     code: types.CodeType = made[name].__code__
     by_mark = {_mark(n): constant for n, constant in constants.items()}
     return code.replace(

@@ -156,6 +156,7 @@ def test_what_others_see_of_a_function(name: str) -> None:
         assert seen() == before
         assert pickle.loads(pickle.dumps(getattr(F, name))) is BEFORE[name]
         assert getattr(F, name).__code__ is not CODES[name]
+        assert "by_torch(tally, " in inspect.getsource(getattr(F, name))
     assert seen() == before
 
 
