@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch.fx
 import torch.nn.functional
 from torch.nn._reduction import legacy_get_string
 
@@ -93,6 +94,9 @@ def _functions() -> dict[str, Callable[..., Array]]:
 _FUNCTIONS = _functions()
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)
+# torch.fx.symbolic_trace records a call of one by this name, here and in modules of `nn`.
+for _name in __all__:
+    torch.fx.wrap(_name)
 
 if TYPE_CHECKING:
     from ._functions import *  # noqa: F403

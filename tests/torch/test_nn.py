@@ -198,6 +198,31 @@ def test_modules_are_not_compiled_by_torchscript() -> None:
         torch.jit.script(nn.MSELoss())
 
 
+class Losses(torch.nn.Module):
+    """Losses of all kinds, as modules and as functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = nn.CrossEntropyLoss(weight=torch.rand(5), label_smoothing=0.1)
+        self.own, self.vectors = nn.LogCoshLoss(), nn.TripletMarginLoss(p=1.0)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, target: torch.Tensor) -> Any:
+        of_modules = self.classes(x, target) + self.own(x, y) + self.vectors(x, y, -y)
+        return of_modules + F.mse_loss(x, y, None, None, "sum") + F.huber_loss(x, y, delta=0.3)
+
+
+def test_symbolic_trace() -> None:
+    """A graph of torch.fx calls the functions, as it calls torch's."""
+    module = Losses()
+    graph = torch.fx.symbolic_trace(module)
+    called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    names = ("cross_entropy", "log_cosh_loss", "triplet_margin_loss", "mse_loss", "huber_loss")
+    assert called >= {getattr(F, name) for name in names}
+    operands = *torch.randn(2, 4, 5), torch.tensor([0, 4, -100, 1])
+    for again in (graph, copy.deepcopy(graph)):
+        assert torch.equal(again(*operands), module(*operands))
+
+
 def test_functions_of_this_package() -> None:
     """One import has all losses; those that torch does not have are the same functions."""
     assert F.__all__ == ALL
