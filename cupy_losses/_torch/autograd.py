@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -67,9 +68,7 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
     differentiate = differentiate and torch.is_grad_enabled()
     if differentiate:
         if call.scaled and operands[-1].requires_grad:
-            *own, scale = operands
-            value = evaluate(library, call.unscaled, own)
-            return (value * scale).to(value.dtype)
+            return operators.times_scale(functools.partial(evaluate, library), call, operands)
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
         weighs = call.weighted or call.sampled

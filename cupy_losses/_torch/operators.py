@@ -66,7 +66,18 @@ def is_watched() -> bool:
 
 def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
     """The loss, by the operator."""
+    if call.scaled and torch.is_grad_enabled() and getattr(operands[-1], "requires_grad", False):
+        return times_scale(evaluate, call, operands)
     return run(call, FORWARD, operands)[0]
+
+
+def times_scale(
+    evaluate: Callable[[Call, Sequence[Tensor]], Tensor], call: Call, operands: Sequence[Tensor]
+) -> Tensor:
+    """The loss times a scale that is differentiated: the derivative by it is the loss as it is."""
+    *own, scale = operands
+    value = evaluate(call.unscaled, own)
+    return (value * scale).to(value.dtype)
 
 
 def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tensor]:

@@ -263,3 +263,17 @@ def test_tensors_without_memory() -> None:
     assert (on_meta.shape, on_meta.dtype) == ((), torch.float32)
     with pytest.raises(ValueError, match="all arrays must be on the same device"):
         mse_loss(input.to("meta"), input.to("meta"), scale=torch.ones(()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_scale_that_requires_grad(dtype: torch.dtype) -> None:
+    """It multiplies the rounded loss, as in eager mode: the same bits."""
+    torch._dynamo.reset()
+    compiled = torch.compile(mse_loss, fullgraph=True, backend="aot_eager")
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(50, generator=generator).to(dtype) for _ in range(2))
+        leaves = x.requires_grad_(), torch.rand((), generator=generator).requires_grad_()
+        values = [loss(x, y, scale=leaves[1]) for loss in (mse_loss, compiled)]
+        expected, got = ([v, *torch.autograd.grad(3 * v, leaves)] for v in values)
+        assert all(map(torch.equal, got, expected))
