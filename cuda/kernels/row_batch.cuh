@@ -46,7 +46,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int S>
   DEVICE Stored<S> vector(int p) const {
     if constexpr (IS_PAIR<S>) {
-      return unpacked<Stored<S>>(get<S>(vectors[p]));
+      return bits_as<Stored<S>>(get<S>(vectors[p]));
     } else {
       return get<S>(vectors[p]);
     }

@@ -249,9 +249,7 @@ struct SameTop {
   static constexpr int COUNT = 1;
 };
 template <class State>
-constexpr bool has_top = false;
-template <class N, bool MIXED, class Terms, class Sum>
-constexpr bool has_top<Softmax<N, MIXED, Terms, Sum>> = true;
+constexpr bool has_top = requires(State state) { state.top; };
 
 // A tile: how many rows it has, the bytes of all its arrays in shared memory, and where each
 // begins.

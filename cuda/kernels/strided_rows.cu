@@ -133,7 +133,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   // The largest numbers of the first operand in both rows.
   DEVICE auto largest_pair() const {
     const auto pair_at = [&](int k) {
-      const auto both = unpacked<Stored<FIRST>>(get<FIRST>(vectors[k]));
+      const auto both = bits_as<Stored<FIRST>>(get<FIRST>(vectors[k]));
       return pair(both.at[0], both.at[1]);
     };
     const auto none = convert<typename Row::template Element<FIRST>>(lowest<T>());
@@ -146,7 +146,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   }
   template <int V, int S>
   DEVICE Real<T> real(int k) const {
-    return Real<T>(widen<T>(unpacked<Stored<S>>(get<S>(vectors[k]))).at[V]);
+    return Real<T>(widen<T>(bits_as<Stored<S>>(get<S>(vectors[k]))).at[V]);
   }
   template <int V, int I>
   DEVICE N number(const Row& row, int k) const {

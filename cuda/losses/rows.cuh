@@ -154,15 +154,7 @@ constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 // it adds to a sum that has an exp(0).
 DEVICE float exponential(float x) { return power_of_two(LOG2_E * x); }
 DEVICE double exponential(double x) { return exp(x); }
-template <class T>
-DEVICE Real<T> exponential(Real<T> x) {
-  return Real<T>(exponential(x.value));
-}
-template <class X>
-DEVICE Dual<X> exponential(Dual<X> x) {
-  const X y = exponential(x.value);
-  return dual(y, y * x.slope);
-}
+FUNCTION(exponential, exponential(x), y)
 
 // a - b is the difference, and this: Knuth's TwoSum.
 template <class T>
@@ -612,7 +604,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
 };
 
 // sum_j w_j y'_j (lse - x_j) + z lse^2, with y' = (1 - e) y + e / C. HALF as above.
-template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int>
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF>
 struct CrossEntropyOfProbabilities : OfRow {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;

@@ -50,51 +50,35 @@ struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Vector {
   T at[W];
 };
 
+// The widest word that so many bytes are made of.
 template <int BYTES>
-struct Word {
-  using type = uint4;
-};
-template <>
-struct Word<8> {
-  using type = uint2;
-};
-template <>
-struct Word<4> {
-  using type = unsigned;
-};
-template <>
-struct Word<2> {
-  using type = unsigned short;
-};
-template <>
-struct Word<1> {
-  using type = unsigned char;
-};
+using Word =
+    Select<(BYTES >= 16), uint4,
+           Select<BYTES == 8, uint2,
+                  Select<BYTES == 4, unsigned, Select<BYTES == 2, unsigned short, unsigned char>>>>;
+
+// The bits of a value as a value of another type.
+template <class To, class From>
+DEVICE To bits_as(const From& from) {
+  union {
+    From from;
+    To to;
+  } bits{from};
+  return bits.to;
+}
 
 // A vector as one word, which stays in one register where the compiler would keep its elements
-// apart, and the vector again.
+// apart.
 template <class Stored>
-using Packed = typename Word<sizeof(Stored)>::type;
+using Packed = Word<sizeof(Stored)>;
 template <class Stored>
 DEVICE Packed<Stored> packed(const Stored& vector) {
-  union {
-    Stored vector;
-    Packed<Stored> packed;
-  } bits{vector};
-  return bits.packed;
-}
-template <class Stored>
-DEVICE Stored unpacked(const Packed<Stored>& packed) {
-  union {
-    Packed<Stored> packed;
-    Stored vector;
-  } bits{packed};
-  return bits.vector;
+  return bits_as<Packed<Stored>>(vector);
 }
 
 template <int W, class T>
 DEVICE Vector<T, W> load_vector(const T* from) {
-  using Unit = typename Word<sizeof(Vector<T, W>)>::type;
+  using Unit = Word<sizeof(Vector<T, W>)>;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
     Unit unit[UNITS];
@@ -108,7 +92,7 @@ DEVICE Vector<T, W> load_vector(const T* from) {
 // f(access, word) for each access that a vector takes at an address.
 template <int W, class T>
 DEVICE void each_word(T* at, const Vector<T, W>& vector, auto f) {
-  using Unit = typename Word<sizeof(Vector<T, W>)>::type;
+  using Unit = Word<sizeof(Vector<T, W>)>;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
     Vector<T, W> vector;
@@ -137,15 +121,8 @@ DEVICE Vector<E, W> vector_of(const E (&elements)[W]) {
 // Two of half precision become one word at once, which takes an instruction less than later.
 template <class E, If<(sizeof(E) == 2)> = 0>
 DEVICE Vector<E, 2> vector_of(const E (&elements)[2]) {
-  union {
-    E element[2];
-    unsigned short half[2];
-  } halves{{elements[0], elements[1]}};
-  union {
-    unsigned word;
-    Vector<E, 2> vector;
-  } bits{__byte_perm(halves.half[0], halves.half[1], 0x5410)};
-  return bits.vector;
+  const auto half = [&](int j) { return bits_as<unsigned short>(elements[j]); };
+  return bits_as<Vector<E, 2>>(__byte_perm(half(0), half(1), 0x5410));
 }
 
 // A value and the words that it takes, which threads and blocks exchange.

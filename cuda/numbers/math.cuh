@@ -43,34 +43,13 @@ DEVICE auto signum(Dual<X> x) {
   return signum(x.value);
 }
 
-template <class T>
-DEVICE Real<T> abs(Real<T> x) {
-  return Real<T>(fabs(x.value));
-}
-template <class X>
-DEVICE Dual<X> abs(Dual<X> x) {
-  return dual(abs(x.value), sign(x.value) * x.slope);
-}
+FUNCTION(abs, fabs(x), sign(x))
 
 // |x| for x other than 0. Its derivative takes one instruction, not three.
-template <class T>
-DEVICE Real<T> abs_of_nonzero(Real<T> x) {
-  return abs(x);
-}
-template <class X>
-DEVICE Dual<X> abs_of_nonzero(Dual<X> x) {
-  return dual(abs_of_nonzero(x.value), X(copysign(decltype(plain(x))(1), plain(x))) * x.slope);
-}
+FUNCTION(abs_of_nonzero, fabs(x), X(copysign(decltype(plain(x))(1), plain(x))))
 
 // x^2 / 2, whose derivative is x itself.
-template <class T>
-DEVICE Real<T> half_square(Real<T> x) {
-  return Real<T>(T(0.5) * x.value * x.value);
-}
-template <class X>
-DEVICE Dual<X> half_square(Dual<X> x) {
-  return dual(half_square(x.value), x.value * x.slope);
-}
+FUNCTION(half_square, T(0.5) * x * x, x)
 
 // x^2 / (2 b) for a finite x. The value is made from the derivative, which is x / b.
 template <class T>

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, RowSpace, row_space
+from .._core.rows import CLASS_WEIGHTS, ELEMENTS, INDEX, RowFormula, RowSpace, row_space
 from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
@@ -622,7 +622,7 @@ class RowLaunches(Launches):
         if loss.precise:
             main = self._inputs[self._problem.leading]
             half = item_size(main.dtype) < item_size(self._problem.real)
-            precision = half, str(held)
+            precision = (half, str(held)) if INDEX in loss.roles.values() else (half,)
         real = c_type(self._problem.real)
         expression = template(loss.struct, real, *options, *weighted, *precision)
         if denominator:
