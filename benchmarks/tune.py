@@ -74,7 +74,7 @@ CONSTANTS = [
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
     Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (202, 250, 300, 350)),
-    Constant(row_tiling, "WAITING", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
+    Constant(row_tiling, "MAX_BANK_CONFLICTS", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
     Constant(row_tiling, "LEAST_UNITS", (2, 4, 8), (16, 32, 48, 96)),
     Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
     Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),

@@ -118,7 +118,7 @@ struct MarginWorker {
   static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
   static constexpr bool GRADIENT = WANTED != 0;
-  // A gradient is constant but for jumps: along a direction it is 0.
+  // A gradient is constant but for jumps: along a tangent it is 0.
   static constexpr bool COUNTS = GRADIENT && TANGENTS == 0;
   static_assert(WANTED <= 1u, "only the elements have a gradient");
   static_assert(ELEMENTS % TOGETHER == 0, "batches are of 1, 2, 4 or more elements");
@@ -154,7 +154,7 @@ struct MarginWorker {
   DEVICE Evaluated evaluate(typename Layout::Index index, bool present, T factor,
                             const Reciprocal<T>& divisor) const {
     const Row row = row_at(index);
-    const auto context = loss.begin(row, loss.ahead(row));
+    const auto context = loss.prologue(row, loss.prefetch(row));
     auto ahead = load(row, 0);  // on its way while the labels are read
     Targets targets = read_labels(row);
     const bool ignored = context.status == IGNORED;
@@ -189,7 +189,7 @@ struct MarginWorker {
  private:
   struct Total {
     RunningSum<N> sum;
-    friend DEVICE Total combine(const Total& a, const Total& b) { return {a.sum + b.sum}; }
+    friend DEVICE Total merge(const Total& a, const Total& b) { return {a.sum + b.sum}; }
   };
   // Of what the threads of a row have added, in each of them.
   DEVICE N total_of_row(const RunningSum<N>& own) const {
@@ -204,7 +204,7 @@ struct MarginWorker {
       }
       return sum.total();
     } else {
-      return combined<Team>(Total{own}).sum.total();
+      return merged<Team>(Total{own}).sum.total();
     }
   }
 
@@ -730,7 +730,7 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
       } else {
         reduction.template add<true>(segment, sum, counted);
       }
-      reduction.finish_in_teams(segment, reduction.arrive_in_team(segment));
+      reduction.finish_groups(segment, reduction.arrive_in_group(segment));
       __syncthreads();  // the totals may still be read
     }
   }

@@ -58,7 +58,7 @@ DEVICE auto outcome_of(const Loss& loss, const Row& row, const auto& context, co
   Outcome<T, typename Loss::template Finished<N>> outcome{
       without_loss<T>(context.status), denominator_without_loss<T>(context), {}};
   if (context.status == ACTIVE) {
-    outcome.done = loss.template finish<N>(row, context, state, valued);
+    outcome.done = loss.template epilogue<N>(row, context, state, valued);
     outcome.value = derivative(outcome.done.value);
     outcome.denominator = outcome.done.denominator;
     if constexpr (GRADIENTS) {

@@ -3,13 +3,13 @@
 #include "losses/rows.cuh"
 #include "memory/cluster.cuh"
 
-template <int LANES>
+template <int THREADS>
 struct LargestInWarp {
-  static constexpr int COUNT = LANES;
+  static constexpr int COUNT = THREADS;
   template <class T>
   DEVICE T operator()(T x) const {
 #pragma unroll
-    for (int distance = 1; distance < LANES; distance *= 2) {
+    for (int distance = 1; distance < THREADS; distance *= 2) {
       x = larger(x, __shfl_xor_sync(0xffffffffu, x, distance));
     }
     return x;
@@ -26,18 +26,18 @@ DEVICE State shuffled(const State& state, int distance) {
   return bits.value;
 }
 
-// The states of LANES neighbours together, in each of them.
-template <int LANES, class State>
-DEVICE State joined_in_warp(State state) {
+// The states of THREADS neighbours together, in each of them.
+template <int THREADS, class State>
+DEVICE State merge_rescaled_in_warp(State state) {
 #pragma unroll
-  for (int distance = 1; distance < LANES; distance *= 2) {
-    state = join(state, shuffled(state, distance));
+  for (int distance = 1; distance < THREADS; distance *= 2) {
+    state = merge_rescaled(state, shuffled(state, distance));
   }
   return state;
 }
-template <int LANES>
-DEVICE auto combined_in_warp(const auto& state) {
-  return joined_in_warp<LANES>(settle(state, LargestInWarp<LANES>()));
+template <int THREADS>
+DEVICE auto merged_in_warp(const auto& state) {
+  return merge_rescaled_in_warp<THREADS>(rescale_to(state, LargestInWarp<THREADS>()));
 }
 
 template <class State, int COUNT>
@@ -48,36 +48,36 @@ DEVICE State* states_of_block() {
 
 // The states of all threads of a row together, in each of them.
 template <class Team>
-DEVICE auto combined(const auto& state) {
+DEVICE auto merged(const auto& state) {
   constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
-  auto settled = combined_in_warp<NEIGHBOURS>(state);
-  using Settled = decltype(settled);
+  auto of_warp = merged_in_warp<NEIGHBOURS>(state);
+  using Merged = decltype(of_warp);
   if constexpr (Team::THREADS_PER_ROW > 1) {
     // A gradient may take the memory of the elements that other threads have looked at.
     __syncwarp();
     if constexpr (Team::THREADS_PER_ROW > 32) {
       constexpr int WARPS = Team::THREADS / 32;
-      Settled* const parts = states_of_block<Settled, WARPS>();
+      Merged* const parts = states_of_block<Merged, WARPS>();
       __syncthreads();
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = settled;
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = of_warp;
       __syncthreads();
-      settled = combined_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
+      of_warp = merged_in_warp<WARPS>(parts[threadIdx.x % WARPS]);
     }
   }
-  return settled;
+  return of_warp;
 }
 
 #if CLUSTERS
 // The states of the blocks of a cluster together, in all threads of each.
 template <class Team, class State>
-DEVICE State combined_in_cluster(const State& state, unsigned turn) {
+DEVICE State merged_in_cluster(const State& state, unsigned turn) {
   using Exchange = ClusterExchange<State, Team::RANKS>;
   Exchange::send(state, turn);
   Exchange::wait(turn);
   State all;
   for (int rank = 0; rank < Team::RANKS; ++rank) {
     const State part = Exchange::received(turn, rank);
-    all = rank == 0 ? part : combine(all, part);
+    all = rank == 0 ? part : merge(all, part);
   }
   return all;
 }

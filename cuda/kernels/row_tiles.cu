@@ -61,8 +61,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   static_assert(!Team::PAIRED || WIDTH == 2, "the sums of even and of odd columns change places");
 
   const Row row;
-  T top = lowest<T>();  // the largest number of the first operand in the row
-  int part = 0;         // of which `each` is
+  T maximum = lowest<T>();  // the largest number of the first operand in the row
+  int part = 0;             // of which `each` is
 
   explicit DEVICE ThreadShare(const Row& row)
       : row(row),
@@ -89,7 +89,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   static DEVICE auto element_of(const auto& numbers, int j) {
     return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
   }
-  DEVICE T largest(T) const { return top; }
+  DEVICE T largest(T) const { return maximum; }
 
   // The largest number of the first operand that this thread has; not -inf, even if all are.
   DEVICE T own_largest() const {
@@ -244,12 +244,12 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 };
 
-// The states of all threads of a row have the same top, so that they are joined as they are.
-struct SameTop {
+// The states of all threads of a row have the same maximum, so that they are joined as they are.
+struct SameMaximum {
   static constexpr int COUNT = 1;
 };
 template <class State>
-constexpr bool has_top = requires(State state) { state.top; };
+constexpr bool has_maximum = requires(State state) { state.maximum; };
 
 // A tile: how many rows it has, the bytes of all its arrays in shared memory, and where each
 // begins.
@@ -269,7 +269,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
-  using Accumulated = decltype(settle(State(), SameTop()));
+  using Accumulated = decltype(rescale_to(State(), SameMaximum()));
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS>;
@@ -325,10 +325,10 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // What is known of a row ahead of its elements. Hides one of them from what follows.
-  DEVICE auto begin(long long tile, int own, unsigned char* stage) const {
+  DEVICE auto prologue(long long tile, int own, unsigned char* stage) const {
     const Pointers copied = staged<true>(tile, stage);
     const Row row = row_at<true>(tile, own, copied);
-    const auto context = loss.begin(row, loss.ahead(row));
+    const auto context = loss.prologue(row, loss.prefetch(row));
     if constexpr (Loss::HIDES) {
       if (context.status == ACTIVE) set<FIRST>(row, context.column, T(-INFINITY));
     }
@@ -337,15 +337,16 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // The elements of an active row.
   DEVICE Elements elements_of(const Row& row, bool active) const {
     Elements elements(row);
-    if constexpr (has_top<State>) {
-      if (active) elements.top = elements.own_largest();
-      elements.top = LargestInWarp<Team::THREADS_PER_ROW>()(elements.top);
+    if constexpr (has_maximum<State>) {
+      if (active) elements.maximum = elements.own_largest();
+      elements.maximum = LargestInWarp<Team::THREADS_PER_ROW>()(elements.maximum);
     }
     return elements;
   }
   // What the threads of a row accumulate together, in all of them.
   DEVICE Accumulated accumulate(Elements& elements, const auto& context) const {
-    return joined_in_warp<Team::THREADS_PER_ROW>(accumulate<Team::PARTS>(elements, context, 0));
+    return merge_rescaled_in_warp<Team::THREADS_PER_ROW>(
+        accumulate<Team::PARTS>(elements, context, 0));
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
@@ -432,10 +433,10 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
           loss.template add<true>(state, elements.row, context, elements);
         }
       }
-      return settle(state, SameTop());
+      return rescale_to(state, SameMaximum());
     } else {
       const Accumulated half = accumulate<COUNT / 2>(elements, context, part);
-      return join(half, accumulate<COUNT / 2>(elements, context, part + COUNT / 2));
+      return merge_rescaled(half, accumulate<COUNT / 2>(elements, context, part + COUNT / 2));
     }
   }
   // Changes an element in shared memory.
@@ -503,7 +504,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll 1
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
         const auto row = work.row_at(tile, own, staged);
-        const auto context = work.begin(tile, own, stage);
+        const auto context = work.prologue(tile, own, stage);
         auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
@@ -520,14 +521,14 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       // One thread does what is done once for a row, THREADS_PER_ROW threads what is done for its
       // elements.
-      using Context = decltype(work.begin(0, 0, stage));
+      using Context = decltype(work.prologue(0, 0, stage));
       using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;
       Context* const contexts = states_of_block<Context, Team::MOST_ROWS>();
       State* const states = states_of_block<State, Team::MOST_ROWS>();
       Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1>();
       const int mine = threadIdx.x;
-      if (mine < rows) contexts[mine] = work.begin(tile, mine, stage);
+      if (mine < rows) contexts[mine] = work.prologue(tile, mine, stage);
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;
       __syncthreads();
 #pragma unroll 1

@@ -63,7 +63,7 @@ struct RowWorker {
   using N = typename Row::N;
   using Column = typename Row::Column;
   using State = typename Loss::template State<N>;
-  using Settled = decltype(combined<Team>(State()));
+  using Merged = decltype(merged<Team>(State()));
   using Finished = typename Loss::template Finished<N>;
   static constexpr int WIDTH = Team::WIDTH;
   template <int SLOTS, Presence PRESENT = ALL>
@@ -110,10 +110,10 @@ struct RowWorker {
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
-  DEVICE auto begin(const Row& row, bool present, const auto& ahead) const {
-    decltype(loss.begin(row, ahead)) context;
+  DEVICE auto prologue(const Row& row, bool present, const auto& prefetched) const {
+    decltype(loss.prologue(row, prefetched)) context;
     context.status = IGNORED;
-    if (present) context = loss.begin(row, ahead);
+    if (present) context = loss.prologue(row, prefetched);
     return context;
   }
   DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {

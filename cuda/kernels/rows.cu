@@ -43,7 +43,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Row = typename Work::Row;
   using N = typename Work::N;
   using State = typename Work::State;
-  using Settled = typename Work::Settled;
+  using Merged = typename Work::Merged;
   using Share = typename Work::Share;
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
@@ -79,18 +79,18 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // What is known of a row ahead of its elements is read two rows before them, what that leads to
   // one row before.
   const Index first = worker * Team::ROWS + Team::row();
-  auto next_ahead = loss.ahead(work.row_at(first + step));
-  using Context = decltype(work.begin(work.row_at(first), true, next_ahead));
+  auto next_prefetched = loss.prefetch(work.row_at(first + step));
+  using Context = decltype(work.prologue(work.row_at(first), true, next_prefetched));
   Context context;
   {
     const Row row = work.row_at(first);
-    const auto ahead = loss.ahead(row);
+    const auto prefetched = loss.prefetch(row);
     work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
     if constexpr (Team::ROWS_AHEAD == 2) {
       const Row second = work.row_at(first + step);
       work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
     }
-    context = work.begin(row, first < end, ahead);
+    context = work.prologue(row, first < end, prefetched);
   }
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
@@ -107,7 +107,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     } else {
       reduction.template add<true>(segment, sum, counted);
     }
-    before = reduction.arrive_in_team(segment);
+    before = reduction.arrive_in_group(segment);
     sum = counted = Sum<T>::zero();
   };
 #pragma unroll(Team::HELD ? 2 : 1)
@@ -116,15 +116,15 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     const bool present = index < end, next_present = index + step < end;
     // Not kept from turn to turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + step);
-    const auto ahead_after = loss.ahead(work.row_at(index + 2 * step));
-    const Context next_context = work.begin(next_row, next_present, next_ahead);
+    const auto prefetched_after = loss.prefetch(work.row_at(index + 2 * step));
+    const Context next_context = work.prologue(next_row, next_present, next_prefetched);
 
-    Settled state;
+    Merged state;
     if constexpr (Team::CLUSTER && CLUSTERS) {
 #if CLUSTERS
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
-      state = combined<Team>(work.template accumulate<false>(share, share, context));
-      state = combined_in_cluster<Team>(state, turn++);
+      state = merged<Team>(work.template accumulate<false>(share, share, context));
+      state = merged_in_cluster<Team>(state, turn++);
 #endif
     } else {
 #pragma unroll 1
@@ -144,8 +144,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
                                   : work.share_of(row, present, r + 1, Team::SLOTS);
           part = work.template accumulate<true>(share, next, context);
         }
-        const Settled of_rank = combined<Team>(part);
-        state = r == 0 ? of_rank : combine(state, of_rank);
+        const Merged of_rank = merged<Team>(part);
+        state = r == 0 ? of_rank : merge(state, of_rank);
       }
     }
 
@@ -155,7 +155,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 32;
     const bool finishes = GRADIENTS || valued;
     if (finishes && (Team::HELD || context.status == ACTIVE)) {
-      done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES && valued);
+      done = loss.template epilogue<N>(row, context, state, VALUES != NO_VALUES && valued);
       own = derivative(done.value);
       own_denominator = done.denominator;
     }
@@ -176,7 +176,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     // Ahead of the last gradients, which take what this waits for.
     if constexpr (SUMS_EACH) {
       // That of the row before has arrived meanwhile.
-      if (rank == 0 && segment != group) reduction.finish_in_teams(segment, before);
+      if (rank == 0 && segment != group) reduction.finish_groups(segment, before);
       segment = group;
       hand_over_sums();
     } else if constexpr (SUMS && GRADIENTS) {
@@ -206,7 +206,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       work.template differentiate<true>(share, 0, context, done);
     }
     context = next_context;
-    next_ahead = ahead_after;
+    next_prefetched = prefetched_after;
   }
 #if CLUSTERS
   // The others may still send to this block.
@@ -214,6 +214,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
   if constexpr (SUMS) {
     if constexpr (!GRADIENTS && !SUMS_EACH) hand_over_sums();
-    if (rank == 0) reduction.finish_in_teams(segment, before);
+    if (rank == 0) reduction.finish_groups(segment, before);
   }
 }

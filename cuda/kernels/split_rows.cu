@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   using Row = typename Work::Row;
-  using Settled = typename Work::Settled;
+  using Merged = typename Work::Merged;
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   static_assert(Team::ROWS == 1, "a block works on a split");
 
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (given.is_done) return;
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, nullptr};
-  using Context = decltype(loss.begin(work.row_at(0), loss.ahead(work.row_at(0))));
+  using Context = decltype(loss.prologue(work.row_at(0), loss.prefetch(work.row_at(0))));
   const int blocks = PHASE == SPLIT || GRADIENTS ? splits : 1;
   const int split = int(blockIdx.x % blocks);
   const Index worker = blockIdx.x / blocks, step = gridDim.x / blocks, end = Index(n);
@@ -55,11 +55,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if constexpr (PHASE == SPLIT) {
     for (Index index = worker; index < end; index += step) {
       const Row row = work.row_at(index);
-      const Context context = loss.begin(row, loss.ahead(row));
+      const Context context = loss.prologue(row, loss.prefetch(row));
       const auto share = work.share_of(row, true, split, slots);
-      const Settled state = combined<Team>(work.accumulate(share, slots, context));
+      const Merged state = merged<Team>(work.accumulate(share, slots, context));
       if (threadIdx.x == 0) {
-        left<Settled>(memory, n + index * splits + split) = state;
+        left<Merged>(memory, n + index * splits + split) = state;
         if (split == 0) left<Context>(memory, index) = context;
       }
     }
@@ -74,18 +74,18 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     for (Index index = worker; index < end; index += step) {
       const Row row = work.row_at(index);
       const Context context = left<Context>(memory, index);  // elements may be overwritten already
-      Settled state;
+      Merged state;
       if (splits <= MAX_RANKS) {
-        state = left<Settled>(memory, n + index * splits);
+        state = left<Merged>(memory, n + index * splits);
         for (int r = 1; r < int(splits); ++r) {
-          state = combine(state, left<Settled>(memory, n + index * splits + r));
+          state = merge(state, left<Merged>(memory, n + index * splits + r));
         }
       } else {
-        state = combined_in_warp<1>(Work::State::empty());
+        state = merged_in_warp<1>(Work::State::empty());
         for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
-          state = combine(state, left<Settled>(memory, n + index * splits + r));
+          state = merge(state, left<Merged>(memory, n + index * splits + r));
         }
-        state = combined<Team>(state);
+        state = merged<Team>(state);
       }
       const bool valued = VALUES != NO_VALUES && threadIdx.x < 32;  // one warp is enough
       const auto outcome =
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         // Ahead of the last gradients, which take what this waits for.
         if (split == 0 && index + step >= end) {
           reduction.template add<true>(worker, sum, counted);
-          before = reduction.arrive_in_team(worker);
+          before = reduction.arrive_in_group(worker);
         }
       }
       if constexpr (GRADIENTS) {
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
     if constexpr (SUMS) {
-      if (split == 0) reduction.finish_in_teams(worker, before);
+      if (split == 0) reduction.finish_groups(worker, before);
     }
   }
 }

@@ -229,11 +229,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // What is known of rows ahead of their elements: of a row that is not there that it is ignored.
   static __device__ Row a_row();
   static __device__ const Loss& a_loss();
-  using Context = decltype(a_loss().begin(a_row(), a_loss().ahead(a_row())));
+  using Context = decltype(a_loss().prologue(a_row(), a_loss().prefetch(a_row())));
   DEVICE Context context_of(const Row& row, bool present) const {
     Context context;
     context.status = IGNORED;
-    if (present) context = loss.begin(row, loss.ahead(row));
+    if (present) context = loss.prologue(row, loss.prefetch(row));
     return context;
   }
   template <bool FIRST>
@@ -241,7 +241,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                   const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
   }
-  using Settled = decltype(combined_in_warp<THREADS_PER_ROW>(State()));
+  using Merged = decltype(merged_in_warp<THREADS_PER_ROW>(State()));
 
   // Writes the gradients of a batch.
   DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Rows = typename Work::Rows;
   using Context = typename Work::Context;
   using State = typename Work::State;
-  using Settled = typename Work::Settled;
+  using Merged = typename Work::Merged;
   using Finished = typename Work::Finished;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS;
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   constexpr bool ALONE = Team::THREADS_PER_ROW == 1;
   Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
   State* const states_of_threads = states_of_block<State, ALONE ? 1 : Team::THREADS * WIDTH>();
-  Settled* const states_of_rows = states_of_block<Settled, ALONE ? 1 : ROWS>();
+  Merged* const states_of_rows = states_of_block<Merged, ALONE ? 1 : ROWS>();
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
   const int mine = threadIdx.x;
   while (segment < segments) {
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
-                                                   combined_in_warp<1>(states[v]),
+                                                   merged_in_warp<1>(states[v]),
                                                    VALUES != NO_VALUES, factor, reciprocal);
         if (rows.present) take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
         done[v] = outcome.done;
@@ -437,7 +437,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
         const int row = v * Team::NEIGHBOURS + mine / Team::THREADS_PER_ROW;
-        const auto all = combined_in_warp<Team::THREADS_PER_ROW>(
+        const auto all = merged_in_warp<Team::THREADS_PER_ROW>(
             states_of_threads[mine % Team::THREADS_PER_ROW * ROWS + row]);
         if (mine % Team::THREADS_PER_ROW == 0) states_of_rows[row] = all;
       }

@@ -19,7 +19,7 @@
 //                    Where elements are held in registers, it and finish() get those of any row
 //                    and must not read what a context only has of an active one.
 //   HIDES            whether the element of context.column is -inf for `add`
-//   combine(a, b)    a and b together; with the same bits as combine(b, a)
+//   merge(a, b)    a and b together; with the same bits as merge(b, a)
 //   settle, join     of many states: see below
 //   finish(row, context, state, valued)
 //                    the value, if it is asked for, its term of the denominator of a mean,
@@ -31,7 +31,7 @@
 //   SINGLE           whether the element of context.column has a derivative of its own,
 //   gradient_of_target(context, finished)
 //
-// Numbers N are Real<T>, or dual numbers for the derivative of all of this along a direction, which
+// Numbers N are Real<T>, or dual numbers for the derivative of all of this along a tangent, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
 #pragma once
 #include "memory/vector.cuh"
@@ -164,49 +164,49 @@ DEVICE T error_of_difference(T a, T b) {
   return (a - (difference - moved)) - (b + moved);
 }
 
-// Terms exp(x - top) for the x of a row, top being the largest so far: all are 1 at most.
+// Terms exp(x - maximum) for the x of a row, maximum being the largest so far: all are 1 at most.
 template <class T>
 struct Terms {
-  T top;
-  static DEVICE Terms up_to(T top) { return {top}; }
-  DEVICE T of(T x) const { return exponential(x - top); }
-  // exp(x - top) / of(x)
+  T maximum;
+  static DEVICE Terms up_to(T maximum) { return {maximum}; }
+  DEVICE T of(T x) const { return exponential(x - maximum); }
+  // exp(x - maximum) / of(x)
   DEVICE T unit() const { return T(1); }
   // The factor that makes terms of `other` ones of these.
-  DEVICE T from(const Terms& other) const { return exponential(other.top - top); }
+  DEVICE T from(const Terms& other) const { return exponential(other.maximum - maximum); }
 };
 
 // The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
-// top log2(e) but for a rounding; all terms share its error. Beyond 2^28 neighbouring floats are
-// 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
+// maximum log2(e) but for a rounding; all terms share its error. Beyond 2^28 neighbouring floats
+// are 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
 struct FastTerms {
-  float top, slope, at;
-  static DEVICE FastTerms up_to(float top) {
-    const float slope = fabsf(top) <= 268435456.0f ? LOG2_E : 1.0f;
-    return {top, slope, top * slope};
+  float maximum, slope, at;
+  static DEVICE FastTerms up_to(float maximum) {
+    const float slope = fabsf(maximum) <= 268435456.0f ? LOG2_E : 1.0f;
+    return {maximum, slope, maximum * slope};
   }
   DEVICE float exponent(float x) const { return fmaf(x, slope, -at); }
   DEVICE float of(float x) const { return power_of_two(exponent(x)); }
   DEVICE float unit() const {
-    const float error = exponent(top);
+    const float error = exponent(maximum);
     return fabsf(error) < 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);
   }
   DEVICE float from(const FastTerms& other) const {
-    return power_of_two(exponent(other.top) - other.exponent(other.top));
+    return power_of_two(exponent(other.maximum) - other.exponent(other.maximum));
   }
 };
 
 // The same as well as can be: also where one term is 1 and the sum of the others what counts.
 template <class T>
 struct ExactTerms {
-  T top;
-  static DEVICE ExactTerms up_to(T top) { return {top}; }
+  T maximum;
+  static DEVICE ExactTerms up_to(T maximum) { return {maximum}; }
   DEVICE T of(T x) const {
-    const T below = x - top;
-    const T rest = below < T(-1000) ? T(0) : error_of_difference(x, top);
+    const T below = x - maximum;
+    const T rest = below < T(-1000) ? T(0) : error_of_difference(x, maximum);
     return exp_of_negative(below, rest).value;
   }
-  DEVICE T from(const ExactTerms& other) const { return of(other.top); }
+  DEVICE T from(const ExactTerms& other) const { return of(other.maximum); }
 };
 
 template <class T>
@@ -268,7 +268,7 @@ struct HalvedSum {
 // What losses without anything to accumulate have for a state.
 struct Nothing {
   static DEVICE Nothing empty() { return {}; }
-  friend DEVICE Nothing combine(Nothing a, Nothing) { return a; }
+  friend DEVICE Nothing merge(Nothing a, Nothing) { return a; }
 };
 
 // exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
@@ -355,8 +355,8 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
 // nothing but that the row counts.
 template <bool WEIGHTED>
 struct OfClass {
-  DEVICE auto ahead(const auto& row) const { return row.template load_index<1>(); }
-  DEVICE auto begin(const auto& row, auto index) const {
+  DEVICE auto prefetch(const auto& row) const { return row.template load_index<1>(); }
+  DEVICE auto prologue(const auto& row, auto index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
   }
   DEVICE void find(auto& own, const auto& elements) const {
@@ -367,7 +367,7 @@ template <bool WEIGHTED>
 struct OfClassOrIgnored : OfClass<WEIGHTED> {
   long long ignore_index;
   template <class Integer>
-  DEVICE auto begin(const auto& row, Integer integer) const {
+  DEVICE auto prologue(const auto& row, Integer integer) const {
     const auto index = (long long)(integer);
     // An unsigned integer beyond long long turns negative, but is no negative ignore_index.
     const bool beyond = Integer(-1) > Integer(0) && index < 0;
@@ -379,23 +379,23 @@ struct Always {
 };
 struct OfRow {
   static constexpr bool WEIGHTED = false, SINGLE = false, HIDES = false;
-  DEVICE Nothing ahead(const auto&) const { return {}; }
-  DEVICE Always begin(const auto&, Nothing) const { return {ACTIVE}; }
+  DEVICE Nothing prefetch(const auto&) const { return {}; }
+  DEVICE Always prologue(const auto&, Nothing) const { return {ACTIVE}; }
   DEVICE void find(const auto&, const auto&) const {}
 };
 
 // Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
 // COUNT, and then any two can be joined.
 template <class State>
-DEVICE State settle(const State& state, auto) {
+DEVICE State rescale_to(const State& state, auto) {
   return state;
 }
 template <class State>
-DEVICE State join(const State& a, const State& b) {
-  return combine(a, b);
+DEVICE State merge_rescaled(const State& a, const State& b) {
+  return merge(a, b);
 }
 
-// The sum of a row's terms; with MIXED also the sums of m and of m (x - top), m being what an
+// The sum of a row's terms; with MIXED also the sums of m and of m (x - maximum), m being what an
 // element counts: numbers of one sign, so that nothing cancels.
 template <class N, bool MIXED>
 struct Mixture {
@@ -407,41 +407,41 @@ struct Mixture<N, false> {};
 template <class N, bool MIXED, class Terms, class Sum = RunningSum<N>>
 struct Softmax : Mixture<N, MIXED> {
   using T = typename ScalarOf<N>::type;
-  T top;
+  T maximum;
   Sum sum;
 
   static DEVICE Softmax empty() {
     Softmax none;
-    none.top = lowest<T>();
+    none.maximum = lowest<T>();
     none.sum = Sum::zero();
     if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
     return none;
   }
-  // What is there, unless this is the FIRST time, becomes sums of terms up to another top.
+  // What is there, unless this is the FIRST time, becomes sums of terms up to another maximum.
   template <bool FIRST = false>
-  DEVICE Terms rise(T to) {
+  DEVICE Terms rescale(T to) {
     const Terms terms = Terms::up_to(to);
     if constexpr (!FIRST) {
-      sum.scale(terms.from(Terms::up_to(top)));
+      sum.scale(terms.from(Terms::up_to(maximum)));
       if constexpr (MIXED) {
-        this->spread += product(this->mass.total(), Real<T>(top - to));
+        this->spread += product(this->mass.total(), Real<T>(maximum - to));
       }
     }
-    top = to;
+    maximum = to;
     return terms;
   }
-  friend DEVICE Softmax combine(Softmax a, Softmax b) {
-    const T top = larger(a.top, b.top);
-    a.rise(top);
-    b.rise(top);
-    return join(a, b);
+  friend DEVICE Softmax merge(Softmax a, Softmax b) {
+    const T maximum = larger(a.maximum, b.maximum);
+    a.rescale(maximum);
+    b.rescale(maximum);
+    return merge_rescaled(a, b);
   }
   template <class F>
-  friend DEVICE Softmax settle(Softmax state, F largest) {
-    if constexpr (F::COUNT > 1) state.rise(largest(state.top));
+  friend DEVICE Softmax rescale_to(Softmax state, F largest) {
+    if constexpr (F::COUNT > 1) state.rescale(largest(state.maximum));
     return state;
   }
-  friend DEVICE Softmax join(Softmax a, const Softmax& b) {
+  friend DEVICE Softmax merge_rescaled(Softmax a, const Softmax& b) {
     a.sum = a.sum + b.sum;
     if constexpr (MIXED) {
       a.mass = a.mass + b.mass;
@@ -479,7 +479,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   using Terms = Select<FAST, FastTerms, ::Terms<T>>;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
-  // the others add. Its element stays out of the top, unless it is smoothed: the largest other
+  // the others add. Its element stays out of the maximum, unless it is smoothed: the largest other
   // term is 1, and exact.
   template <class N>
   using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
@@ -487,8 +487,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   template <bool FIRST, class N, class Elements>
   DEVICE void add(State<N>& state, const auto& row, const auto& target, Elements& elements) const {
     // Not -inf, even if all that this thread has is.
-    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
-    const auto terms = state.template rise<FIRST>(top);
+    const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
+    const auto terms = state.template rescale<FIRST>(maximum);
     SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
     HalvedSum<N> mass, spread;
     elements.each([&](int place, auto column, const auto& x) {
@@ -497,7 +497,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass.add(place, counts);
-        spread.add(place, counts * (get<0>(x) - Real<T>(top)));
+        spread.add(place, counts * (get<0>(x) - Real<T>(maximum)));
       }
     });
     put<FIRST>(state.sum, sums.total());
@@ -514,16 +514,17 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     Terms terms;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto& row, const auto& target, const State<N>& state,
-                            bool valued) const {
-    const auto terms = Terms::up_to(state.top);
+  DEVICE Finished<N> epilogue(const auto& row, const auto& target, const State<N>& state,
+                              bool valued) const {
+    const auto terms = Terms::up_to(state.maximum);
     const Real<T> weight(target.weight());
     // Of the two, the terms of the others and the own one, the larger has 1 for its largest term:
-    // `ahead` is how far that of the target is ahead of the top, and q the power of the distance.
-    const N x = target.x(), ahead = x - Real<T>(state.top);
+    // `ahead` is how far that of the target is ahead of the maximum, and q the power of the
+    // distance.
+    const N x = target.x(), ahead = x - Real<T>(state.maximum);
     const bool leads = !(plain(ahead) < T(0));
     T rest_of_q = T(0);
-    if (!HALF && leads) rest_of_q = error_of_difference(plain(x), state.top);
+    if (!HALF && leads) rest_of_q = error_of_difference(plain(x), state.maximum);
     if (plain(ahead) > T(1000)) rest_of_q = plain(x) - plain(x);  // NaN of an infinite x alone
     const N q = exp_of_distance<HALF>(ahead, leads, rest_of_q);
     const Real<T> one(terms.unit());
@@ -564,7 +565,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     N slope = weight * (1.0 - label_smoothing) + N(0.0);
     if constexpr (SMOOTHED) slope = slope + rest + Real<T>(smooth) * weight;
     if constexpr (Z) {
-      const N lse = (leads ? x : N(state.top)) + log_total;
+      const N lse = (leads ? x : N(state.maximum)) + log_total;
       value = value + weight * z_loss * lse * lse;
       const N by_lse = 2.0 * weight * z_loss * lse;
       slope = slope + by_lse;
@@ -616,14 +617,14 @@ struct CrossEntropyOfProbabilities : OfRow {
 
   template <bool FIRST, class N, class Elements>
   DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
-    const T top = elements.largest(FIRST ? lowest<T>() : state.top);
-    const auto terms = state.template rise<FIRST>(top);
+    const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
+    const auto terms = state.template rescale<FIRST>(maximum);
     // Where one probability is by far the largest, and its element too, the loss is what the others
     // add to the 1 of that.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
     HalvedSum<N> mass, spread;
     elements.each([&](int place, auto, const auto& x) {
-      const N below = get<0>(x) - Real<T>(top);
+      const N below = get<0>(x) - Real<T>(maximum);
       const N counts = counted(row, x);
       sums.add(place, term(terms, get<0>(x)));
       mass.add(place, counts);
@@ -637,21 +638,21 @@ struct CrossEntropyOfProbabilities : OfRow {
   template <class N>
   struct Finished {
     N value, scale, log_total;
-    T denominator, top, factor;
+    T denominator, maximum, factor;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto&, const Always&, const State<N>& state, bool) const {
+  DEVICE Finished<N> epilogue(const auto&, const Always&, const State<N>& state, bool) const {
     const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
     Finished<N> done;
     done.value = mass * log_total - state.spread.total();
     N slope = mass;
     if constexpr (Z) {
-      const N lse = Real<T>(state.top) + log_total;
+      const N lse = Real<T>(state.maximum) + log_total;
       done.value = done.value + z_loss * lse * lse;
       slope = slope + 2.0 * z_loss * lse;
     }
     done.denominator = T(1);
-    done.top = state.top;
+    done.maximum = state.maximum;
     done.log_total = log_total;
     done.scale = slope / state.sum.total();
     done.factor = T(1);
@@ -666,7 +667,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   template <int K, class N>
   DEVICE N gradient(const auto& row, const Always&, const Finished<N>& done, auto,
                     const auto& x) const {
-    const N below = get<0>(x) - Real<T>(done.top);
+    const N below = get<0>(x) - Real<T>(done.maximum);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
       return done.scale * exponential(below) - factor * counted(row, x);
@@ -705,7 +706,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
     T denominator, at_target;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto& row, const auto& target, const Nothing&, bool) const {
+  DEVICE Finished<N> epilogue(const auto& row, const auto& target, const Nothing&, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N>
@@ -737,7 +738,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   struct State {
     RunningSum<N> sum, slope;
     static DEVICE State empty() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
-    friend DEVICE State combine(const State& a, const State& b) {
+    friend DEVICE State merge(const State& a, const State& b) {
       return {a.sum + b.sum, a.slope + b.slope};
     }
   };
@@ -763,8 +764,8 @@ struct MultiMargin : OfClass<WEIGHTED_> {
     T denominator, scale;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto& row, const auto& target, const State<N>& state,
-                            bool) const {
+  DEVICE Finished<N> epilogue(const auto& row, const auto& target, const State<N>& state,
+                              bool) const {
     const Real<T> scale = Real<T>(target.weight()) / Real<T>(T(row.columns));
     return {scale * state.sum.total(), margin - target.x(), -(scale * state.slope.total()), T(1),
             plain(scale)};
@@ -807,7 +808,7 @@ struct CosineEmbedding : OfRow {
       const auto zero = RunningSum<N>::zero();
       return {zero, zero, zero};
     }
-    friend DEVICE State combine(const State& a, const State& b) {
+    friend DEVICE State merge(const State& a, const State& b) {
       return {a.product + b.product, a.square1 + b.square1, a.square2 + b.square2};
     }
   };
@@ -831,7 +832,7 @@ struct CosineEmbedding : OfRow {
     T denominator;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto& row, const Always&, const State<N>& state, bool) const {
+  DEVICE Finished<N> epilogue(const auto& row, const Always&, const State<N>& state, bool) const {
     Finished<N> done;
     const N square[2] = {state.square1.total() + 1e-12, state.square2.total() + 1e-12};
     const N reciprocal = N(1.0) / sqrt(square[0] * square[1]);
@@ -879,8 +880,8 @@ struct Norm {
   struct Part {
     N sum;
     friend DEVICE Part operator+(Part a, N term) { return {a.sum + term}; }
-    friend DEVICE Part combine(Part a, Part b) { return {a.sum + b.sum}; }
-    friend DEVICE Part settled(Part a) { return a; }
+    friend DEVICE Part merge(Part a, Part b) { return {a.sum + b.sum}; }
+    friend DEVICE Part total_of(Part a) { return a; }
   };
   template <class N>
   struct State {
@@ -889,7 +890,7 @@ struct Norm {
       a.sum += part.sum;
       return a;
     }
-    friend DEVICE Part<N> settled(State a) { return {a.sum.total()}; }
+    friend DEVICE Part<N> total_of(State a) { return {a.sum.total()}; }
   };
   // SCALE: of the derivative, which is proportional to it.
   template <class N>
@@ -944,14 +945,14 @@ struct Norm<T, 4> {
   struct Part {
     N largest;
     T ties;
-    friend DEVICE Part operator+(Part a, N size) { return combine(a, {size, T(1)}); }
-    friend DEVICE Part operator+(Part a, Part b) { return combine(a, b); }
-    friend DEVICE Part settled(Part a) { return a; }
-    friend DEVICE Part combine(Part a, Part b) {
+    friend DEVICE Part operator+(Part a, N size) { return merge(a, {size, T(1)}); }
+    friend DEVICE Part operator+(Part a, Part b) { return merge(a, b); }
+    friend DEVICE Part total_of(Part a) { return a; }
+    friend DEVICE Part merge(Part a, Part b) {
       const bool tie = a.largest == b.largest;
       // NaN wins.
       const bool first = a.largest > b.largest || !(a.largest == a.largest);
-      // Ties share the derivative, along a direction too.
+      // Ties share the derivative, along a tangent too.
       if (tie && a.ties > T(0) && b.ties > T(0)) {
         const T ties = a.ties + b.ties;
         return {mixed(a.largest, a.ties / ties, b.largest, b.ties / ties), ties};
@@ -994,16 +995,16 @@ struct TripletMargin : OfRow {
   struct Distances {
     Each to[2 + SWAP];
     static DEVICE Distances empty() { return {}; }  // zeros
-    friend DEVICE Distances combine(const Distances& a, const Distances& b) {
+    friend DEVICE Distances merge(const Distances& a, const Distances& b) {
       Distances both;
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = combine(a.to[i], b.to[i]);
+      for (int i = 0; i < 2 + SWAP; ++i) both.to[i] = merge(a.to[i], b.to[i]);
       return both;
     }
-    friend DEVICE auto settle(const Distances& each, auto) {
-      Distances<decltype(settled(each.to[0]))> all;
+    friend DEVICE auto rescale_to(const Distances& each, auto) {
+      Distances<decltype(total_of(each.to[0]))> all;
 #pragma unroll
-      for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = settled(each.to[i]);
+      for (int i = 0; i < 2 + SWAP; ++i) all.to[i] = total_of(each.to[i]);
       return all;
     }
   };
@@ -1034,7 +1035,7 @@ struct TripletMargin : OfRow {
     typename Metric::template Distance<N> to[2 + SWAP];
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto&, const Always&, const Parts<N>& parts, bool) const {
+  DEVICE Finished<N> epilogue(const auto&, const Always&, const Parts<N>& parts, bool) const {
     const Metric metric{p};
     Finished<N> done;
 #pragma unroll
@@ -1106,7 +1107,7 @@ struct Denominator : Loss {
     typename ScalarOf<N>::type denominator;
   };
   template <class N, class Row>
-  DEVICE Finished<N> finish(const Row&, const auto& target, const Nothing&, bool) const {
+  DEVICE Finished<N> epilogue(const Row&, const auto& target, const Nothing&, bool) const {
     return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
   }
 };
@@ -1119,7 +1120,7 @@ constexpr bool is_denominator<Denominator<Loss>> = true;
 // What is known of a row ahead, with whether a mask counts it; and its context, with its weight as
 // it is in memory.
 template <class Ahead, class Mask>
-struct SampleAhead {
+struct SamplePrefetch {
   Ahead own;
   Mask counts;
 };
@@ -1154,7 +1155,7 @@ DEVICE Dual<X> product(Dual<X> x, auto by) {
 // of the denominator and its gradients.
 template <class Loss, bool MASKED, bool WEIGHED>
 struct Sampled : Loss {
-  DEVICE auto ahead(const auto& row) const {
+  DEVICE auto prefetch(const auto& row) const {
     const auto counts = [&] {
       if constexpr (MASKED) {
         return row.template load_of_sample<0>();
@@ -1162,10 +1163,11 @@ struct Sampled : Loss {
         return true;
       }
     };
-    return SampleAhead<decltype(Loss::ahead(row)), decltype(counts())>{Loss::ahead(row), counts()};
+    return SamplePrefetch<decltype(Loss::prefetch(row)), decltype(counts())>{Loss::prefetch(row),
+                                                                             counts()};
   }
   template <class Row>
-  DEVICE auto begin(const Row& row, const auto& ahead) const {
+  DEVICE auto prologue(const Row& row, const auto& prefetched) const {
     const auto weight = [&] {
       if constexpr (WEIGHED) {
         return row.template load_of_sample<int(MASKED)>();
@@ -1173,14 +1175,14 @@ struct Sampled : Loss {
         return typename Row::Scalar(1);
       }
     };
-    using Context = decltype(Loss::begin(row, ahead.own));
-    Sample<Context, decltype(weight())> sample{Loss::begin(row, ahead.own), weight()};
-    if (!ahead.counts) sample.status = IGNORED;
+    using Context = decltype(Loss::prologue(row, prefetched.own));
+    Sample<Context, decltype(weight())> sample{Loss::prologue(row, prefetched.own), weight()};
+    if (!prefetched.counts) sample.status = IGNORED;
     return sample;
   }
   template <class N, class Row>
-  DEVICE auto finish(const Row& row, const auto& context, const auto& state, bool valued) const {
-    auto done = Loss::template finish<N>(row, context, state, valued);
+  DEVICE auto epilogue(const Row& row, const auto& context, const auto& state, bool valued) const {
+    auto done = Loss::template epilogue<N>(row, context, state, valued);
     if constexpr (WEIGHED) {
       const auto weight = sample_weight<typename Row::Scalar>(context);
       done.value = product(done.value, weight);

@@ -14,7 +14,7 @@ template <class N, bool LOG>
 struct Accumulated {
   RunningSum<N> sum;
   static DEVICE Accumulated empty() { return {RunningSum<N>::zero()}; }
-  friend DEVICE Accumulated combine(const Accumulated& a, const Accumulated& b) {
+  friend DEVICE Accumulated merge(const Accumulated& a, const Accumulated& b) {
     return {a.sum + b.sum};
   }
   // What a term adds, and what adds a sum of these.
@@ -37,30 +37,32 @@ struct Accumulated<N, true> {
   using Exponentials = Softmax<N, false, Terms<T>>;
   Exponentials of_terms;
   static DEVICE Accumulated empty() { return {Exponentials::empty()}; }
-  friend DEVICE Accumulated combine(const Accumulated& a, const Accumulated& b) {
-    return {combine(a.of_terms, b.of_terms)};
+  friend DEVICE Accumulated merge(const Accumulated& a, const Accumulated& b) {
+    return {merge(a.of_terms, b.of_terms)};
   }
-  // The top is finite: exp(inf) is infinite then, and no NaN.
+  // The maximum is finite: exp(inf) is infinite then, and no NaN.
   template <bool FIRST>
-  DEVICE void rise(T top) {
-    of_terms.template rise<FIRST>(top < -lowest<T>() ? top : -lowest<T>());
+  DEVICE void rescale(T maximum) {
+    of_terms.template rescale<FIRST>(maximum < -lowest<T>() ? maximum : -lowest<T>());
   }
   template <class Y>
   DEVICE Y of(Y y) const {
-    return term(Terms<T>::up_to(of_terms.top), y);
+    return term(Terms<T>::up_to(of_terms.maximum), y);
   }
   template <bool FIRST>
   DEVICE void add(N added) {
     put<FIRST>(of_terms.sum, added);
   }
-  DEVICE N total() const { return Real<T>(of_terms.top) + log(of_terms.sum.total()); }
+  DEVICE N total() const { return Real<T>(of_terms.maximum) + log(of_terms.sum.total()); }
   // The part that a term has of the sum.
   struct Part {
     Terms<T> terms;
     N inverse;
     DEVICE N of(N y) const { return term(terms, y) * inverse; }
   };
-  DEVICE Part part() const { return {Terms<T>::up_to(of_terms.top), 1.0 / of_terms.sum.total()}; }
+  DEVICE Part part() const {
+    return {Terms<T>::up_to(of_terms.maximum), 1.0 / of_terms.sum.total()};
+  }
 };
 
 template <class T, class Formula, class I = Range<Formula::SUMS>,
@@ -80,14 +82,14 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   struct State {
     Tuple<Accumulated<N, IS_LOG<I>>...> sums;
     static DEVICE State empty() { return {{{Accumulated<N, IS_LOG<I>>::empty()}...}}; }
-    friend DEVICE State combine(const State& a, const State& b) {
-      return {{{combine(get<I>(a.sums), get<I>(b.sums))}...}};
+    friend DEVICE State merge(const State& a, const State& b) {
+      return {{{merge(get<I>(a.sums), get<I>(b.sums))}...}};
     }
   };
 
   template <bool FIRST, class N>
   DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
-    (rise<I, FIRST>(get<I>(state.sums), elements), ...);
+    (rescale<I, FIRST>(get<I>(state.sums), elements), ...);
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
     elements.each([&](int, auto, const auto& x) {
@@ -108,7 +110,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     T denominator;
   };
   template <class N>
-  DEVICE Finished<N> finish(const auto& row, const Always&, const State<N>& state, bool) const {
+  DEVICE Finished<N> epilogue(const auto& row, const Always&, const State<N>& state, bool) const {
     const Real<T> length(T(row.columns));
     const N sum[SUMS] = {get<I>(state.sums).total()...};
     Finished<N> done;
@@ -134,13 +136,13 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
  private:
   // Exponentials are of the distances from the largest term so far.
   template <int S, bool FIRST>
-  DEVICE void rise(auto& sum, auto& elements) const {
+  DEVICE void rescale(auto& sum, auto& elements) const {
     if constexpr (IS_LOG<S>) {
-      T top = sum.of_terms.top;
+      T maximum = sum.of_terms.maximum;
       elements.each([&](int, auto, const auto& x) {
-        top = larger(top, plain(formula.term(Constant<S>(), get<K>(x)...)));
+        maximum = larger(maximum, plain(formula.term(Constant<S>(), get<K>(x)...)));
       });
-      sum.template rise<FIRST>(top);
+      sum.template rescale<FIRST>(maximum);
     }
   }
   // The loss as a function of one of the sums.

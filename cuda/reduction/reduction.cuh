@@ -92,6 +92,15 @@ DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) 
   }
 }
 
+// The numbers of a call that anticipates grad_output and its denominator, in the order that
+// cupy_losses/_device/anticipation.py knows.
+enum Guess {
+  ANTICIPATED,  // what a forward pass multiplies by
+  USED,         // what it multiplied by
+  COUNTED,      // the rows that it counted on its way
+  DIVIDED_BY,   // the number of rows that another pass counted ahead, or anticipated
+};
+
 // A pass without gradients has no factor. `guess` is null or a number, which becomes the
 // denominator of a mean that this pass adds up.
 struct NoFactor {
@@ -108,18 +117,15 @@ struct NoFactor {
 // What a pass multiplies gradients by: grad_output where that is known, in a forward pass that
 // writes gradients the one that is anticipated, else 1.
 //
-// `guess` is null or four numbers of a call. The first is the guess, and is what this pass
-// multiplies by if it has no grad_output; the second becomes what it multiplied by. The third
-// becomes the number of rows that a mean has, which this pass counts on its way, the fourth what
-// it divided by: another pass has counted ahead, or has anticipated the number of the last call.
-// The backward pass of that call is done at once where grad_output has the bits of the second and
-// the two counts are the same, and leaves grad_output as the first, for a later call. Where there
-// is no backward pass, grad_output is the second number itself, so that the counts alone decide. No
-// pass reads the numbers that it writes, so that all blocks agree.
+// `guess` is null or the numbers of a Guess. A pass without grad_output takes ANTICIPATED. The
+// backward pass returns at once if grad_output equals USED and COUNTED equals DIVIDED_BY. It then
+// stores grad_output as ANTICIPATED for a later call. Without a backward pass, grad_output is USED
+// itself, so that the counts alone decide. No pass reads the numbers that it writes, so that all
+// blocks agree.
 struct Factor {
   double value = 1.0;
   bool is_done = false;
-  double* counts = nullptr;  // the third number and the fourth, where this pass writes them
+  double* counts = nullptr;  // COUNTED and what follows it, where this pass writes them
 
   // That of a pass that writes GRADIENTS, or none.
   template <bool GRADIENTS>
@@ -135,12 +141,12 @@ struct Factor {
   template <bool COUNTS>
   DEVICE double* counted(double divisor) const {
     if (!COUNTS || counts == nullptr) return nullptr;
-    if (blockIdx.x == 0 && threadIdx.x == 0) counts[1] = divisor;
+    if (blockIdx.x == 0 && threadIdx.x == 0) counts[DIVIDED_BY - COUNTED] = divisor;
     return counts;
   }
   // Whether the last call had all of `n` rows, so that a pass ahead of this one need not count.
   static DEVICE bool anticipates(const double* guess, long long n) {
-    return guess != nullptr && guess[2] == double(n);
+    return guess != nullptr && guess[COUNTED] == double(n);
   }
 
  private:
@@ -148,15 +154,15 @@ struct Factor {
     const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
       const bool follows = static_cast<const void*>(grad_output) != guess;
-      value = follows ? convert<double>(*grad_output) : guess[1];
+      value = follows ? convert<double>(*grad_output) : guess[USED];
       if (guess != nullptr) {
-        is_done = same_bits(value, guess[1]) && same_bits(guess[2], guess[3]);
+        is_done = same_bits(value, guess[USED]) && same_bits(guess[COUNTED], guess[DIVIDED_BY]);
       }
-      if (stores) guess[0] = value;
+      if (stores) guess[ANTICIPATED] = value;
     } else if (guess != nullptr) {
-      value = guess[0];
-      counts = guess + 2;
-      if (stores) guess[1] = value;
+      value = guess[ANTICIPATED];
+      counts = guess + COUNTED;
+      if (stores) guess[USED] = value;
     }
   }
   // A pair has no grad_output.
@@ -221,31 +227,31 @@ struct Reduction {
     if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
-  // The same for many segments, which are added sooner so: the last block of each TEAM of segments
-  // adds those of the team. `counter` has a further number for each team. A block that arrives
-  // ahead of other work waits for less.
-  static constexpr int TEAM = 64;
-  DEVICE unsigned arrive_in_team(long long segment) const {
-    return has_teams() ? arrive_at(counter + 1 + segment / TEAM) : 0;
+  // The same for many segments, which are added sooner so: the last block of each FAN_IN of
+  // segments adds those of the group. `counter` has a further number for each group. A block that
+  // arrives ahead of other work waits for less.
+  static constexpr int FAN_IN = 64;
+  DEVICE unsigned arrive_in_group(long long segment) const {
+    return has_groups() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;
   }
-  DEVICE void finish_in_teams(long long segment, unsigned before) const {
-    if (!has_teams()) return;
-    const long long team = segment / TEAM, teams = (segments + TEAM - 1) / TEAM;
-    const long long members = team + 1 < teams ? TEAM : segments - team * TEAM;
+  DEVICE void finish_groups(long long segment, unsigned before) const {
+    if (!has_groups()) return;
+    const long long group = segment / FAN_IN, groups = (segments + FAN_IN - 1) / FAN_IN;
+    const long long members = group + 1 < groups ? FAN_IN : segments - group * FAN_IN;
     if (!is_last(before, unsigned(members))) return;
     Sums sums;
-    add_up<1>(sums, partials + team * TEAM * SUMS * 2, members);
-    if (teams == 1) {
+    add_up<1>(sums, partials + group * FAN_IN * SUMS * 2, members);
+    if (groups == 1) {
       if (threadIdx.x == 0) write(sums);
     } else {
-      double* const of_teams = partials + segments * SUMS * 2;
-      if (threadIdx.x == 0) store(of_teams, team, sums);
-      if (is_last(arrive_at(counter), unsigned(teams))) finish(of_teams, teams);
+      double* const of_groups = partials + segments * SUMS * 2;
+      if (threadIdx.x == 0) store(of_groups, group, sums);
+      if (is_last(arrive_at(counter), unsigned(groups))) finish(of_groups, groups);
     }
   }
 
  private:
-  DEVICE bool has_teams() const { return VALUES != COUNT && value != nullptr && segments > 1; }
+  DEVICE bool has_groups() const { return VALUES != COUNT && value != nullptr && segments > 1; }
   static DEVICE unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
   }

@@ -63,10 +63,10 @@ class RowFormula(Loss):
     multiplies the loss of a row and its term of the denominator of a mean.
 
     The first arguments of the struct's template are the arithmetic type and `options`. With
-    `weights`, the next one is whether the call has a weight. With `precise`, the next one is whether
-    the elements have half precision and, with an index, the last one how many elements of a row a
-    thread holds. The fields of the struct are `parameters`, the integers first. `_host/rows.py` says
-    what the formula in NumPy is.
+    `weights`, the next one is whether the call has a weight. With `precise`, the next one is
+    whether the elements have half precision and, with an index, the last one how many elements of a
+    row a thread holds. The fields of the struct are `parameters`, the integers first.
+    `_host/rows.py` says what the formula in NumPy is.
 
     Attributes:
         roles: What each operand holds.

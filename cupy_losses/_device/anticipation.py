@@ -17,8 +17,8 @@ from .._core.shapes import ArraySpec
 from .launch import Parameters
 from .library import Array, DeviceLibrary
 
-SLOT_BYTES = 32  # the four numbers of a call, see cuda/reduction/reduction.cuh
-COUNTED = 16  # where the third of them lies
+SLOT_BYTES = 32  # a Guess, see cuda/reduction/reduction.cuh
+COUNTED = 16  # where its number `counted` lies
 SLOTS = 32  # of a block of memory, 1 KiB
 
 _of_graphs: list[Any] = []  # memory that a replay may use at any time

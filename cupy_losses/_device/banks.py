@@ -1,4 +1,4 @@
-"""The banks of shared memory: a warp waits where its threads need different words of one."""
+"""The banks of shared memory: different words of one are read one after the other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ WORD_BYTES = 4
 BANKS = 32
 
 
-def turns(words: Iterable[int]) -> int:
-    """How many turns it takes to read these words of shared memory."""
+def bank_conflicts(words: Iterable[int]) -> int:
+    """How many of these words of shared memory are in the same bank, at most."""
     return max(Counter(word % BANKS for word in set(words)).values())

@@ -153,7 +153,7 @@ class MarginLaunches(RowLaunches):
             team.threads,
             segments,
             segments,
-            in_teams=True,
+            in_groups=True,
             shared=team.shared,
         )
 

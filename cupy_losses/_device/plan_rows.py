@@ -36,7 +36,7 @@ from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
 
 # Sums are added by TEAMs; at most MAX_SHARING blocks sum what a mean is divided by.
 MAX_SHARING = 1 << 10
-TEAM = 64  # in cuda/reduction/reduction.cuh
+FAN_IN = 64  # in cuda/reduction/reduction.cuh
 
 # What a split leaves for the second launch, in cuda/kernels/split_rows.cu.
 LEFT_BYTES = 256
@@ -115,7 +115,7 @@ class Schedule:
         workers: Who takes a segment at a time.
         blocks: Those of a worker.
         limited: Whether no more workers are launched than run at once.
-        in_teams: Whether teams of segments are added up first.
+        in_groups: Whether groups of FAN_IN segments are added up first.
         shared: The shared memory of a block.
         memory: What one launch leaves for the next one.
 
@@ -129,7 +129,7 @@ class Schedule:
     workers: int
     blocks: int = 1
     limited: bool = False
-    in_teams: bool = False
+    in_groups: bool = False
     shared: int = 0
     memory: tuple[Address, ...] = ()
 
@@ -370,7 +370,7 @@ class RowLaunches(Launches):
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
         function, team = self._of_denominator(), RowTeam(BLOCK, 1, 1, slots=1)
         groups = -(-self._rows // team.rows)
-        most = min(MAX_SHARING, max(TEAM, groups // 4))  # one TEAM, or several rows
+        most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
         self._add(function, self._by_team(team, function, results, most=most), results)
         return denominator
 
@@ -437,7 +437,7 @@ class RowLaunches(Launches):
             segments,
             workers,
             blocks,
-            in_teams=True,
+            in_groups=True,
             shared=team.shared_bytes(vector_bytes),
         )
         if not phase:
@@ -497,12 +497,12 @@ class RowLaunches(Launches):
             kernel, types, arguments, threads, segments, segments, limited=True, shared=shared
         )
 
-    def _workspace(self, segments: int, values: str, teams: int = 0) -> tuple[Address, Address]:
-        """The counters and the partial sums of so many segments, and of teams of these."""
+    def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
+        """The counters and the partial sums of so many segments, and of groups of these."""
         if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
             return NO_ADDRESS, NO_ADDRESS
         sums = 2 if values == "MEAN_OF_VALUES" else 1
-        return self._add_counter(1 + teams), self._add_scratch(16 * sums * (segments + teams))
+        return self._add_counter(1 + groups), self._add_scratch(16 * sums * (segments + groups))
 
     def _resident(self, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR) -> int:
         """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""
@@ -537,8 +537,8 @@ class RowLaunches(Launches):
             schedule.shared,
         )
         segments, workers = schedule.segments, schedule.workers
-        teams = -(-segments // TEAM) if schedule.in_teams else 0
-        workspace = self._workspace(segments, results.values, teams)
+        groups = -(-segments // FAN_IN) if schedule.in_groups else 0
+        workspace = self._workspace(segments, results.values, groups)
         arguments = [
             *schedule.arguments,
             int64(self._rows),

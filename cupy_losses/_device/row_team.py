@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from . import driver
-from .banks import BANKS, WORD_BYTES, turns
+from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES, template
 
 # Of a share of a row one thread gets up to THREAD_BYTES, or HALF_THREAD_BYTES of half precision
@@ -201,7 +201,7 @@ class RowTeam:
         return 0 if self.held else self.places * vector_bytes + self.stretches * self.apart
 
     def spread(self, memory: RowMemory) -> RowTeam:
-        """The same, further apart where half of the turns of a warp wait for a bank.
+        """The same, further apart where that halves the bank conflicts.
 
         Rows that begin anywhere begin at their place in a line of vectors.
         """
@@ -212,9 +212,9 @@ class RowTeam:
         line = min(neighbours, VECTORS_OF_LINE) * VECTOR_BYTES
         of_stretch = self._places_of_stretch * VECTOR_BYTES
 
-        def waiting(apart: int) -> int:
-            """The turns that the first warps take to read a word each."""
-            waiting = 0
+        def conflicts(apart: int) -> int:
+            """The bank conflicts of the first warps, whose threads read a word each."""
+            conflicts = 0
             for warp in range(WARPS_COUNTED):
                 words = []
                 for thread in range(WARP):
@@ -222,11 +222,11 @@ class RowTeam:
                     row = warp * (WARP // neighbours) + stretch
                     begin = stretch * (of_stretch + apart) + row * step % line
                     words.append(begin // WORD_BYTES + own)
-                waiting += turns(words)
-            return waiting
+                conflicts += bank_conflicts(words)
+            return conflicts
 
-        apart = min(range(0, BANKS * WORD_BYTES, VECTOR_BYTES), key=waiting)
-        return replace(self, apart=apart) if 2 * waiting(apart) <= waiting(0) else self
+        apart = min(range(0, BANKS * WORD_BYTES, VECTOR_BYTES), key=conflicts)
+        return replace(self, apart=apart) if 2 * conflicts(apart) <= conflicts(0) else self
 
     def workers(self, memory: RowMemory, few: bool) -> int:
         """The blocks, or clusters, that end together; `few` where they sum, or write nothing."""

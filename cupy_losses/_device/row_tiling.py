@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .banks import BANKS, WORD_BYTES, turns
+from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES
 
 # A row of at most SHORT_BYTES, or SHORT_PRECISE of a precise loss, which reads a tile twice, waits
@@ -28,14 +28,14 @@ LONG_HIDDEN = 200
 LONG_HALVES = 304
 
 # Threads that read units of rows at once wait for each other where they need different words of
-# the same bank of shared memory. Where more than WAITING would, a smaller block works on a
-# tile, or more threads on a row, with LEAST_UNITS each at least. Where that does not help, one
+# the same bank of shared memory. Where more than MAX_BANK_CONFLICTS would, a smaller block works on
+# a tile, or more threads on a row, with LEAST_UNITS each at least. Where that does not help, one
 # thread reads a row in vectors of half precision, in an order of its own; for other rows
 # cuda/kernels/rows.cu is faster. So it is for multiples of VECTORS_AT_ONCE, which are what the
 # banks hold side by side, of several operands or more than LONG_MULTIPLE elements.
 VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES
 LONG_MULTIPLE = 128
-WAITING = 2
+MAX_BANK_CONFLICTS = 2
 LEAST_UNITS = 4
 
 # A block of TILE_THREADS, or SMALL_THREADS, has a tile of about TILE_BYTES, or the rows that it
@@ -181,14 +181,14 @@ def _team(
         per_row = team.per_row
         if per_row > fewest and columns // (unit * per_row) < LEAST_UNITS:
             continue
-        waiting = max(_waiting(columns * own, unit * own, per_row) for own in sizes)
-        if (odd and per_row == 1) or waiting <= WAITING:
+        conflicts = max(_bank_conflicts(columns * own, unit * own, per_row) for own in sizes)
+        if (odd and per_row == 1) or conflicts <= MAX_BANK_CONFLICTS:
             return team
     is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
     return usual[0] if is_vector_of_halves and fewest == 1 else None
 
 
-def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
+def _bank_conflicts(row_bytes: int, unit_bytes: int, per_row: int) -> int:
     """Of the threads that read units of rows at once, the most that need the same bank."""
     length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
     words: list[int] = []
@@ -196,18 +196,19 @@ def _waiting(row_bytes: int, unit_bytes: int, per_row: int) -> int:
         row, of_row = divmod(thread, per_row)
         first = row * row_bytes + of_row * unit_bytes
         words += range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1)
-    return turns(words)
+    return bank_conflicts(words)
 
 
 def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
-    """In how many parts a thread reads a row so that no more than WAITING read the same bank.
+    """In how many parts a thread reads a row, for no more than MAX_BANK_CONFLICTS.
 
-    That is one but for vectors of half precision: others have a team of whom no more do.
+    That is one but for vectors of half precision: other rows have a team without more of them.
     """
     is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
-    if not is_vector_of_halves or _waiting(columns * size, unit * size, per_row) <= WAITING:
+    conflicts = _bank_conflicts(columns * size, unit * size, per_row)
+    if not is_vector_of_halves or conflicts <= MAX_BANK_CONFLICTS:
         return 1
-    return math.gcd(columns // unit, VECTORS_AT_ONCE) // WAITING
+    return math.gcd(columns // unit, VECTORS_AT_ONCE) // MAX_BANK_CONFLICTS
 
 
 def _batch(units: int, per_row: int, unit: int, size: int) -> int:

@@ -199,10 +199,10 @@ EQUIVALENT: dict[str, str] = {
     "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD);": (
         "makes room for the next share later: slower"
     ),
-    "done = loss.template finish<N>(row, context, state, VALUES != NO_VALUES || valued);": (
+    "done = loss.template epilogue<N>(row, context, state, VALUES != NO_VALUES || valued);": (
         "a value that is not used"
     ),
-    "const T rest = below <= T(-1000) ? T(0) : error_of_difference(x, top);": (
+    "const T rest = below <= T(-1000) ? T(0) : error_of_difference(x, maximum);": (
         "the power is 0 both ways"
     ),
     "static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH + COUNT > 1;": (
@@ -258,10 +258,10 @@ EQUIVALENT: dict[str, str] = {
     "kernels/split_rows.cu: if (threadIdx.x == 1) {": (
         "all threads have the state of the whole split"
     ),
-    "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = settled;": (
+    "if (threadIdx.x % 32 == 1) parts[threadIdx.x / 32] = of_warp;": (
         "all threads of a warp have its state"
     ),
-    "if (threadIdx.x % 32 == 0) parts[threadIdx.x / 31] = settled;": (
+    "if (threadIdx.x % 32 == 0) parts[threadIdx.x / 31] = of_warp;": (
         "the same number for the first thread of every warp"
     ),
     "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW <= 32 ? Team::THREADS_PER_ROW : 32;": (
@@ -277,7 +277,7 @@ EQUIVALENT: dict[str, str] = {
         "both give the same number there, but for a rounding"
     ),
     "if (context.status != ACTIVE) ;": "a sum that is not used",
-    "context = work.begin(row, first <= end, ahead);": (
+    "context = work.prologue(row, first <= end, prefetched);": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "N slope = weight * (1.0 - label_smoothing) - N(0.0);": "less zero",
@@ -397,7 +397,7 @@ class Mutant:
     def digest(self) -> int:
         """A number that depends on the change alone, not on the place of its line in the file."""
         change = (self.file, self.after.strip(), self.rule)
-        return int(hashlib.sha256("\0".join(change).encode()).hexdigest(), 16)
+        return int(hashlib.sha256("\0".merge_rescaled(change).encode()).hexdigest(), 16)
 
 
 def emulated(text: str) -> Iterator[tuple[int, str]]:
@@ -446,7 +446,7 @@ def mutated(name: str, mutant: Mutant) -> str:
         if (file, number) == (mutant.file, mutant.line):
             assert line == mutant.before
             lines[index] = mutant.after
-    return "\n".join(lines) + "\n"
+    return "\n".merge_rescaled(lines) + "\n"
 
 
 def struct_of(mutant: Mutant) -> str:
@@ -508,7 +508,7 @@ def outcome_apart(mutant: Mutant) -> str:
         return str(receiver.recv()) if receiver.poll() else "found: it crashes"
     finally:
         process.kill()
-        process.join()
+        process.merge_rescaled()
 
 
 def run(chosen: list[Mutant]) -> dict[Mutant, str]:
@@ -549,7 +549,7 @@ def report(made: Counter[str], results: dict[Mutant, str], page: str) -> str:
         own = {mutant: result for mutant, result in results.items() if mutant.file == file}
         parts[file] = part_of(made[file], own)
     order = sorted(parts, key=lambda name: FILES.index(name) if name in FILES else len(FILES))
-    return PREFACE + "".join(f"\n## {name}\n\n{parts[name].strip()}\n" for name in order)
+    return PREFACE + "".merge_rescaled(f"\n## {name}\n\n{parts[name].strip()}\n" for name in order)
 
 
 PREFACE = """# Mutation run
@@ -576,7 +576,7 @@ def part_of(generated: int, results: dict[Mutant, str]) -> str:
         *(f"- Not found: {mutant}" for mutant in alive if mutant not in equivalent),
         *(f"- Equivalent: {mutant}: {equivalence(mutant)}" for mutant in equivalent),
     ]
-    return "\n".join(lines)
+    return "\n".merge_rescaled(lines)
 
 
 if __name__ == "__main__":

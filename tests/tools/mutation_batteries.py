@@ -495,8 +495,8 @@ def _negative_log_likelihood(device: Device, rng: Any) -> None:
     _row_passes(device, nll_loss, (x[:20], target[:20]), 1, **options)
 
 
-def _teams(device: Device, rng: Any) -> None:
-    """The values of many blocks, of one row or more, are added up by teams of blocks."""
+def _groups(device: Device, rng: Any) -> None:
+    """The values of many blocks, of one row or more, are added up by groups of blocks."""
     for shape in (129, 1040), (2048, 200):  # 129 blocks, 64 blocks
         hosts = _scores(rng, *shape), rng.integers(0, shape[1], shape[0])
         arrays = [device.asarray(x) for x in hosts]
@@ -604,7 +604,7 @@ def _ranks(device: Device, rng: Any) -> None:
     # A rest of three slots behind batches of four, in which the row ends.
     with _planned(BATCH_BYTES=64):
         check((_scores(rng, 2, 5600), rng.integers(0, 5600, 2)))
-    # Two teams of rows that are summed one by one, and one row more.
+    # Two groups of rows that are summed one by one, and one row more.
     many = _scores(rng, 129, 300), rng.integers(0, 300, 129)
     with _planned(CACHE_BYTES=1 << 8, WORKING_THREADS=256, MANY_ROWS=1):
         check(many)
@@ -787,7 +787,7 @@ ROW_CALLS: list[tuple[str, Calls]] = [
     ("Team RowOf", _layouts),
     ("Share", _ranks),
     ("Phase", _two_launches),
-    ("Reduction", _teams),
+    ("Reduction", _groups),
     ("step HELD", _segments),
     ("NegativeLogLikelihood", _negative_log_likelihood),
     ("MultiMargin", _multi_margin),
