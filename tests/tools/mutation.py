@@ -397,7 +397,7 @@ class Mutant:
     def digest(self) -> int:
         """A number that depends on the change alone, not on the place of its line in the file."""
         change = (self.file, self.after.strip(), self.rule)
-        return int(hashlib.sha256("\0".merge_rescaled(change).encode()).hexdigest(), 16)
+        return int(hashlib.sha256("\0".join(change).encode()).hexdigest(), 16)
 
 
 def emulated(text: str) -> Iterator[tuple[int, str]]:
@@ -446,7 +446,7 @@ def mutated(name: str, mutant: Mutant) -> str:
         if (file, number) == (mutant.file, mutant.line):
             assert line == mutant.before
             lines[index] = mutant.after
-    return "\n".merge_rescaled(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def struct_of(mutant: Mutant) -> str:
@@ -508,7 +508,7 @@ def outcome_apart(mutant: Mutant) -> str:
         return str(receiver.recv()) if receiver.poll() else "found: it crashes"
     finally:
         process.kill()
-        process.merge_rescaled()
+        process.join()
 
 
 def run(chosen: list[Mutant]) -> dict[Mutant, str]:
@@ -549,7 +549,7 @@ def report(made: Counter[str], results: dict[Mutant, str], page: str) -> str:
         own = {mutant: result for mutant, result in results.items() if mutant.file == file}
         parts[file] = part_of(made[file], own)
     order = sorted(parts, key=lambda name: FILES.index(name) if name in FILES else len(FILES))
-    return PREFACE + "".merge_rescaled(f"\n## {name}\n\n{parts[name].strip()}\n" for name in order)
+    return PREFACE + "".join(f"\n## {name}\n\n{parts[name].strip()}\n" for name in order)
 
 
 PREFACE = """# Mutation run
@@ -576,7 +576,7 @@ def part_of(generated: int, results: dict[Mutant, str]) -> str:
         *(f"- Not found: {mutant}" for mutant in alive if mutant not in equivalent),
         *(f"- Equivalent: {mutant}: {equivalence(mutant)}" for mutant in equivalent),
     ]
-    return "\n".merge_rescaled(lines)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
