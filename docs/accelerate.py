@@ -31,7 +31,7 @@ EXPLAINED = {
     + ", and in a mean with weights",
     rules.DISTANCE: "`triplet_margin_with_distance_loss` with one; the module always has one",
     rules.REFUSED: "any other argument that raises here: a tensor for a number, shapes that do not "
-    "fit, an unknown reduction",
+    "fit, an unknown reduction; `p=0` of `triplet_margin_loss`, of which torch has no gradient",
 }
 
 
