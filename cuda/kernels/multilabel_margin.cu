@@ -13,8 +13,9 @@
 // than PIECE targets a row takes time in proportion to its targets times its elements: for the
 // gradients of the targets it is read again, once for each PIECE of them.
 //
-// Who works on a row: THREADS_PER_ROW threads of a block, up to all of them. That follows from the
-// length of a row, its dtype and whether neighbouring rows lie side by side, not from addresses.
+// THREADS_PER_ROW threads of a block, up to all of them, work on a row. Their number follows from
+// the length of a row, its dtype and whether neighbouring rows lie side by side, not from
+// addresses.
 //
 // Order of summation: a thread adds the violations of a batch of its elements by a piece of the
 // targets, and adds these sums with their errors; then threads are added in pairs. Counts are
@@ -47,8 +48,8 @@ struct MarginTeam {
                        BATCH = BATCH_;
   static constexpr int PIECE = PIECE_, RESIDENT = RESIDENT_, ROWS = THREADS / THREADS_PER_ROW;
   static constexpr bool ACROSS = ACROSS_, ALONE = THREADS_PER_ROW == 1;
-  // So many threads read labels together, each AHEAD of them at a time; the other threads of the
-  // row do the same for themselves. Of as many as LISTED targets shared memory has what is needed.
+  // READERS threads read labels together, each AHEAD of them at a time. The other threads of the
+  // row do the same for themselves. Shared memory lists up to LISTED targets.
   static constexpr int READERS = ACROSS ? 1 : THREADS_PER_ROW < 16 ? THREADS_PER_ROW : 16;
   static constexpr int AHEAD = ALONE ? PIECE : READERS == 1 ? 8 : 16 / READERS;
   static constexpr int LISTED = ALONE ? PIECE : THREADS_PER_ROW == 2 ? 16 : 32;
@@ -59,7 +60,7 @@ struct MarginTeam {
   static DEVICE int row() {
     return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / THREADS_PER_ROW;
   }
-  // The threads that are in step: a warp, a block, or one thread alone. Those of a row are.
+  // Synchronises all threads of a row, and others: a warp, a block, or one thread alone.
   static DEVICE void sync() {
     if constexpr (ACROSS || THREADS_PER_ROW > 32) {
       __syncthreads();
@@ -67,12 +68,12 @@ struct MarginTeam {
       __syncwarp();
     }
   }
-  // Whether it is so for one of them.
+  // Whether `mine` is true in one of them.
   static DEVICE bool any(bool mine) {
     if constexpr (ACROSS || THREADS_PER_ROW > 32) return __syncthreads_or(mine);
     return ALONE ? mine : __any_sync(0xffffffffu, mine);
   }
-  // For which of the readers it is so: a bit each.
+  // The readers in which `mine` is true: a bit each.
   static DEVICE unsigned readers(bool mine) {
     if constexpr (READERS == 1) {
       return mine;
@@ -84,8 +85,8 @@ struct MarginTeam {
   static DEVICE int reader() { return thread() % READERS; }
 };
 
-// What shared memory has of the rows of a block, next to the marks: the targets, and how many
-// elements violate, and how many labels are, each of a piece of them.
+// What shared memory has of the rows of a block beside the marks: targets, and for each target of a
+// piece how many elements violate it and how often it is listed.
 template <class Team, class N, class Column, class Count>
 struct MarginLists {
   N threshold[Team::LISTED][Team::ROWS];
@@ -131,8 +132,8 @@ struct MarginWorker {
   unsigned* const marks;
   Lists& lists;
 
-  // The targets of a row, none of an invalid one. REPEATS: one is listed again, as far as this
-  // thread has seen. What a thread has in registers where it works on a row ALONE.
+  // The targets of a row, none of an invalid one. `repeats`: this thread has seen one again. A
+  // thread that works ALONE on a row has targets and marks in registers.
   struct Targets {
     bool valid, repeats;
     Column count;
@@ -145,8 +146,8 @@ struct MarginWorker {
     return {layout, pointers, layout.rows.locate(there), columns};
   }
 
-  // The value of a row, in the first of its threads, its term of the denominator, and its
-  // gradients. A row that is not PRESENT is one of the others, of which nothing is written.
+  // The value of a row, in the first of its threads, and its term of the denominator. Writes its
+  // gradients if the row is `present`; else it stands for another one.
   struct Evaluated {
     T value, denominator;
   };
@@ -191,7 +192,7 @@ struct MarginWorker {
     RunningSum<N> sum;
     friend DEVICE Total merge(const Total& a, const Total& b) { return {a.sum + b.sum}; }
   };
-  // Of what the threads of a row have added, in each of them.
+  // The total of the sums of all threads of a row, in each of them.
   DEVICE N total_of_row(const RunningSum<N>& own) const {
     if constexpr (Team::ACROSS && !Team::ALONE) {
       auto* const parts = states_of_block<RunningSum<N>, Team::THREADS>();
@@ -208,7 +209,7 @@ struct MarginWorker {
     }
   }
 
-  // Writes the gradients of a row: multiples of SCALE, and NOTHING for 0, or NaN both.
+  // Writes the gradients of a row: multiples of `scale`, or `nothing` along a tangent.
   struct Writer {
     using Stored = typename Row::template Element<(GRADIENT ? Row::INPUTS : 0)>;
     const Row& row;
@@ -471,9 +472,8 @@ struct MarginWorker {
     }
     return parts[0];
   }
-  // Violations are computed with the thresholds and the elements scaled, and saturated: from 0 to 1
-  // by the instruction that computes them. Their sum is below 1 where none is cut off. Scaling by a
-  // power of two rounds nothing.
+  // One instruction adds a scaled threshold and a scaled element and limits the violation to 0 … 1.
+  // If the sum of violations is below 1, none was cut off. Scaling by a power of two is exact.
   static constexpr bool SCALED = sizeof(N) == sizeof(float) && !Team::ALONE;
   static constexpr float SCALE = 1.0f / (1 << 24);
   static DEVICE N scaled_violation(N threshold, N x) {
@@ -595,7 +595,7 @@ struct MarginWorker {
       clear_counts();
       Team::sync();
       N threshold[PIECE];
-      // A row that has no such piece counts for nothing.
+      // A row that has no such piece counts nothing.
       load_thresholds(threshold, row, targets, from < targets.count ? first : 0);
 #pragma unroll 1
       for (Column begin = 0; begin < columns; begin += window) {
@@ -631,7 +631,7 @@ struct MarginWorker {
         writer.write_target(targets.own[t], T(times), T(violated[t]));
       }
     } else {
-      // Where labels come again, one thread writes, so that no two write the same element.
+      // Where labels repeat, one thread writes, so that no two write the same element.
       const bool repeats = Team::any(targets.repeats);
       if (repeats) count_labels(writer.row, targets, from);
       Team::sync();

@@ -12,8 +12,8 @@
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
 // VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
 // Offset is `unsigned` where all offsets fit and no array runs backwards, along rows or along one.
-// `extents`: how many elements from its beginning on may be read of an array, as they are its own
-// or lie between two of its rows; 0 of one that runs backwards or is written meanwhile.
+// `extents`: how many elements of an array may be read from its beginning on: its own, and those
+// between its rows. It is 0 if the array runs backwards, or is written meanwhile.
 template <int DIMS, int ARRAYS_, unsigned VECTORISED_, class Index_, class Column_, class Offset_>
 struct RowLayout {
   using Index = Index_;
@@ -31,7 +31,7 @@ struct RowLayout {
 };
 
 // One row. Arrays: grad_output where VJP, a tangent for each of TANGENTS, the operands of the
-// loss, the weights of the classes where WEIGHTED, what says how much each row counts, then the
+// loss, the weights of the classes where WEIGHTED, the mask and the weight of rows, then the
 // gradients.
 template <class T, class Loss, class Layout, unsigned TANGENTS, bool VJP, class Pointers>
 struct RowOf {
@@ -74,14 +74,14 @@ struct RowOf {
   DEVICE auto* address(Column column) const {
     return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
   }
-  // Whether so many elements from an address on may be read: a vector in which the row begins or
+  // Whether `count` elements from an address on may be read. A vector in which the row begins or
   // ends then takes no longer than others.
   template <int K>
   DEVICE bool may_read(const auto* from, int count) const {
     const long long first = from - get<K>(pointers);
     return first >= 0 && first + count <= layout.extents[K];
   }
-  // An element as it is in memory: only who asks for its number waits for it.
+  // An element as it is in memory. Nothing waits for it before its number is needed.
   template <int I>
   struct Loaded {
     static constexpr bool HAS_SLOPE = bool(TANGENTS >> I & 1u);
@@ -124,7 +124,7 @@ struct RowOf {
     return *address<SAMPLE + I>(0);
   }
   DEVICE T grad_output() const { return convert<T>(*address<0>(0)); }
-  // By how many elements the row begins behind a multiple of so many.
+  // By how many elements the row begins behind a multiple of UNIT.
   template <int UNIT>
   DEVICE Column shift() const {
     const auto start = reinterpret_cast<unsigned long long>(address<FIRST>(0));

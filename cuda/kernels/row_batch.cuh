@@ -1,18 +1,18 @@
-// What one thread holds of a row: a batch of vectors in registers, and how it comes there, from
-// device memory at once or through shared memory without waiting.
+// A batch of a row: the vectors that one thread holds in registers, loaded from device memory, or
+// copied to shared memory without waiting and fetched from there.
 //
-// Elements are moved in aligned vectors of 16 bytes, and their gradients written so. What a row
-// accumulates is read in words, neighbours after each other, which memory serves as fast wherever
-// a row begins: `shift` columns behind the beginning of a line of the cache. So who adds what
-// follows from columns alone, and never from an address.
+// Aligned vectors of 16 bytes move elements and gradients. States accumulate words, of which
+// neighbouring threads read neighbours. That is as fast wherever a row begins: `shift` columns
+// behind the beginning of a line of the cache. So the terms of a thread follow from columns alone,
+// and never from an address.
 #pragma once
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
 
 constexpr int LINE = 128;  // bytes of a line of the cache
 
-// Which elements of a batch are there: all of them, or only those in the columns from 0 up to an
-// end, the others being left out, or hidden from a loss that HIDES elements.
+// Which elements of a batch are there: ALL, or SOME, in the columns from 0 up to an end. The others
+// are left out, or HIDDEN from a loss that HIDES elements.
 enum Presence { ALL, SOME, OTHERS_HIDDEN };
 
 // Vectors, or words, of LENGTH elements of one thread, `stride` columns apart, from each array that
@@ -28,7 +28,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   using Column = typename Row::Column;
   using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
   static constexpr int FIRST = Row::FIRST, VECTORS = VECTORS_, LENGTH = LENGTH_;
-  // The places that sums have: those of a vector, or four.
+  // Sums have the places of a vector, or four.
   static constexpr int NUMBERS = VECTORS * LENGTH, PLACES = NUMBERS < 4 ? NUMBERS : 4;
   static constexpr int WIDTH = LENGTH < 4 ? PLACES : LENGTH;
   static constexpr int COUNT = (NUMBERS + WIDTH - 1) / WIDTH;
@@ -61,7 +61,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
 
   DEVICE Column column(int p) const { return first + p * stride; }
-  // Where vector p is in array S: from the first one on, at an offset that is known.
+  // Where vector p is in array S: at a constant offset from the first one.
   template <int S>
   DEVICE auto* address(const Row& row, int p) const {
     const long long from_first = (long long)(p * stride) * row.layout.template step<S>();
@@ -77,12 +77,12 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   DEVICE void load(const Row& row, int shift = 0) { (load_array<K>(row, shift), ...); }
 
   // To shared memory, without waiting, and from it: to and from where a vector of the thread is in
-  // `slot`, or so many elements behind it.
+  // `slot`, or `shift` elements behind it.
   template <class Team, bool KEPT>
   DEVICE void prefetch(const Row& row, unsigned char* shared, int slot) const {
     (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
   }
-  // All elements are fetched one by one unless they are ALIGNED: where `shift` allows for words.
+  // Reads single elements unless `aligned`.
   template <class Team>
   DEVICE void fetch(unsigned char* shared, int slot, int shift = 0) {
     fetch<Team>(shared, slot, shift, shift % LENGTH == 0);
@@ -91,8 +91,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   DEVICE void fetch(unsigned char* shared, int slot, int shift, bool aligned) {
     (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
   }
-  // Whether prefetch() may read all of these, also where they are not of the row, and does so in
-  // one turn.
+  // Whether prefetch() may read all of these at once, also those that are not of the row.
   DEVICE bool may_read(const Row& row) const { return (may_read_array<K>(row) && ...); }
 
   // The element of operand I in a column that is one of these.
@@ -113,7 +112,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return found;
   }
 
-  // What prefetch() kept in the cache; each line by the thread that has its beginning.
+  // Releases lines that prefetch() kept in L2: each by the thread that has its beginning.
   DEVICE void release(const Row& row) const { (release_array<K>(row), ...); }
 
   // Whether a column is one of these, which neighbours in a row share in turns.
@@ -122,8 +121,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return place < VECTORS * turn && place % turn < LENGTH && holds(column);
   }
 
-  // Makes the element in a column -inf, in the first operand: in registers, or in shared memory,
-  // which takes as long for many elements as for few.
+  // Makes the element of the first operand in a column -inf: in registers, or in shared memory. The
+  // latter takes as long for many elements as for few.
   DEVICE void hide(Column hidden) {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
@@ -219,8 +218,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return vector;
   }
 
-  // In shared memory each array has SLOTS vectors of each thread, those of a slot of neighbours
-  // one after the other, and then its next slot.
+  // In shared memory each array has SLOTS vectors of each thread: first slot 0 of all neighbours,
+  // then slot 1 of them, and so on.
   template <int S, class Team>
   static DEVICE auto* take_places(unsigned char*& shared, int slot) {
     using E = typename Row::template Element<S>;
@@ -302,8 +301,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       }
     }
   }
-  // Vectors of four and more are there in any case; a word, or a vector of two, if its first
-  // element is, or its last one: a row may begin in it.
+  // A vector of four or more elements is always there. A shorter one is there if its first or its
+  // last element is, as a row may begin in it.
   template <int S>
   DEVICE void fetch_vector(int p, const auto* from) {
     const bool sure = LENGTH >= 4 || p < SURE;

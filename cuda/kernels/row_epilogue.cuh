@@ -1,5 +1,5 @@
-// The epilogue of a row, whatever the schedule of the kernel: from what the row has accumulated to
-// its value, which is written or added up, and to what the gradients of its elements are made of.
+// The epilogue of a row, for every schedule: from the state of the row to its value, which is
+// written or added up, and to the factors of the gradients of its elements.
 #pragma once
 #include "kernels/row.cuh"
 #include "reduction/reduction.cuh"
@@ -23,7 +23,7 @@ DEVICE void scale_gradients(const auto& loss, auto& done, T factor, const Recipr
   loss.scale(done, [&](auto x) { return quotient(x, factor, divisor); });
 }
 
-// What is asked for of a number: ALONG a tangent, its derivative.
+// The derivative of a number along a tangent, or the number where there is none.
 template <class N>
 DEVICE auto derivative(N number) {
   if constexpr (order<N> > 0) {

@@ -53,7 +53,7 @@ DEVICE auto merged(const auto& state) {
   auto of_warp = merged_in_warp<NEIGHBOURS>(state);
   using Merged = decltype(of_warp);
   if constexpr (Team::THREADS_PER_ROW > 1) {
-    // A gradient may take the memory of the elements that other threads have looked at.
+    // A gradient may overwrite elements that other threads have read.
     __syncwarp();
     if constexpr (Team::THREADS_PER_ROW > 32) {
       constexpr int WARPS = Team::THREADS / 32;

@@ -9,19 +9,19 @@
 //
 // Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
 // the loss, by its place in a batch; then parts of its elements, where there are several, are added
-// in pairs, and so are threads. Who has which elements follows from the length of a row and the
-// dtypes, so that the bits of a row do not depend on its address, on other rows, or on what else is
-// asked for. Tiles form segments, which are added as those of kernels/pointwise.cu are.
+// in pairs, and so are threads. The elements of a thread follow from the length of a row and the
+// dtypes. The bits of a row do not depend on its address, on other rows, or on what else is
+// requested. Tiles form segments, which are added as those of kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
 // THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring
 // elements, BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision,
-// of one thread each, in units of two: the one that is left is alone at an end. PARTS: part k of
-// what a thread has of a row is every PARTS-th unit, from unit k on. A multiprocessor is to hold
-// RESIDENT blocks. Bit k of ELEMENTS: array k has an element for each one of a row, and a tile of
-// it is in shared memory. Bit k of NUMBERS: it has one number for each row, and so is its tile.
+// of one thread each, in units of two; the element that is left is at one end. PARTS: part k is
+// every PARTS-th unit of a thread in a row, from its unit k on. A multiprocessor is to hold
+// RESIDENT blocks. Array k has a tile in shared memory if it has an element for each one of a row,
+// which is bit k of ELEMENTS, or one number for each row, which is bit k of NUMBERS.
 template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int PARTS_,
           int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {
@@ -32,14 +32,14 @@ struct TileTeam {
   static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
   static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
   static_assert(!PAIRED || THREADS_PER_ROW == 1,
-                "who has an element would depend on where a row begins");
+                "the thread of an element would depend on where a row begins");
   static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
 
   static DEVICE int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
   static DEVICE int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
-  // Which part comes first, part k ^ this being the k-th one: threads of a warp whose rows begin in
-  // the same bank of shared memory, which holds 8 vectors side by side, read different parts at a
-  // time. That parts are joined in pairs gives the same bits whichever comes first.
+  // The k-th part that a thread reads is k ^ first_part. Threads of a warp whose rows begin in the
+  // same bank of shared memory, which holds 8 vectors side by side, read different parts at a time.
+  // Parts are merged in pairs, so that the bits are the same whichever comes first.
   static DEVICE int first_part(int columns) { return row() * (columns / UNIT) / 8 % PARTS; }
   // Whether an element is one of this thread.
   static DEVICE bool has(int column) { return column / UNIT % THREADS_PER_ROW == thread(); }
@@ -55,8 +55,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
   static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
-  static constexpr int COUNT = 2;                       // many elements,
-  static constexpr int WIDTH = is_half<First> ? 2 : 4;  // in so many places: see SumsOfPlaces
+  static constexpr int COUNT = 2;                       // many elements: see SumsOfPlaces
+  static constexpr int WIDTH = is_half<First> ? 2 : 4;  // the places that they are in
 
   static_assert(!Team::PAIRED || WIDTH == 2, "the sums of even and of odd columns change places");
 
@@ -115,14 +115,14 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   // Two pairs are compared at once.
   static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 == 0;
 
-  // By how many of its elements a row of array S begins behind a unit.
+  // By how many elements a row of array S begins behind a unit.
   template <int S>
   DEVICE int shift() const {
     using E = typename Row::template Element<S>;
     const auto start = reinterpret_cast<unsigned long long>(row.template address<S>(0));
     return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
   }
-  // Whether that of operand K is `begin`, if it has a tile.
+  // Whether the shift of operand K is `begin`, if it has a tile.
   template <int K>
   DEVICE bool is_aligned() const {
     if constexpr (bool(Team::ELEMENTS >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
@@ -244,7 +244,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 };
 
-// The states of all threads of a row have the same maximum, so that they are joined as they are.
+// The states of all threads of a row have the same maximum: they are merged without rescaling.
 struct SameMaximum {
   static constexpr int COUNT = 1;
 };
@@ -283,14 +283,14 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const long long n;
   const int columns;
 
-  // Whether array S has a tile in shared memory, and whether it is copied there: of elements that
-  // the loss does not read there are the places alone, for their gradients.
+  // Whether array S has a tile in shared memory, and whether it is copied there. Elements that the
+  // loss does not read are not: their tile is for their gradients.
   template <int S>
   static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::NUMBERS) >> S & 1u);
   template <int S>
   static constexpr bool IS_COPIED =
       bool(Team::NUMBERS >> S & 1u) || (IS_STAGED<S> && Row::template is_read<S>());
-  // What a row has in array S.
+  // The elements of a row in array S.
   template <int S>
   DEVICE int count() const {
     return (Team::ELEMENTS >> S & 1u) ? columns : 1;
@@ -324,7 +324,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return row;
   }
 
-  // What is known of a row ahead of its elements. Hides one of them from what follows.
+  // The context of a row. Hides the element of its class.
   DEVICE auto prologue(long long tile, int own, unsigned char* stage) const {
     const Pointers copied = staged<true>(tile, stage);
     const Row row = row_at<true>(tile, own, copied);
@@ -422,7 +422,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
   }
-  // What this thread accumulates of so many parts from one on.
+  // What this thread accumulates of COUNT parts, from `part` on.
   template <int COUNT>
   DEVICE Accumulated accumulate(Elements& elements, const auto& context, int part) const {
     if constexpr (COUNT == 1) {
@@ -519,8 +519,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
     } else {
-      // One thread does what is done once for a row, THREADS_PER_ROW threads what is done for its
-      // elements.
+      // One thread does the prologue and the epilogue of a row, THREADS_PER_ROW threads do the
+      // rest.
       using Context = decltype(work.prologue(0, 0, stage));
       using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;

@@ -1,5 +1,5 @@
-// The work of one thread on rows that it shares with its neighbours: what of a row is its own, what
-// that accumulates, the gradients of its elements. When each is done is for kernels to say.
+// The work of one thread on rows that it shares with its neighbours: its part of a row, the state
+// that it accumulates, the gradients of its elements. Kernels say when each is done.
 #pragma once
 #include "kernels/row_batch.cuh"
 #include "kernels/row_epilogue.cuh"
@@ -9,8 +9,8 @@
 // elements of a share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS:
 // rows may begin anywhere inside an aligned vector. RANKS: the shares of a row, one for each block
 // of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to hold.
-// EXACT: all batches are full. HELD: the one batch that a thread has of a row waits in registers,
-// from so many rows ahead, if not 0.
+// EXACT: all batches are full. HELD: if not 0, the one batch that a thread has of a row waits in
+// registers, and is loaded HELD rows ahead.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_,
           int RESIDENT_, bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
 struct Team {
@@ -23,17 +23,17 @@ struct Team {
   static constexpr bool HELD = HELD_ != 0;
   static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
-  // What the last of batches of so many slots has, where most of the threads have all of it.
+  // The slots of the last batch, where batches have `slots` and most threads have all of it.
   static constexpr int rest_of(int slots) { return THREADS_PER_ROW > 32 ? SLOTS % slots : 0; }
-  // Where rows may begin anywhere, gradients are written of so many slots at a time: of few, as
-  // slots in which one begins or ends go one by one.
+  // The slots whose gradients are written at a time where rows may begin anywhere: few, as slots in
+  // which a row begins or ends go one by one.
   static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 2 : 3;
   static_assert(!SHIFTS || (!EXACT && !HELD), "vectors at the ends of rows are not full");
   static_assert(!HELD || THREADS_PER_ROW <= 32, "a short row");
-  // The neighbours in a row and in a warp have a stretch of its share for themselves: a slot is a
-  // vector of each of them. Where rows may begin anywhere, that is moved in lines of vectors, and
-  // ends in one more. Where all begin at vectors, the stretches of a warp begin in different banks
-  // of shared memory, so that the words of all its threads are read at once.
+  // Neighbours, the threads of a row in a warp, have a stretch of its share. A slot of the stretch
+  // is a vector of each of them. Where rows may begin anywhere, a stretch is copied in lines of
+  // vectors, and takes one line more. Where all begin at vectors, the stretches of a warp begin in
+  // different banks of shared memory, so that all its threads read their words at once.
   static constexpr int NEIGHBOURS = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
   static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
   static constexpr int BETWEEN = SHIFTS                 ? VECTORS_OF_LINE
@@ -45,8 +45,8 @@ struct Team {
   // Unsigned: of signed numbers the addresses took two registers more.
   static DEVICE unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
   static DEVICE unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
-  // For all of the warp, even if it has several rows: to wait for a part of it, threads first find
-  // out which ones are there, by slow instructions.
+  // Waits for the whole warp, even if it has several rows. To wait for a part of it, threads would
+  // first find out which ones are there, by slow instructions.
   static DEVICE void wait_for_neighbours() {
     if constexpr (NEIGHBOURS > 1) __syncwarp();
   }
@@ -75,13 +75,14 @@ struct RowWorker {
   static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
   template <int SLOTS, Presence PRESENT = ALL, int SURE = 0>
   using Words = Batch<Row, Loss, SLOTS * UNITS, UNIT, PRESENT, SURE * UNITS>;
-  // How many slots of a batch that is not full are taken at a time. Where several warps work on a
-  // row, all wait for the one in which it ends: that takes a batch at once.
+  // How many slots are taken at a time of a batch that is not full. All warps of a row wait for the
+  // one in which the row ends, so that it takes a batch at once where it can.
   static constexpr int SLOTS_AT_THE_END = Loss::HIDES ? Team::BATCH : 1;
   using WordsAtTheEnd = Words<SLOTS_AT_THE_END, (Loss::HIDES ? OTHERS_HIDDEN : SOME)>;
   static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot
-  // Whether a warp, or a part of it, has rows for itself whose last slot alone is not full: what is
-  // not there is hidden. A thread takes all slots of such a row at once if they are few.
+  // Whether only the last slot of a row is not full, in rows of a warp or a part of it. The
+  // elements that are not there are hidden. A thread takes all slots of such a row at once if they
+  // are few.
   static constexpr bool PADDED =
       Loss::HIDES && Team::THREADS_PER_ROW <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
   static constexpr bool AT_ONCE =
@@ -98,15 +99,15 @@ struct RowWorker {
   unsigned char* const shared;
   mutable Select<Team::HELD, Elements, Nothing> own, coming[Team::ROWS_AHEAD];
 
-  // What the neighbours have of the share of a rank, or a split, in a row: the columns from begin
-  // up to end. Without a row it is empty.
+  // The columns [begin, end) that neighbours have of the share of a rank, or a split, in a row. It
+  // is empty without a row.
   struct Share {
     Row row;
     Column begin, end;
     int shift;  // of the row, behind the beginning of a line
   };
   DEVICE Row row_at(typename Layout::Index index) const {
-    // After the last row that row, of which nothing is used then.
+    // Behind the last row it stands for that, and nothing of it is used.
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
@@ -130,8 +131,8 @@ struct RowWorker {
     const long long end = present ? min(columns, begin + size) : begin;
     return {row, Column(begin), Column(end), shift};
   }
-  // As many columns from where the line begins that has the first one of a share: what is moved,
-  // and whose gradients are written.
+  // The share moved back to the start of its cache line, equally long. These columns are copied,
+  // and their gradients written.
   DEVICE Share aligned(const Share& share, long long slots) const {
     if constexpr (!Team::SHIFTS) return share;
     const long long begin = share.begin - Column(share.shift);
@@ -140,8 +141,7 @@ struct RowWorker {
             share.begin < share.end ? Column(min(columns, end)) : Column(begin), 0};
   }
 
-  // f(elements, slot) for so many slots from one on: for all of them at once, if all elements are
-  // there, or else for some at a time.
+  // f(elements, slot) for a batch of slots: at once if all elements are there, else some at a time.
   template <class Full, class Rest, class AtTheEnd>
   DEVICE void batch(const Share& share, long long slot, auto f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
@@ -189,7 +189,7 @@ struct RowWorker {
     batch<Elements, Vectors<Team::rest_of(Team::BATCH)>, AtTheEnd>(share, slot, f);
   }
 
-  // What a share accumulates, from device memory.
+  // The state of a share, read from device memory.
   DEVICE State accumulate(const Share& share, long long slots, const auto& context) const {
     State state = State::empty();
     if constexpr (Loss::READS != 0) {
@@ -207,9 +207,9 @@ struct RowWorker {
     return state;
   }
 
-  // The same of a share that is on its way, in GROUPS groups of copies to shared memory, or to
-  // registers. What is no longer needed there makes room for the next share, if that is to come
-  // now: before the arithmetic, but for the code that takes where rows are of any length.
+  // The state of a share that is on its way to registers, or to shared memory in GROUPS groups of
+  // copies. With REPLACE, the next share takes its place as soon as it has been read: before the
+  // arithmetic where all batches are full, else behind it, which takes less code.
   template <bool REPLACE>
   DEVICE State accumulate(const Share& share, const Share& next, auto& context) const {
     State state = State::empty();
@@ -218,7 +218,7 @@ struct RowWorker {
       prefetch(next, 0);
       Elements elements = own;
       if constexpr (Team::THREADS_PER_ROW == 1) loss.find(context, elements);
-      // Of any row: to find out takes longer than to leave it unused.
+      // In ignored rows too: a test would take longer.
       if constexpr (Loss::HIDES) elements.hide(context.column);
       loss.template add<true>(state, share.row, context, elements);
     } else if constexpr (AT_ONCE) {
@@ -312,8 +312,8 @@ struct RowWorker {
       }
     }
   }
-  // Writes the gradients of what a row that is not aligned has behind the last of these: fewer
-  // elements than a line.
+  // Writes the gradients of the elements behind the last slot of a row that is not aligned: fewer
+  // than a line.
   template <bool SHARED>
   DEVICE void differentiate_rest(const Share& share, long long slots, const auto& context,
                                  const Finished& done) const {
@@ -329,8 +329,8 @@ struct RowWorker {
   }
 
  private:
-  // From shared memory to registers; what a state then takes of that. An element is hidden in
-  // shared memory, or in registers where a thread has few.
+  // From shared memory to registers, and from there to a state. An element is hidden in shared
+  // memory, or in registers where a thread has FEW.
   template <class E>
   static constexpr bool FEW = E::NUMBERS <= 8;
   template <class E>
@@ -346,7 +346,8 @@ struct RowWorker {
     if constexpr (Loss::HIDES && FEW<E>) elements.hide(context.column);
     loss.template add<FIRST>(state, share.row, context, elements);
   }
-  // Waits for what a group reads: where rows may begin anywhere, to the first line of the next.
+  // Waits for the copies that a group reads: where rows may begin anywhere, up to the first line of
+  // the next one.
   DEVICE void wait_for_group(int group) const {
     constexpr int BEHIND = Team::GROUPS - 1;
     if constexpr (Team::SHIFTS && BEHIND > 0) {
@@ -366,7 +367,7 @@ struct RowWorker {
       elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, slot);
     });
   }
-  // What begins or ends in another row is copied like all else, where that may be read.
+  // Copies a batch that begins or ends in another row whole, where that may be read.
   template <class Full>
   DEVICE bool prefetch_beyond(const Share& share, int slot) const {
     const Column begin = share.begin + Column(slot) * SLOT;

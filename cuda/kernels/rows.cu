@@ -2,29 +2,29 @@
 // loss of each row, its sum or mean, the gradients of the elements, or loss and gradients together.
 //
 // A row is read once. Its elements come to shared memory, or those of short rows to registers,
-// while the row before is worked on; from there the row accumulates what its loss needs, and, where
-// gradients are wanted, these are computed once that is complete. Bytes of device memory an
+// while the row before is worked on. The state of the row accumulates them from there. Gradients
+// are computed from there too, once the state is complete. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
 //
-// Who works on a row: THREADS_PER_ROW threads of a block, which holds ROWS rows at a time; a whole
-// block; or a cluster of blocks, each with a share of the row (its rank) in its shared memory.
-// Longer rows are those of kernels/split_rows.cu.
+// The workers of a row are THREADS_PER_ROW threads of a block, which holds ROWS rows at a time; a
+// whole block; or a cluster of blocks, each with a share of the row (its rank) in its shared
+// memory. Longer rows are those of kernels/split_rows.cu.
 //
 // Order of summation: the neighbours of a warp have a stretch of a rank, and each of them every
 // 32nd word of it, in batches; then threads in pairs, then ranks in order. Ranks, threads and
-// batches follow from the shape and the dtypes, whether or not there are gradients and whoever
-// computes a rank, so that the bits are always the same.
+// batches follow from the shape and the dtypes alone. The bits do not depend on gradients, nor on
+// the block that computes a rank.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
 // VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
 // kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands. Any
 // mean may have all rows ignored. Blocks, or clusters, stride over groups of as many rows as a
-// block holds at a time, so that all read what lies together. What one of them sums is a segment;
-// where rows have many ranks, each row is one, as clusters take more rows at a time than single
-// blocks do. Who comes after the first `kept` ones releases what it keeps in the cache. The dynamic
-// shared memory holds a share of a row for each row of the block, `apart` bytes more from each
-// stretch to the next one, so that the words of a warp are in different banks.
+// block holds at a time, so that all read what lies together. The sum of one of them is a segment.
+// Where rows have many ranks, each row is a segment, as clusters take more rows at a time than
+// single blocks do. Blocks beyond the first `kept` ones release the lines they hold in L2. The
+// dynamic shared memory holds a share of a row for each row of the block. Stretches are `apart`
+// bytes further apart, so that the words of a warp are in different banks.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
@@ -76,8 +76,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   }
 #endif
 
-  // What is known of a row ahead of its elements is read two rows before them, what that leads to
-  // one row before.
+  // A row is prefetched two rows before its elements, and its prologue is one row before them.
   const Index first = worker * Team::ROWS + Team::row();
   auto next_prefetched = loss.prefetch(work.row_at(first + step));
   using Context = decltype(work.prologue(work.row_at(first), true, next_prefetched));
@@ -114,7 +113,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   for (Index group = worker * Team::ROWS; group < end; group += step) {
     const Index index = group + Team::row();
     const bool present = index < end, next_present = index + step < end;
-    // Not kept from turn to turn: registers are scarcer than multiplications.
+    // Computed anew in each turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + step);
     const auto prefetched_after = loss.prefetch(work.row_at(index + 2 * step));
     const Context next_context = work.prologue(next_row, next_present, next_prefetched);

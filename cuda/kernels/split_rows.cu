@@ -26,8 +26,8 @@ DEVICE Left& left(unsigned char* memory, long long index) {
 }
 
 // The other arguments are those of kernels/rows.cu. A split has `slots` vectors of each thread.
-// Blocks, or groups of as many as there are `splits`, stride over rows. What one of them sums is a
-// segment. `memory` is what SPLIT leaves.
+// Blocks, or groups of `splits` blocks, stride over rows. The sum of one of them is a segment.
+// `memory` is what SPLIT leaves.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)

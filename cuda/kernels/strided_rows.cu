@@ -9,9 +9,9 @@
 // or 3s where a row is too long for that.
 //
 // Order of summation: a thread adds its elements of a row in order, in batches, then threads are
-// added in pairs. Who has which elements follows from the length of a row and the dtypes, so that
-// the bits of a row do not depend on its address, on other rows, or on what else is asked for.
-// Tiles form segments, which are added as those of kernels/pointwise.cu are.
+// added in pairs. The elements of a thread follow from the length of a row and the dtypes. The bits
+// of a row do not depend on its address, on other rows, or on what else is requested. Tiles form
+// segments, which are added as those of kernels/pointwise.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/instructions.cuh"
@@ -64,9 +64,8 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     return behind >= 0 && behind < BATCH * Team::THREADS_PER_ROW &&
            behind % Team::THREADS_PER_ROW == 0;
   }
-  // Makes the element of row v in a column that is one of these -inf, in the first operand. Bits
-  // say which: one instruction makes seven conditions of them, where it takes one to compare a
-  // column.
+  // Makes the element of row v of the first operand in a column -inf. Bits say which: one
+  // instruction makes seven predicates of bits, but only one of a comparison.
   DEVICE void hide(int v, Column hidden) {
     using E = typename Row::template Element<FIRST>;
     constexpr int WORDS = (BATCH + 31) / 32;
@@ -82,7 +81,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
       if constexpr (WIDTH == 1) {
         if (hides) elements = packed(Stored<FIRST>{{infinite}});
       } else {
-        // In one instruction: to take a pair apart and put it together again takes three.
+        // One instruction, where unpacking and packing a pair would take three.
         static_assert(WIDTH == 2 && sizeof(E) == 2, "a pair is a word");
         const unsigned both = packed(Stored<FIRST>{{infinite, infinite}});
         if (hides) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
@@ -192,8 +191,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Pointers& pointers;
   const long long n, columns;
 
-  // The rows of a thread in a tile, if they are PRESENT. After the last ones those, of which
-  // nothing is read: their gradients may take the place of their elements meanwhile.
+  // The rows of a thread in a tile, if they are `present`. Else they are the last rows, of which
+  // nothing is read, as other threads may overwrite their elements with gradients.
   struct Rows {
     typename decltype(Layout::rows)::Location at[WIDTH];
     long long first;
@@ -226,7 +225,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return batch;
   }
 
-  // What is known of rows ahead of their elements: of a row that is not there that it is ignored.
+  // The context of a row; one that is not there is ignored.
   static __device__ Row a_row();
   static __device__ const Loss& a_loss();
   using Context = decltype(a_loss().prologue(a_row(), a_loss().prefetch(a_row())));

@@ -81,8 +81,8 @@ struct TileLayout {
 };
 
 // A tile of elements E in shared memory, row by row. Neighbouring threads write to rows that are
-// RUN apart. So many rows are followed by a gap, so that these come to different banks, unless it
-// would take a lot of room.
+// RUN apart. A gap follows RUN rows, so that these come to different banks, unless it would take a
+// lot of room.
 template <class E, class Tile, int RUN>
 struct StagedTile {
   static constexpr int GROUPS = (Tile::ROWS + RUN - 1) / RUN, BANKS = 128;  // bytes of all banks

@@ -1,31 +1,32 @@
-// The losses of rows, one struct each: what a row accumulates, how parts of a row combine, what the
-// loss of the row and the gradient of each of its elements are.
+// The losses of rows, one struct each: the state of a row, how states merge, the loss of the row
+// and the gradient of each of its elements.
 //
 // A struct has its parameters as fields, OPERANDS, WEIGHTED, and
 //   READS            bit k: `add` and `gradient` look at each element of operand k, bit OPERANDS:
 //                    at the weight of each class
-//   ahead(row)       what is read of a row two rows before its turn
-//   begin(row, ahead)
-//                    what is known of a row one row before: a context, with a status
+//   prefetch(row)    what is read of a row two rows before its turn
+//   prologue(row, prefetched)
+//                    one row before its turn: the context of a row, with a status
 //   find(context, elements)
-//                    takes it from all elements of the row, where one thread has these: what
-//                    begin() reads apart is not read then
+//                    takes the element of the class from all elements of the row, where one thread
+//                    has these: prologue() need not read it then
 //   State<N>         what a row accumulates; empty() has nothing
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
 //                    and `place` that in its vector; elements.largest(y) is the largest number of
 //                    the first operand, or y
-//                    Where elements are held in registers, it and finish() get those of any row
-//                    and must not read what a context only has of an active one.
+//                    Where elements are held in registers, add() and epilogue() get those of any
+//                    row. They must not read what only the context of an active row has.
 //   HIDES            whether the element of context.column is -inf for `add`
-//   merge(a, b)    a and b together; with the same bits as merge(b, a)
-//   settle, join     of many states: see below
-//   finish(row, context, state, valued)
-//                    the value, if it is asked for, its term of the denominator of a mean,
-//                    and what gradients need
+//   merge(a, b)      a and b together; with the same bits as merge(b, a)
+//   rescale_to, merge_rescaled
+//                    for many states: see below
+//   epilogue(row, context, state, valued)
+//                    the value, if requested, its term of the denominator of a mean, and the
+//                    factors of gradients
 //   scale(finished, by)
-//                    puts by(x) for each x that gradients are proportional to
+//                    replaces each x that gradients are proportional to by by(x)
 //   gradient<K>(row, context, finished, column, x)
 //                    the derivative of the value by this element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
@@ -65,12 +66,12 @@ struct RunningSum<Real<T>> {
     sum.high *= factor;
     sum.low *= factor;
   }
-  // The sum, less a number near it.
+  // The sum less a number that is near it.
   DEVICE Real<T> total(T less = T(0)) const {
     const T high = sum.high - less;
     return Real<T>(isfinite(high) ? high + sum.low : high);
   }
-  // What a finite total leaves.
+  // What total() rounds off a finite sum.
   DEVICE T rest() const { return (sum.high - total().value) + sum.low; }
   // Exact up to the sum of the errors, hence the same whichever comes first.
   friend DEVICE RunningSum operator+(RunningSum a, RunningSum b) {
@@ -150,8 +151,8 @@ DEVICE double larger(double a, double b) { return fmax(a, b); }
 
 constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
 
-// exp(x) of an x up to 0; in float with an error of 2^-23 (1 + |x|), which is 2^-22 at most in what
-// it adds to a sum that has an exp(0).
+// exp(x) for x <= 0, in float with a relative error of 2^-23 (1 + |x|). Beside an exp(0) in the
+// same sum that is 2^-22 at most.
 DEVICE float exponential(float x) { return power_of_two(LOG2_E * x); }
 DEVICE double exponential(double x) { return exp(x); }
 FUNCTION(exponential, exponential(x), y)
@@ -177,8 +178,8 @@ struct Terms {
 };
 
 // The same with one instruction and one rounding before the power: x log2(e) less `at`, which is
-// maximum log2(e) but for a rounding; all terms share its error. Beyond 2^28 neighbouring floats
-// are 32 apart, so that only ties with the largest count, in any base; 2 keeps the powers finite.
+// maximum log2(e) rounded; all terms share its error. Beyond 2^28 neighbouring floats are 32 apart,
+// so that only ties with the largest count, in any base. Base 2 keeps the powers finite.
 struct FastTerms {
   float maximum, slope, at;
   static DEVICE FastTerms up_to(float maximum) {
@@ -196,7 +197,7 @@ struct FastTerms {
   }
 };
 
-// The same as well as can be: also where one term is 1 and the sum of the others what counts.
+// The same with the smallest error, for a loss that is the sum of all terms but one.
 template <class T>
 struct ExactTerms {
   T maximum;
@@ -219,9 +220,9 @@ DEVICE Dual<X> term(const auto& terms, Dual<X> x) {
   return dual(y, y * x.slope);
 }
 
-// Sums of COUNT numbers up to 1 in each place of a vector of WIDTH. They are several, so that what
-// one thread adds does not wait for the sum before: one for each place or, with their errors, two
-// for all, or one of few numbers. Those begin with 1, which no number is larger than.
+// Sums of COUNT numbers up to 1 in each place of a vector of WIDTH. Several sums let a thread add
+// without waiting for the addition before. There is one for each place; with errors there are two
+// for all places, or one if numbers are few. Sums with errors begin with 1, the largest number.
 template <class Sum, class N, int WIDTH, int COUNT>
 struct SumsOfPlaces {
   static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
@@ -257,7 +258,7 @@ struct SumsOfPlaces {
   }
 };
 
-// A plain sum in two parts, of every other place each: half as many roundings one after another.
+// A plain sum in two parts, of even and of odd places: half as many roundings follow each other.
 template <class N>
 struct HalvedSum {
   PlainSum<N> half[2] = {PlainSum<N>::zero(), PlainSum<N>::zero()};
@@ -265,14 +266,14 @@ struct HalvedSum {
   DEVICE N total() const { return (half[0] + half[1]).total(); }
 };
 
-// What losses without anything to accumulate have for a state.
+// The state of losses that accumulate nothing.
 struct Nothing {
   static DEVICE Nothing empty() { return {}; }
   friend DEVICE Nothing merge(Nothing a, Nothing) { return a; }
 };
 
-// exp(-|x|) of an x that is positive, or 0, or else is not. `rest` is what has been rounded off
-// |x|, and then what has been off the result; where it is ROUGH, this is not known.
+// exp(-|x|). `positive` says whether x >= 0. `rest` holds the rounding error of |x| on entry and
+// that of the result on return. With ROUGH it is left as it was.
 template <bool ROUGH, class T>
 DEVICE Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
   if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)) + rest);
@@ -286,7 +287,7 @@ DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, auto& rest) {
   return dual(y, y * (positive ? -x.slope : x.slope));
 }
 
-// log(1 + rest) of a rest that is -1, or not negative but for rounding errors; NaN of a NaN.
+// log(1 + rest). `rest` is -1, or at least 0 up to rounding errors, or NaN.
 template <class T>
 DEVICE Real<T> log_of_one_and(Real<T> rest) {
   const T log_of_zero = T(2) * lowest<T>();  // -inf
@@ -297,7 +298,7 @@ DEVICE Dual<X> log_of_one_and(Dual<X> rest) {
   return dual(log_of_one_and(rest.value), rest.slope / (1.0 + rest.value));
 }
 
-// The same of a rest from 0 to 1.
+// The same for a rest from 0 to 1.
 template <class T>
 DEVICE Real<T> log_of_one_and_fraction(Real<T> rest) {
   return Real<T>(log1p_of_fraction(rest.value));
@@ -306,7 +307,7 @@ template <class X>
 DEVICE Dual<X> log_of_one_and_fraction(Dual<X> rest) {
   return dual(log_of_one_and_fraction(rest.value), rest.slope / (1.0 + rest.value));
 }
-// log(1 + rest + error) of a rest that is not negative; NaN of a NaN in either.
+// log(1 + rest + error). `rest` is at least 0; NaN in either gives NaN.
 template <class T>
 DEVICE Real<T> log_of_one_and(Real<T> rest, T error) {
   const T sum = T(1) + rest.value;
@@ -351,8 +352,8 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
   return own;
 }
 
-// What begins a row, for losses to inherit: the class of the row, which may be one to ignore, or
-// nothing but that the row counts.
+// The prologue of a row, for losses to inherit: of the class of the row, of a class that may be one
+// to ignore, or of a row that always counts.
 template <bool WEIGHTED>
 struct OfClass {
   DEVICE auto prefetch(const auto& row) const { return row.template load_index<1>(); }
@@ -384,8 +385,8 @@ struct OfRow {
   DEVICE void find(const auto&, const auto&) const {}
 };
 
-// Many states are combined in two steps: each is settled, largest(t) giving the largest t of its
-// COUNT, and then any two can be joined.
+// Many states are merged in two steps. Each is rescaled to the largest maximum, which largest(t)
+// finds among those of COUNT threads. Then any two are merged as they are.
 template <class State>
 DEVICE State rescale_to(const State& state, auto) {
   return state;
@@ -417,7 +418,7 @@ struct Softmax : Mixture<N, MIXED> {
     if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
     return none;
   }
-  // What is there, unless this is the FIRST time, becomes sums of terms up to another maximum.
+  // Rescales the sums to another maximum, unless this is the FIRST one.
   template <bool FIRST = false>
   DEVICE Terms rescale(T to) {
     const Terms terms = Terms::up_to(to);
@@ -518,9 +519,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
                               bool valued) const {
     const auto terms = Terms::up_to(state.maximum);
     const Real<T> weight(target.weight());
-    // Of the two, the terms of the others and the own one, the larger has 1 for its largest term:
-    // `ahead` is how far that of the target is ahead of the maximum, and q the power of the
-    // distance.
+    // The largest term is 1: the largest one of the others, or that of the target if it leads.
+    // `ahead` is how far the target is ahead of the others' maximum, and q is exp(-|ahead|).
     const N x = target.x(), ahead = x - Real<T>(state.maximum);
     const bool leads = !(plain(ahead) < T(0));
     T rest_of_q = T(0);
@@ -619,8 +619,8 @@ struct CrossEntropyOfProbabilities : OfRow {
   DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
     const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
     const auto terms = state.template rescale<FIRST>(maximum);
-    // Where one probability is by far the largest, and its element too, the loss is what the others
-    // add to the 1 of that.
+    // Where one element is by far the largest and has nearly all of the probability, the loss is
+    // what the others add to its term, 1.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
     HalvedSum<N> mass, spread;
     elements.each([&](int place, auto, const auto& x) {
@@ -874,8 +874,8 @@ template <class T, int NORM>
 struct Norm {
   Parameter<T> p;
 
-  // A sum of powers; for the infinite norm the largest number and how many are as large. PART: of
-  // a batch, or of what several threads have added up.
+  // A sum of powers; for the infinite norm the largest number and how many are as large. A Part is
+  // that of a batch, or of several threads.
   template <class N>
   struct Part {
     N sum;
@@ -927,7 +927,7 @@ struct Norm {
   }
 };
 
-// Of the same number twice, with parts of the slopes of both.
+// A number that came twice, with parts of the slopes of both.
 template <class T>
 DEVICE Real<T> mixed(Real<T> a, T, Real<T>, T) {
   return a;
@@ -1117,11 +1117,11 @@ constexpr bool is_denominator = false;
 template <class Loss>
 constexpr bool is_denominator<Denominator<Loss>> = true;
 
-// What is known of a row ahead, with whether a mask counts it; and its context, with its weight as
+// What is prefetched of a row, with whether a mask counts it; and its context, with its weight as
 // it is in memory.
-template <class Ahead, class Mask>
+template <class Own, class Mask>
 struct SamplePrefetch {
-  Ahead own;
+  Own own;
   Mask counts;
 };
 template <class Context, class Weight>

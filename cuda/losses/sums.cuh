@@ -3,7 +3,7 @@
 // Formula has its parameters as fields, OPERANDS, SUMS, and
 //   LOGS                        bit I: sum I is the log of the sum of exponentials of its terms
 //   term(Constant<I>(), x...)   what an element adds to sum I
-//   loss(length, sums...)       the loss of a row of so many elements
+//   loss(length, sums...)       the loss of a row of `length` elements
 // The gradient of an element is the sum over I of dloss/dsum_I * dterm_I/dx, both by dual numbers,
 // times its part of the sum where that is one of exponentials.
 #pragma once
@@ -17,7 +17,7 @@ struct Accumulated {
   friend DEVICE Accumulated merge(const Accumulated& a, const Accumulated& b) {
     return {a.sum + b.sum};
   }
-  // What a term adds, and what adds a sum of these.
+  // What a term adds to the sum.
   template <class Y>
   DEVICE Y of(Y y) const {
     return y;

@@ -3,8 +3,8 @@
 #pragma once
 #include "memory/instructions.cuh"
 
-// Two of them, for what arrives in turns 0, 1, … at two places: while one turn is waited for, the
-// next may be on its way. A barrier counts one thread, which arrives when it has said how many
+// Two barriers, for two places that turns 0, 1, … use alternately: while threads wait for one turn,
+// the next may be on its way. A barrier counts one thread, which arrives when it has said how many
 // bytes are to come.
 struct Arrivals {
   static DEVICE unsigned barrier(unsigned turn) {

@@ -3,9 +3,9 @@
 #include "memory/instructions.cuh"
 
 // An address in shared memory, in a register of the thread: blockIdx.z is 0, which the assembler
-// does not know. It would take what all threads have in common to a uniform register, and an
-// asynchronous copy with a cache policy is then encoded with the wrong one, as of CUDA 12.9
-// and 13.0.
+// does not know. It would otherwise move what all threads have in common to a uniform register. The
+// assemblers of CUDA 12.9 and 13.0 encode the wrong register then, in asynchronous copies with a
+// cache policy.
 DEVICE unsigned address_of_thread(const void* place) { return shared_address(place) ^ blockIdx.z; }
 // 16 aligned bytes.
 DEVICE void copy_16_bytes(void* to, const void* from) {

@@ -1,5 +1,5 @@
-// Clusters: blocks that run at the same time, and reach the shared memory of one another. Who does
-// without computes in each block what the others would have sent.
+// Clusters: blocks that run at the same time, and reach the shared memory of one another. A kernel
+// without clusters computes in each block what other blocks would have sent.
 #pragma once
 #include "memory/arrivals.cuh"
 #include "memory/vector.cuh"
@@ -17,9 +17,9 @@ DEVICE unsigned address_in_cluster(unsigned address, unsigned rank) {
   return address;
 }
 
-// A value of each of RANKS blocks goes to all of them, in turns at two places. A block sends a
-// second time to a place only after it has got what all others sent to the other place meanwhile,
-// hence had read the one before.
+// Each of RANKS blocks sends a value to all of them, to one of two places in turns. A block sends
+// to a place again only after it has received the values of the turn between. Their senders have
+// read that place before they sent them.
 template <class Value, int RANKS>
 struct ClusterExchange {
   static constexpr int WORDS = WordsOf<Value>::COUNT;
@@ -48,11 +48,11 @@ struct ClusterExchange {
       }
     }
   }
-  // Waits for what all blocks send in a turn.
+  // Waits for the values of all blocks in a turn.
   static DEVICE void wait(unsigned turn) {
     while (!mbarrier_try_wait_cluster(Arrivals::barrier(turn), turn / 2 % 2)) continue;
   }
-  // What a rank has sent, once the turn has been waited for.
+  // The value that a rank has sent in a turn. Call wait() first.
   static DEVICE Value received(unsigned turn, int rank) {
     WordsOf<Value> part{};
 #pragma unroll

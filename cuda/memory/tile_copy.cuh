@@ -19,13 +19,14 @@ struct Pieces {
         whole((bytes - lead) & ~15),
         after(bytes - lead - whole) {}
 
-  // f(offset) for each piece, among so many threads.
+  // f(offset) for each piece, divided among THREADS threads.
   template <int THREADS>
   DEVICE void each(auto f) const {
 #pragma unroll 4
     for (int at = 16 * int(threadIdx.x); at < whole; at += 16 * THREADS) f(lead + at);
   }
-  // f(offset) for each element of SIZE bytes outside of the pieces, among at least 16 threads.
+  // f(offset) for each element of SIZE bytes outside of the pieces, divided among 16 threads or
+  // more.
   template <int SIZE>
   DEVICE void each_other(auto f) const {
     if ((lead | after) == 0) return;  // most often
@@ -41,7 +42,7 @@ template <int THREADS>
 struct TileCopies {
   static constexpr int COPYING = ARRIVALS ? 32 : THREADS;  // threads that load
 
-  // For all threads of the block to begin with.
+  // All threads of the block call this first.
   static DEVICE TileCopies begin() {
     if constexpr (ARRIVALS) {
       Arrivals::begin();
@@ -49,7 +50,7 @@ struct TileCopies {
     }
     return {};
   }
-  // Waits until what the first thread has stored from shared memory is read there.
+  // Waits until the stores that the first thread has begun have read shared memory.
   static DEVICE void wait_for_stores() {
     if constexpr (ARRIVALS) {
       cp_async_bulk_wait_group_read<0>();
@@ -74,7 +75,7 @@ struct TileCopies {
       __syncthreads();
     }
   }
-  // Orders what this thread has written to shared memory ahead of what the copy engine does next.
+  // Makes the writes of this thread to shared memory visible to later work of the copy engine.
   static DEVICE void fence() {
     if constexpr (ARRIVALS) fence_proxy_async();
   }

@@ -50,7 +50,7 @@ struct alignas(W * sizeof(T) < 16 ? W * sizeof(T) : 16) Vector {
   T at[W];
 };
 
-// The widest word that so many bytes are made of.
+// The widest word, up to 16 bytes, that a vector of BYTES is made of.
 template <int BYTES>
 using Word =
     Select<(BYTES >= 16), uint4,
@@ -118,14 +118,14 @@ DEVICE Vector<E, W> vector_of(const E (&elements)[W]) {
   for (int j = 0; j < W; ++j) vector.at[j] = elements[j];
   return vector;
 }
-// Two of half precision become one word at once, which takes an instruction less than later.
+// Two elements of half precision are packed at once, which saves an instruction.
 template <class E, If<(sizeof(E) == 2)> = 0>
 DEVICE Vector<E, 2> vector_of(const E (&elements)[2]) {
   const auto half = [&](int j) { return bits_as<unsigned short>(elements[j]); };
   return bits_as<Vector<E, 2>>(__byte_perm(half(0), half(1), 0x5410));
 }
 
-// A value and the words that it takes, which threads and blocks exchange.
+// A value as the words that threads and blocks exchange.
 template <class Value>
 union WordsOf {
   static constexpr int COUNT = (sizeof(Value) + 3) / 4;

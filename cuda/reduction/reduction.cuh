@@ -79,7 +79,7 @@ struct Reciprocal {
   }
 };
 
-// What is asked for of a sum and its denominator: the quotient, scaled, or the pair, as it is.
+// The result of a sum and its denominator: the scaled quotient, or the pair as it is.
 // EMPTY_IS_ZERO where the sum is one of derivatives of a mean that may have nothing left.
 template <bool EMPTY_IS_ZERO, class Result>
 DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) {
@@ -227,9 +227,9 @@ struct Reduction {
     if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
-  // The same for many segments, which are added sooner so: the last block of each FAN_IN of
-  // segments adds those of the group. `counter` has a further number for each group. A block that
-  // arrives ahead of other work waits for less.
+  // The same for many segments, in a tree: the last block of each group of FAN_IN segments adds
+  // these up, the last group adds the groups. `counter` has a further number for each group. A
+  // block that arrives ahead of other work waits for less.
   static constexpr int FAN_IN = 64;
   DEVICE unsigned arrive_in_group(long long segment) const {
     return has_groups() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;
@@ -262,8 +262,8 @@ struct Reduction {
       to[(index * SUMS + s) * 2 + 1] = parts[s].low;
     }
   }
-  // The sums of `count` partial ones, of which a thread reads LOADS at a time; the result is thread
-  // 0's alone.
+  // Sums up `count` partial sums, of which a thread reads LOADS at a time. Thread 0 alone has the
+  // result.
   template <int LOADS>
   static DEVICE void add_up(Sums& sums, const double* from, long long count) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Compensated sums in a fixed order. Their bits do not depend on who computes them.
+// Compensated sums in a fixed order. Their bits do not depend on the threads that compute them.
 //
 // A thread adds its elements in the arithmetic type of the loss and keeps the rounding errors. That
 // takes two floats and no double arithmetic in the loop. Threads, warps and blocks are then added
@@ -30,7 +30,7 @@ struct Sum {
   DEVICE Sum<double> widened() const { return {double(high), isfinite(high) ? double(low) : 0.0}; }
 };
 
-// What is done once a block is in loops. Unrolled it would be half of what a kernel has to compile.
+// The work done once a block is in loops. Unrolled it would be half of the code of a kernel.
 
 // COUNT sums over a warp; the results are those of its first thread.
 template <int COUNT>
@@ -117,8 +117,8 @@ DEVICE void block_totals(double (&totals)[COUNT]) {
   }
 }
 
-// Orders what this thread wrote before it ahead of what the thread writes after it, for the whole
-// device. __threadfence() orders more, and is slower.
+// Orders the earlier writes of this thread before its later ones, for the whole device.
+// __threadfence() orders more, and is slower.
 DEVICE void fence() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
   asm volatile("fence.acq_rel.gpu;" ::: "memory");

@@ -11,10 +11,8 @@ from .plan import VECTOR_BYTES, Plan, template
 from .plan_rows import Results, RowArray, RowLaunches, Schedule
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
-# beside what is done once for a row; many threads read whole lines of memory together. Rows of
-# vectors of four elements and more need fewer for that. A row of one thread has no more than PIECE
-# targets. A block has at least BLOCK threads, or ROWS_ACROSS rows where neighbouring elements are
-# far apart and rows are not.
+# beside the work done once for a row. Many threads read whole lines of memory together; rows of
+# vectors of four elements and more need fewer for that.
 THREADS_OF_VECTORS = (
     (4, 1),
     (64, 2),
@@ -35,31 +33,26 @@ THREADS_OF_ELEMENTS = (
     (1 << 14, 128),
     (1 << 16, 256),
 )
-MOST_THREADS = 512
-BLOCK = 128
-BLOCK_ACROSS = 256
-ROWS_ACROSS = 32
+MOST_THREADS = 512  # of longer rows
+BLOCK = 128  # threads of a block at least
+BLOCK_ACROSS = 256  # the same where neighbouring threads are at neighbouring rows
+ROWS_ACROSS = 32  # of such a block
 
-# A thread has up to ELEMENTS elements at a time, and compares them with up to PIECE targets.
-ELEMENTS = 8
-PIECE = 8
+ELEMENTS = 8  # of a thread at a time, at most
+PIECE = 8  # targets that it compares them with; a row of one thread has no more
 
-# Marks are of so many columns at a time: a multiple of what the threads of a row have at a time.
-WINDOW = 1 << 15
-WINDOW_ACROSS = 1 << 12
+WINDOW = 1 << 15  # columns that marks are of: a multiple of those of all threads of a row
+WINDOW_ACROSS = 1 << 12  # the same where neighbouring threads are at neighbouring rows
 
-# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
-# runs at once, so that all end together. Of the threads that a multiprocessor holds at once, each
-# has 64 registers, 80 for gradients, or 96 for those of rows of more than a warp.
-WORKING_THREADS = 1 << 20
-THREADS_OF_MULTIPROCESSOR = 1024
-THREADS_WITH_GRADIENTS = 768
-LONG_WITH_GRADIENTS = 640
+WORKING_THREADS = 1 << 20  # of all blocks: several times those that run at once
+THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
+THREADS_WITH_GRADIENTS = 768  # with 80, for gradients
+LONG_WITH_GRADIENTS = 640  # with 96, for gradients of rows of more than a warp
 
 
 @dataclass(frozen=True)
 class MarginTeam:
-    """Who works on a row, see cuda/kernels/multilabel_margin.cu.
+    """The threads of a row, see cuda/kernels/multilabel_margin.cu.
 
     Attributes:
         threads: Those of a block.
@@ -97,7 +90,7 @@ class MarginTeam:
 
 
 def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
-    """Who works on a row so long, of elements of `size` bytes."""
+    """The team of a row of `columns` elements of `size` bytes."""
     width = VECTOR_BYTES // size
     while columns % width:
         width //= 2

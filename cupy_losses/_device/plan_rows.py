@@ -34,15 +34,12 @@ from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
 from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
 
-# Sums are added by TEAMs; at most MAX_SHARING blocks sum what a mean is divided by.
-MAX_SHARING = 1 << 10
+MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
+LEFT_BYTES = 256  # of a state that a split leaves for the second launch, in split_rows.cu
 
-# What a split leaves for the second launch, in cuda/kernels/split_rows.cu.
-LEFT_BYTES = 256
-
-# Gradients of so few elements are anticipated to be divided by the number of all rows: to count
-# them ahead would take longer than to write the gradients anew where some are ignored.
+# Gradients of up to FEW_ELEMENTS are anticipated to be divided by the number of all rows. To count
+# rows ahead would take longer than to write the gradients anew where some are ignored.
 FEW_ELEMENTS = 1 << 18
 
 
@@ -104,7 +101,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who works on the rows of a launch; the parts of its sum are segments.
+    """The workers of a launch over rows; the parts of its sum are segments.
 
     Attributes:
         kernel: The name of the kernel, and that of its file.
@@ -112,7 +109,7 @@ class Schedule:
         arguments: Its first arguments.
         threads: The threads of a block.
         segments: How many there are.
-        workers: Who takes a segment at a time.
+        workers: The blocks, or groups of them, that take a segment at a time each.
         blocks: Those of a worker.
         limited: Whether no more workers are launched than run at once.
         in_groups: Whether groups of FAN_IN segments are added up first.
@@ -293,7 +290,7 @@ class RowLaunches(Launches):
         return row_tile(self._columns, size, elements, numbers, kept, *of_loss)
 
     def _strided(self) -> StridedRows | None:
-        """Who works on rows that lie side by side; None for other rows."""
+        """The team of rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
         if not self._lies_apart():
             return None
@@ -407,14 +404,14 @@ class RowLaunches(Launches):
     ) -> Schedule:
         """By kernels/rows.cu, or in one of the two phases of kernels/split_rows.cu.
 
-        `most`: so many workers at most.
+        `most`: how many workers at most.
         """
         wanted, main = results.wanted, self._inputs[self._problem.leading]
         streams = [a for a in function.inputs if a.streamed]
         vector_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         slots = team.slots
         if team.splits > MAX_RANKS:
-            team = replace(team, slots=0)  # as many as `slots` says
+            team = replace(team, slots=0)  # the argument `slots` says how many
         blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
@@ -491,14 +488,14 @@ class RowLaunches(Launches):
         threads: int,
         shared: int = 0,
     ) -> Schedule:
-        """By blocks that take tiles of so many rows."""
+        """By blocks that take tiles of rows."""
         segments = min(-(-self._rows // rows), TILE_SEGMENTS)
         return Schedule(
             kernel, types, arguments, threads, segments, segments, limited=True, shared=shared
         )
 
     def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
-        """The counters and the partial sums of so many segments, and of groups of these."""
+        """The counters and the partial sums of segments, and of groups of these."""
         if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
             return NO_ADDRESS, NO_ADDRESS
         sums = 2 if values == "MEAN_OF_VALUES" else 1

@@ -1,4 +1,4 @@
-"""Who works on rows that lie side by side in memory; cuda/kernels/strided_rows.cu does the work.
+"""The threads of rows that lie side by side in memory, for `strided_rows.cu`.
 
 Pure arithmetic on the length of a row and the sizes of elements, so that the order of summation
 depends on nothing else.
@@ -9,36 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A row stays with its threads, at most WORDS words of four bytes each: with so many threads COUNTS
-# are how many elements of it each may have. One kernel serves all rows between two of these, though
-# elements that may not be there take as long as others. A thread has longer rows in batches of
-# BATCH words, up to LONG elements; LONG_THREADS threads work on even longer ones, in batches of
-# LONG_WORDS. As measured on an H200.
-COUNTS = {1: (4, 8, 12, 16, 24, 32, 48, 64), 2: (40, 56), 4: (40, 56)}
-WORDS = 64
-BATCH = 16
-LONG = 1024
+# As measured on an H200. One kernel serves all rows between two of COUNTS, though elements that may
+# not be there take as long as others.
+COUNTS = {1: (4, 8, 12, 16, 24, 32, 48, 64), 2: (40, 56), 4: (40, 56)}  # a thread's, by threads
+WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
+BATCH = 16  # words of a batch of a thread that has longer rows
+LONG = 1024  # elements; LONG_THREADS work on longer rows
 LONG_THREADS = 32
-LONG_WORDS = {2: 24, 4: 8, 8: 8}
+LONG_WORDS = {2: 24, 4: 8, 8: 8}  # of their batches, by the bytes of an element
 
-# A block has WIDE_THREADS where a thread has a row of at most WIDE_WORDS, or a batch of it: the
-# more rows side by side, the fewer parts of a line of memory are written apart. A block of
-# LONG_THREADS of a row has 16 rows side by side, or 16 pairs of these. It has fewer where the
-# states of its threads, which meet in 48 KiB of shared memory with what else there is of a row,
-# would take more than STATE_BYTES.
-THREADS = 128
-WIDE_THREADS = 256
+# The more rows a block has side by side, the fewer parts of a line of memory are written apart.
+THREADS = 128  # of a block
+WIDE_THREADS = 256  # the same where a thread has at most WIDE_WORDS at a time
 WIDE_WORDS = 32
-LONG_BLOCK = 512
-STATE_BYTES = 36 << 10
+LONG_BLOCK = 512  # the same of LONG_THREADS of a row: 16 rows side by side, or 16 pairs
+STATE_BYTES = (
+    36 << 10
+)  # of the states of a block, which share 48 KiB; with more it has fewer threads
 
-# The threads that a multiprocessor is to hold while each holds at most so many words.
+# The threads that a multiprocessor is to hold, by the most words that each holds.
 THREADS_OF_MULTIPROCESSOR = {16: 1024, 32: 768, 56: 640, 64: 512}
 
 
 @dataclass(frozen=True)
 class StridedRows:
-    """Who works on a row.
+    """The threads of a row.
 
     Attributes:
         threads: The threads of a block.
@@ -59,7 +54,7 @@ class StridedRows:
 
 
 def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
-    """Who works on rows so long, given the bytes of an element of each array that is read.
+    """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what a thread accumulates of a row.
     """

@@ -1,8 +1,8 @@
-"""Who works on rows; cuda/kernels/rows.cu and split_rows.cu do the work.
+"""Threads, ranks and splits of a row, for `rows.cu` and `split_rows.cu`.
 
-What the order of summation depends on follows from the length of a row, the dtypes and the strides
-along it. That is all but the threads of a block of several rows, the splits that stand in for
-ranks, and whether rows begin inside vectors.
+The order of summation follows from the length of a row, the dtypes and the strides along it. It
+does not depend on the threads of a block of several rows, on splits that stand in for ranks, or on
+whether rows begin inside vectors.
 """
 
 from __future__ import annotations
@@ -13,80 +13,58 @@ from . import driver
 from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES, template
 
-# Of a share of a row one thread gets up to THREAD_BYTES, or HALF_THREAD_BYTES of half precision
-# where the row is padded, which it takes at once: of rows up to SHORT_ROW bytes less, as neighbours
-# then share lines of memory, and of rows of more than LONG_ROW, which have a warp at least, more,
-# with which 2501 numbers have one, and not four. Fewer threads than LEAST_THREADS, from so many
-# bytes on of a row of whole vectors, would read parts of lines. What a warp does once for a row
-# takes as long as 30 numbers of a thread. Where there are several operands it gets PARALLEL_BYTES,
-# of each of them in long rows and where parts of a row cost much to combine. It takes BATCH_BYTES
-# of all to registers at a time, half of that where several shares follow one another. A block has
-# at most BLOCK threads, and at least SMALL_BLOCK where it works on one row at a time. As measured
-# on an H200.
-SHORT_ROW = 256
-LONG_ROW = 4096
-THREAD_BYTES = 240
-HALF_THREAD_BYTES = 128
-SHORT_THREAD_BYTES = 64
-LONG_THREAD_BYTES = 320
-LEAST_THREADS = {64: 2, 128: 4, 384: 8}
-PARALLEL_BYTES = 128
-BATCH_BYTES = 128
-BLOCK = 256
-SMALL_BLOCK = 128
+# As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
+SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory
+LONG_ROW = 4096  # bytes; longer rows have a warp at least
+THREAD_BYTES = 240  # a thread has up to that of a share
+HALF_THREAD_BYTES = 128  # the same in half precision, of a padded row, which is read at once
+SHORT_THREAD_BYTES = 64  # the same of short rows
+LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, and not four
+LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines
+PARALLEL_BYTES = 128  # of several operands; of each in long rows and where merging costs much
+BATCH_BYTES = 128  # a thread has in registers at a time; half of it where shares follow each other
+BLOCK = 256  # threads of a block at most
+SMALL_BLOCK = 128  # at least, where a block works on one row at a time
 
-# What of a row waits in the registers of a thread, where that is all that it works on, or where up
-# to COLUMNS_APART elements lie apart; of two rows where that is little.
-HELD_BYTES = 32
-HELD_APART = 40
+HELD_BYTES = 32  # of a row that waits in the registers of a thread that works on nothing else
+HELD_APART = 40  # the same of a row of up to COLUMNS_APART elements that lie apart
 COLUMNS_APART = 10
-HELD_TWICE = 8
+HELD_TWICE = 8  # bytes; of shorter rows two wait
 
-# A row of more than CACHE_BYTES is divided into ranks, at most MAX_RANKS, for the blocks of a
-# cluster; where the device has no clusters, or less shared memory than a rank takes, for the splits
-# of kernels/split_rows.cu, with the same bits. A row of more than CACHE_LIMIT a rank has splits on
-# every device. Without gradients one block computes all ranks of a row where there are MANY_ROWS
-# and more, and a cluster where there are up to FEW_ROWS, as it takes one launch. Splits are faster
-# for all others on an H200, and for rows of more than CACHE_BYTES a rank, as few such blocks fit
-# beside each other.
-CACHE_BYTES = 64 << 10
-CACHE_LIMIT = 128 << 10
+# A long row is divided into ranks, for the blocks of a cluster. Without clusters, or with less
+# shared memory than a rank takes, splits of kernels/split_rows.cu have the same bits. On an H200
+# they are faster for rows of more than CACHE_BYTES a rank and, without gradients, for between
+# FEW_ROWS and MANY_ROWS.
+CACHE_BYTES = 64 << 10  # longer rows have ranks
+CACHE_LIMIT = 128 << 10  # of each of MAX_RANKS; longer rows have splits on every device
 MAX_RANKS = 8
-MANY_ROWS = 1024
-FEW_ROWS = 64
+MANY_ROWS = 1024  # from as many on one block computes all ranks of a row
+FEW_ROWS = 64  # up to as many a cluster does, in one launch
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
 WARPS_COUNTED = 4  # rows of as many begin at all places of a line that matter
 VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
 
-# The rows are divided among blocks of WORKING_THREADS threads in all, several times what a device
-# runs at once, so that all end together: fewer where they work on several rows at a time, half as
-# many on half precision, and fewer on rows that are held; MORE_UNSUMMED times as many for gradients
-# without a sum. A cluster begins the later the more blocks it has: it takes as many rows as that,
-# up to ROWS_OF_CLUSTER, or more, and a block that computes the shares of two ranks, as it gives the
-# same sums; one that computes more ranks takes one row, as each is summed for itself.
-WORKING_THREADS = 5 << 18
-THREADS_OF_SEVERAL = 1 << 20
-THREADS_OF_HELD = 1 << 19
-MORE_UNSUMMED = 4
-ROWS_OF_CLUSTER = 4
+# Rows are divided among several times the threads that run at once, so that all end together.
+WORKING_THREADS = 5 << 18  # of all blocks; half as many on half precision
+THREADS_OF_SEVERAL = 1 << 20  # the same where a block works on several rows at a time
+THREADS_OF_HELD = 1 << 19  # the same where rows are held
+MORE_UNSUMMED = 4  # times as many for gradients without a sum
+ROWS_OF_CLUSTER = 4  # a cluster takes as many rows as it has blocks, up to these, or more
 
-# Those splits, at most MAX_SPLITS, have SPLIT_BLOCK threads with SPLIT_VECTORS each, or a multiple
-# of them, all over the device.
+# Splits are all over the device.
 MAX_SPLITS = 1024
-SPLIT_BLOCK = 512
-SPLIT_VECTORS = 8
+SPLIT_BLOCK = 512  # threads
+SPLIT_VECTORS = 8  # of a thread, or a multiple of them
 
-# Resident at once, with 64 registers each, with 80 for gradients by batches of BATCH_BYTES, with 40
-# for losses of rows that are held.
-THREADS_OF_MULTIPROCESSOR = 1024
-THREADS_WITH_GRADIENTS = 768
-THREADS_WITH_HELD = 1536
+THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
+THREADS_WITH_GRADIENTS = 768  # with 80, for gradients by batches of BATCH_BYTES
+THREADS_WITH_HELD = 1536  # with 40, for losses of rows that are held
 
 
 @dataclass(frozen=True)
 class RowMemory:
-    """What of rows in memory decides who works on them.
+    """The rows in memory, as far as their teams depend on them.
 
     Attributes:
         rows: How many there are.
@@ -97,7 +75,7 @@ class RowMemory:
         step: From an element of the first operand to the next one of its row, in elements.
         starts: From a row to the next ones, and where the first one begins, in elements.
         apart: Whether neighbouring rows are nearer to one another than the elements of a row.
-        precise: Whether parts of a row cost much to combine.
+        precise: Whether parts of a row cost much to merge.
         hides: Whether a row may be padded, with elements that the kernels hide.
 
     """
@@ -141,7 +119,7 @@ class RowMemory:
 
 @dataclass(frozen=True)
 class RowTeam:
-    """Who works on a row, see cuda/kernels/row_worker.cuh.
+    """The threads of a row, see cuda/kernels/row_worker.cuh.
 
     Attributes:
         threads: The threads of a block.
@@ -184,7 +162,7 @@ class RowTeam:
 
     @property
     def stretches(self) -> int:
-        """Who have a part of a row in a warp, all of a block."""
+        """The stretches of a block: parts of a row, of a warp or a part of it each."""
         return self.threads // min(self.threads_per_row, WARP)
 
     @property
@@ -268,7 +246,7 @@ class RowTeam:
 
 
 def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
-    """Who works on rows, which may have gradients, on a device."""
+    """The team of rows, which may have gradients, on a device."""
     width, element_bytes = memory.width, memory.element_bytes
     if memory.step != 1 and memory.is_held_apart and memory.columns > 1:
         return _filled(RowTeam(BLOCK, 1, 1), memory)

@@ -14,49 +14,38 @@ from typing import NamedTuple
 from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES
 
-# A row of at most SHORT_BYTES, or SHORT_PRECISE of a precise loss, which reads a tile twice, waits
-# in the registers of a thread, or of half as many where it is no whole number of words, or of
-# SHORT_VECTORS where it is whole vectors and not of half precision; and of a row of more than
-# LONG_BYTES a thread has much to do. cuda/kernels/rows.cu is faster on an H200 for both. So it is
-# for losses that hide elements, from LONG_HIDDEN elements on, or from LONG_HALVES of half precision
-# that threads read in whole words.
-SHORT_BYTES = 16
-SHORT_PRECISE = 24
-SHORT_VECTORS = 32
-LONG_BYTES = 1000
-LONG_HIDDEN = 200
-LONG_HALVES = 304
+# As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
+# short ones wait in the registers of a thread, and of long ones a thread has much to do.
+SHORT_BYTES = 16  # of a row; half of it where a row is no whole number of words
+SHORT_PRECISE = 24  # the same of a precise loss, which reads a tile twice
+SHORT_VECTORS = 32  # the same of whole vectors that are not of half precision
+LONG_BYTES = 1000  # of a row
+LONG_HIDDEN = 200  # elements of a row, for losses that hide some
+LONG_HALVES = 304  # the same in half precision, which threads read in whole words
 
 # Threads that read units of rows at once wait for each other where they need different words of
-# the same bank of shared memory. Where more than MAX_BANK_CONFLICTS would, a smaller block works on
-# a tile, or more threads on a row, with LEAST_UNITS each at least. Where that does not help, one
-# thread reads a row in vectors of half precision, in an order of its own; for other rows
-# cuda/kernels/rows.cu is faster. So it is for multiples of VECTORS_AT_ONCE, which are what the
-# banks hold side by side, of several operands or more than LONG_MULTIPLE elements.
-VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES
-LONG_MULTIPLE = 128
+# the same bank of shared memory. With more conflicts a smaller block works on a tile, or more
+# threads on a row. If there are still more, one thread reads a row of vectors of half precision in
+# an order of its own, and cuda/kernels/rows.cu takes other rows.
 MAX_BANK_CONFLICTS = 2
-LEAST_UNITS = 4
+LEAST_UNITS = 4  # of a thread where more threads work on a row
+VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES  # side by side in the banks
+LONG_MULTIPLE = 128  # elements; longer multiples of VECTORS_AT_ONCE are left to rows.cu
 
-# A block of TILE_THREADS, or SMALL_THREADS, has a tile of about TILE_BYTES, or the rows that it
-# works on at a time if they are longer, up to TILE_LIMIT or what BLOCK_BYTES leave: two tiles, what
-# is kept of MOST_ROWS and OTHER_BYTES fit into the shared memory of every device, PADDING beside a
-# tile. A row has as few threads as that allows. A thread takes up to BATCH_BYTES of the first
-# operand at a time, and each time takes as long as TURN elements more. As measured on an H200.
-TILE_THREADS = 128
-SMALL_THREADS = 64
-TILE_BYTES = 20 << 10
-TILE_LIMIT = 28 << 10
-BLOCK_BYTES = 64 << 10
+# Two tiles, what is kept of MOST_ROWS and OTHER_BYTES fit into the shared memory of every device.
+TILE_THREADS = 128  # of a block
+SMALL_THREADS = 64  # of a smaller one
+TILE_BYTES = 20 << 10  # about as many, or the rows of a block at a time if they are longer
+TILE_LIMIT = 28 << 10  # at most
+BLOCK_BYTES = 64 << 10  # the shared memory of a block
 OTHER_BYTES = 3 << 10
-PADDING = 512
-THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)
-BATCH_BYTES = 32
-TURN = 1
+PADDING = 512  # bytes beside a tile
+THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)  # as few as fit
+BATCH_BYTES = 32  # of the first operand, which a thread takes at a time
+TURN = 1  # elements that take as long as what a batch costs besides its own
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
-# A reduced loss is the sum of at most so many partial sums.
-TILE_SEGMENTS = 4096
+TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
 
 
 class Team(NamedTuple):
@@ -164,7 +153,7 @@ def row_tile(
 def _team(
     columns: int, unit: int, sizes: Sequence[int], usual: Sequence[Team], small: Sequence[Team]
 ) -> Team | None:
-    """Who works on a tile, of those whom it fits; None for no tiles.
+    """The first team whose threads have few bank conflicts; None for no tiles.
 
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
     """
