@@ -30,6 +30,7 @@ Function = Callable[..., Any]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "modes.md"
 SAMPLES = 3
 REDUCTIONS = ("mean", "sum", "none")
+BROKEN = ("grad", "jvp", "vmap", "vmap(grad)", "hessian")
 
 
 @dataclass
@@ -169,7 +170,8 @@ def results(loss: Function, given: Given) -> list[Tensor]:
 
 def compiled(function: Function, **options: Any) -> Function:
     torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager"} | options)
+    chosen: dict[str, Any] = {"fullgraph": True, "backend": "aot_eager"} | options
+    return torch.compile(function, **chosen)
 
 
 def compiled_loss(**options: Any) -> Callable[[Given], tuple[Any, Any]]:
@@ -297,6 +299,24 @@ def compiled_transform(name: str) -> Mode:
     return lambda g: (compiled(made(g))(rolled(g.point) if batched else g.point), expected(g))
 
 
+class Broken(Given):
+    """One that torch.compile cannot compile whole, nor a transform of it."""
+
+    def loss(self, *tensors: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().loss(*tensors)
+
+
+def broken_transform(name: str) -> Mode:
+    made, batched, expected = _TRANSFORMS[name]
+
+    def mode(given: Given) -> tuple[Any, Any]:
+        function = compiled(made(Broken(given.example, given.reduction)), fullgraph=False)
+        return function(rolled(given.point) if batched else given.point), expected(given)
+
+    return mode
+
+
 EAGER: dict[str, Mode] = {
     **{name: eager_transform(name) for name in _TRANSFORMS},
     "vjp": lambda g: (by_vjp(g), g.gradient(g.point)),
@@ -338,6 +358,7 @@ COMPILED: dict[str, Mode] = {
     "compile": compiled_loss(dynamic=False),
     "compile, dynamic": compiled_loss(dynamic=True),
     **{f"compile({name})": compiled_transform(name) for name in _TRANSFORMS},
+    **{f"compile({name}), graph break": broken_transform(name) for name in BROKEN},
 }
 MODES = EAGER | TRACED | COMPILED
 EXACT = {"compile", "compile, dynamic", *TRACED} - {"grad, jvp of a graph", "export of vmap"}
