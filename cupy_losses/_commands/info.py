@@ -108,12 +108,19 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
     facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*nvrtc_version()))
     if facts["NVRTC"].startswith("unavailable"):
         advice.append(f"The CUDA compiler is missing: pip install {_wheel('nvrtc', built // 1000)}")
+    elif nvrtc_version() < _OLDEST_NVRTC:
+        oldest = "{}.{}".format(*_OLDEST_NVRTC)
+        advice.append(
+            f"NVRTC before {oldest} does not compile all losses over rows: "
+            f"pip install --upgrade {_wheel('nvrtc', built // 1000)}"
+        )
     folders = include_folders()
     facts["CUDA headers"] = folders[0] if folders else _MISSING
     if not folders:
         advice.append(f"cuda_fp16.h is missing: pip install {_wheel('runtime', built // 1000)}")
 
 
+_OLDEST_NVRTC = (12, 4)
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
 
 

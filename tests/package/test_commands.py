@@ -843,6 +843,19 @@ def test_info_of_two_versions_of_cuda(
     assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
 
 
+@pytest.mark.parametrize(("version", "is_old"), [((12, 3), True), ((12, 4), False)])
+def test_info_of_an_old_nvrtc(
+    version: tuple[int, int], is_old: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    requirements.imported("cupy", "cuda12")
+    monkeypatch.setattr(driver, "nvrtc_version", lambda: version)
+    assert main(["info"]) == 0
+    advice = (
+        "NVRTC before 12.4 does not compile all losses over rows: pip install --upgrade nvidia-"
+    )
+    assert (advice in capsys.readouterr().out) is is_old
+
+
 def test_info_names_what_is_missing(tmp_path: Path) -> None:
     """In a process whose imports of CuPy and torch fail, and whose cache cannot be written."""
     blocked = tmp_path / "blocked"
