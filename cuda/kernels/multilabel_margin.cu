@@ -472,8 +472,9 @@ struct MarginWorker {
     }
     return parts[0];
   }
-  // One instruction adds a scaled threshold and a scaled element and limits the violation to 0 … 1.
-  // If the sum of violations is below 1, none was cut off. Scaling by a power of two is exact.
+  // One instruction adds a scaled threshold and a scaled element and limits the violation to 0
+  // ... 1. If the sum of violations is below 1, none was cut off. Scaling by a power of two is
+  // exact.
   static constexpr bool SCALED = sizeof(N) == sizeof(float) && !Team::ALONE;
   static constexpr float SCALE = 1.0f / (1 << 24);
   static DEVICE N scaled_violation(N threshold, N x) {

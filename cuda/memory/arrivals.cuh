@@ -3,9 +3,9 @@
 #pragma once
 #include "memory/instructions.cuh"
 
-// Two barriers, for two places that turns 0, 1, … use alternately: while threads wait for one turn,
-// the next may be on its way. A barrier counts one thread, which arrives when it has said how many
-// bytes are to come.
+// Two barriers, for two places that turns 0, 1, ... use alternately: while threads wait for one
+// turn, the next may be on its way. A barrier counts one thread, which arrives when it has said how
+// many bytes are to come.
 struct Arrivals {
   static DEVICE unsigned barrier(unsigned turn) {
     __shared__ unsigned long long barriers[2];

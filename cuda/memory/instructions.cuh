@@ -79,7 +79,7 @@ DEVICE void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
 DEVICE void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Whether all that was to come in a phase of the barrier has come; they have parities 0, 1, 0, …
+// Whether all that was to come in a phase of the barrier has come; they have parities 0, 1, 0, ...
 DEVICE bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(

@@ -37,7 +37,7 @@ struct Pieces {
 };
 
 // The copies of a block of THREADS threads to one of two places in shared memory, in turns, while
-// it works on what is at the other place. The turns are 0, 1, …
+// it works on what is at the other place. The turns are 0, 1, ...
 template <int THREADS>
 struct TileCopies {
   static constexpr int COPYING = ARRIVALS ? 32 : THREADS;  // threads that load

@@ -13,7 +13,7 @@ struct MakeIndices<0, I...> {
   using type = Indices<I...>;
 };
 
-// 0, 1, …, N - 1 as a type, for fold expressions.
+// 0, 1, ..., N - 1 as a type, for fold expressions.
 template <int N>
 using Range = typename MakeIndices<N>::type;
 

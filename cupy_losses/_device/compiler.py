@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +44,7 @@ def compile_options() -> tuple[str, ...]:
         )
     # No contraction of a * b + c behind our back: the compiler would choose differently from kernel
     # to kernel, and a loss would have other bits with a gradient than without.
-    # -default-device: generic lambdas are not taken for device code by themselves.
-    return ("-std=c++20", "-default-device", "-fmad=false", f"-I{folders[0]}")
+    return ("-std=c++20", "-fmad=false", f"-I{folders[0]}")
 
 
 class Specialisation(NamedTuple):
@@ -93,9 +93,14 @@ def kernels(wanted: Sequence[Specialisation]) -> list[Kernel]:
         return [_kernels[one] for one in wanted]
 
 
+def _in_ascii(formula: str) -> str:
+    """The same C++: CuPy writes it to a file in the encoding of the locale, which may have less."""
+    return re.sub(r"[^\x00-\x7f]", lambda found: f"\\U{ord(found[0]):08x}", formula)
+
+
 def _compiled(wanted: Specialisation) -> Kernel:
     """Compile a kernel; for a device that is not there into the cache alone."""
-    code = source(wanted.file) + wanted.formula
+    code = source(wanted.file) + _in_ascii(wanted.formula)
     try:
         if wanted.device < 0:
             driver.compile_ahead(code, wanted.name, compile_options(), -wanted.device)

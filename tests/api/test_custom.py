@@ -19,7 +19,7 @@ from cupy_losses import (
 from cupy_losses._core.formula import explained
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
-from cupy_losses._device import compiler, sources
+from cupy_losses._device import compiler, driver, sources
 
 from .. import emulator
 from ..emulator import installed
@@ -197,7 +197,8 @@ def nvrtc_log(loss: Any, source: str) -> str:
     program = nvrtc.createProgram(sources.source("kernels/pointwise.cu") + source, "p.cu", (), ())
     nvrtc.addNameExpression(program, name)
     try:
-        nvrtc.compileProgram(program, (*compiler.compile_options(), "-arch=sm_90"))
+        options = (*compiler.compile_options(), *driver.ADDED_OPTIONS, "-arch=sm_90")
+        nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:
         return str(nvrtc.getProgramLog(program))
     return ""

@@ -28,7 +28,7 @@ from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core import tracing
 from cupy_losses._core.loss import Call, Loss
 from cupy_losses._core.program import FUNCTIONS, LOGICAL, RESERVED, Program, Step
-from cupy_losses._device import compiler
+from cupy_losses._device import compiler, driver
 from cupy_losses._host import dual
 
 from .. import emulator
@@ -354,7 +354,8 @@ def test_compiles() -> None:
     for written in TABLE:
         nvrtc.addNameExpression(program, kernel(written, "float"))
     try:
-        nvrtc.compileProgram(program, (*compiler.compile_options(), "-arch=sm_90"))
+        options = (*compiler.compile_options(), *driver.ADDED_OPTIONS, "-arch=sm_90")
+        nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
 

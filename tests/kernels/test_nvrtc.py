@@ -41,7 +41,11 @@ def compile_file(architecture: int, file: str, names: list[str]) -> None:
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        options = (*compiler.compile_options(), f"-arch=sm_{architecture}", "-ftz=true")
+        options = (
+            *compiler.compile_options(),
+            *driver.ADDED_OPTIONS,
+            f"-arch=sm_{architecture}",
+        )
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError:

@@ -72,6 +72,60 @@ def test_the_cache_is_that_of_calls(tmp_path: Path) -> None:
     assert found_all == "True"
 
 
+def test_the_encoding_of_the_locale(tmp_path: Path) -> None:
+    """CuPy writes what it compiles to a file in it; some versions of NVRTC make it ASCII."""
+    environment = {"PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, **environment, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "cupy_losses", "compile", "--architecture", "80"]
+    command += ["--loss", "mse_loss", "--loss", "cross_entropy"]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+
+
+def test_a_formula_beyond_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler gets the same C++, in ASCII."""
+    text = "auto größe = input - target;  // Größe\nreturn größe * größe;"
+    codes: list[str] = []
+    compile_ahead = driver.compile_ahead
+
+    def recorded(code: str, *others: Any) -> None:
+        codes.append(code)
+        compile_ahead(code, *others)
+
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")  # whatever is in the one on disk
+    monkeypatch.setattr(driver, "compile_ahead", recorded)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    square = cupy_losses.pointwise_loss(
+        "own_square", text, numpy=lambda input, target: (input - target) ** 2
+    )
+    assert not square.check().problems
+    assert codes
+    assert all(code.isascii() for code in codes)
+
+
+def test_no_option_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC before 12.9 refuses that; CuPy adds options of its own."""
+    from cupy.cuda import compiler as of_cupy
+
+    given: list[tuple[str, ...]] = []
+    compile_program = of_cupy._NVRTCProgram.compile
+
+    def recorded(program: Any, options: tuple[str, ...], *others: Any) -> Any:
+        given.append(tuple(options))
+        return compile_program(program, options, *others)
+
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")  # whatever is in the one on disk
+    monkeypatch.setattr(of_cupy._NVRTCProgram, "compile", recorded)
+    monkeypatch.setattr(compiler, "_kernels", {})
+    _compile(losses.find("mse_loss"), (64, 64), "float32", 80)
+    own = compiler.compile_options()
+    assert not any("default-device" in option for option in own)
+    for options in given:
+        assert {*own, *driver.ADDED_OPTIONS} <= set(options)
+        others = [option for option in options if not option.startswith("-I")]
+        assert len(set(others)) == len(others)
+    assert given
+
+
 def requested(function: Callable[[], Any], device: int) -> set[tuple[str, str, int]]:
     """The kernels that are asked for: file, name, shared memory."""
     found: set[tuple[str, str, int]] = set()

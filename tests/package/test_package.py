@@ -52,6 +52,8 @@ def test_sources_are_found_and_hold_no_python() -> None:
     files = {str(file.relative_to(folder)) for file in folder.rglob("*.cu*")}
     assert {"kernels/pointwise.cu", "numbers/dual.cuh"} <= files
     assert not list(folder.rglob("*.py"))
+    # CuPy writes them to a file in the encoding of the locale.
+    assert all((folder / file).read_bytes().isascii() for file in files)
 
 
 def test_includes_are_inlined_once_with_line_numbers() -> None:
