@@ -30,7 +30,9 @@ LONG_HALVES = 304  # the same in half precision, which threads read in whole wor
 MAX_BANK_CONFLICTS = 2
 LEAST_UNITS = 4  # of a thread where more threads work on a row
 VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES  # side by side in the banks
-LONG_MULTIPLE = 128  # elements; longer multiples of VECTORS_AT_ONCE are left to rows.cu
+# Elements; longer multiples of VECTORS_AT_ONCE are left to rows.cu.
+LONG_MULTIPLE = 64
+LONG_HIDDEN_MULTIPLE = 128  # for losses that hide some
 
 # Two tiles, what is kept of MOST_ROWS and OTHER_BYTES fit into the shared memory of every device.
 TILE_THREADS = 128  # of a block
@@ -127,7 +129,8 @@ def row_tile(
     )
     unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     odd = columns % unit != 0  # of half precision
-    team = _team(columns, unit, list(elements.values()), usual, small)
+    most = LONG_HIDDEN_MULTIPLE if hides else LONG_MULTIPLE
+    team = _team(columns, unit, list(elements.values()), most, usual, small)
     if team is None:
         return None
     paired = odd and team.per_row == 1
@@ -151,15 +154,21 @@ def row_tile(
 
 
 def _team(
-    columns: int, unit: int, sizes: Sequence[int], usual: Sequence[Team], small: Sequence[Team]
+    columns: int,
+    unit: int,
+    sizes: Sequence[int],
+    longest: int,
+    usual: Sequence[Team],
+    small: Sequence[Team],
 ) -> Team | None:
     """The first team whose threads have few bank conflicts; None for no tiles.
 
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
+    `longest`: the elements of the longest row that is a multiple of VECTORS_AT_ONCE.
     """
     vectors = [columns * own / VECTOR_BYTES for own in sizes]
     is_multiple = any(n % VECTORS_AT_ONCE == 0 for n in vectors)
-    if not usual or (is_multiple and (len(sizes) > 1 or columns > LONG_MULTIPLE)):
+    if not usual or (is_multiple and (len(sizes) > 1 or columns > longest)):
         return None
     teams = [*usual[:1], *small[:1], *usual[1:]]
     odd = columns % unit != 0
