@@ -51,6 +51,8 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((16, 150, 128, 437), rows.classes),
     ((32, 3, 1024, 1365), rows.classes),
     ((1024, 2, 65536), rows.classes),
+    ((16, 2000, 4096), rows.classes),
+    ((8, 8000, 2048), rows.classes),
     ((65, 32000, 64), rows.classes),
     ((8, 21, 1024, 1024), rows.channels_last),
     ((8, 21, 513, 513), rows.channels_last),

@@ -80,7 +80,7 @@ CONSTANTS = [
     Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
-    Constant(row_striding, "LONG", (256, 1024, 4096), strided=True),
+    Constant(row_striding, "SHARED_BATCH", (8, 12, 16), strided=True),
 ]
 
 

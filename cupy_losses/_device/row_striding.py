@@ -13,16 +13,23 @@ from dataclasses import dataclass
 # not be there take as long as others.
 COUNTS = {1: (4, 8, 12, 16, 24, 32, 48, 64), 2: (40, 56), 4: (40, 56)}  # a thread's, by threads
 WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
-BATCH = 16  # words of a batch of a thread that has longer rows
-LONG = 1024  # elements; LONG_THREADS work on longer rows
-LONG_THREADS = 32
-LONG_WORDS = {2: 24, 4: 8, 8: 8}  # of their batches, by the bytes of an element
+BATCH = 16  # words of a batch of a thread that has longer rows for itself
+SHARED_BATCH = 12  # the same of threads that share a row
+
+# The most elements of longer rows, by the threads that share one: with more of these they meet more
+# often, with fewer there are too few loads at once.
+MOST_ELEMENTS = {1: 800, 2: 1024, 8: 4096, 16: 26_000}
+MOST_DOUBLES = {1: 1024}  # the same where elements have eight bytes
+# Of still longer ones, by the bytes of an element: few blocks have them all, with many loads each.
+LONG_THREADS = {2: 32, 4: 16, 8: 32}
+LONG_WORDS = {2: 24, 4: 32, 8: 8}  # of their batches
+LONG_BLOCK = 512  # threads
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same where a thread has at most WIDE_WORDS at a time
 WIDE_WORDS = 32
-LONG_BLOCK = 512  # the same of LONG_THREADS of a row: 16 rows side by side, or 16 pairs
+NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 STATE_BYTES = (
     36 << 10
 )  # of the states of a block, which share 48 KiB; with more it has fewer threads
@@ -68,24 +75,46 @@ def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
             if count * words > WORDS:
                 break
             if columns <= threads_per_row * count:
-                return _rows(
-                    threads_per_row, count, longest // threads_per_row, True, count * words, state
-                )
+                threads = WIDE_THREADS if count * words <= WIDE_WORDS else THREADS
+                sure = longest // threads_per_row
+                return _team(threads, threads_per_row, count, sure, True, count * words, state)
             longest = threads_per_row * count
-    threads_per_row, most = (1, BATCH) if columns <= LONG else (LONG_THREADS, LONG_WORDS[narrowest])
+    size = 8 if 8 in sizes else narrowest
+    return _in_batches(columns, size, words, narrowest == 2, state)
+
+
+def _in_batches(columns: int, size: int, words: int, in_pairs: bool, state: int) -> StridedRows:
+    """The team of rows that do not stay in registers.
+
+    `size`: the bytes of an element, of the narrowest array where none has eight. `in_pairs`:
+    whether a thread may have two rows.
+    """
+    longest = MOST_DOUBLES if size == 8 else MOST_ELEMENTS
+    threads_per_row = next((k for k, most in longest.items() if columns <= most), 0)
+    threads = max(WIDE_THREADS, threads_per_row * NEIGHBOURS)
+    most = held = SHARED_BATCH
+    if threads_per_row == 1:
+        # Alone it has the states and contexts of two rows besides.
+        most, held = BATCH, 2 * BATCH if in_pairs else BATCH
+    elif threads_per_row == 0:
+        threads, threads_per_row = LONG_BLOCK, LONG_THREADS[size]
+        most = held = LONG_WORDS[size]
     count = max((n for n in COUNTS[1] if n * words <= most), default=COUNTS[1][0])
-    # The states and contexts of two rows take as many registers again.
-    return _rows(threads_per_row, count, 0, False, 2 * BATCH if narrowest == 2 else most, state)
+    return _team(threads, threads_per_row, count, 0, False, held, state)
 
 
-def _rows(
-    threads_per_row: int, count: int, sure: int, stays: bool, words: int, state: int
+def _team(
+    threads: int,
+    threads_per_row: int,
+    count: int,
+    sure: int,
+    stays: bool,
+    words: int,
+    state: int,
 ) -> StridedRows:
-    most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
-    threads = WIDE_THREADS if words <= WIDE_WORDS else THREADS
-    if threads_per_row == LONG_THREADS:
-        threads = LONG_BLOCK
+    """Of fewer threads, if their states do not fit; a thread has so many words in registers."""
     while threads_per_row > 1 and threads * state > STATE_BYTES:
         threads //= 2
+    most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
     resident = max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
     return StridedRows(threads, threads_per_row, count, sure, stays, resident)

@@ -12,7 +12,8 @@ import torch
 from cupy_losses import cross_entropy, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device.row_striding import COUNTS, LONG, LONG_THREADS, WORDS, strided_rows
+from cupy_losses._device import row_striding
+from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
@@ -24,8 +25,8 @@ from ..tools import levels
 from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise, names
 
 # Rows that one thread holds, with a tile and a part of one at least, or two or four; of several
-# batches of a thread; and of 32 threads.
-SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1100)]
+# batches of a thread, of two and of eight.
+SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (20, 810), (9, 1100)]
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
 STATE = 28  # bytes of three sums in float32
@@ -65,14 +66,27 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
                     rows.sure * rows.threads_per_row < columns <= rows.count * rows.threads_per_row
                 )
             else:
-                assert rows.threads_per_row == (LONG_THREADS if columns > LONG else 1)
                 assert rows.count in COUNTS[1]
                 assert rows.sure == 0
 
 
 @pytest.mark.quick
+def test_threads_of_rows_that_do_not_stay() -> None:
+    """Of float32 and half precision the same, but for the longest ones."""
+    lengths = 230, 800, 801, 1024, 1025, 4096, 4097, 26_000, 26_001
+    most = [1, 1, 2, 2, 8, 8, 16, 16]
+    for sizes, threads in {
+        (4,): [*most, 16],
+        (4, 4): [*most, 16],
+        (2,): [*most, 32],
+        (8,): [1, 1, 1, 1, 32, 32, 32, 32, 32],
+    }.items():
+        assert [strided_rows(n, sizes, STATE).threads_per_row for n in lengths] == threads
+
+
+@pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
-    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 12
+    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 15
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
@@ -81,6 +95,24 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, "transposed")
         assert strided_kernels(device)
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 12), ("float32", 32), ("float16", 24)])
+def test_teams_of_long_rows(dtype: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they work on shorter ones."""
+    monkeypatch.setattr(row_striding, "MOST_ELEMENTS", {16: 500} if count == 12 else {})
+    team = strided_rows(230, (DTYPES[dtype].itemsize,), STATE)
+    assert team.count == count
+    assert team.threads_per_row == (32 if dtype == "float16" else 16)
+    rng = np.random.default_rng(3)
+    x = (3 * rng.standard_normal((2, 230, 70))).astype(DTYPES[dtype])
+    target = rng.integers(0, 230, (2, 70))
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
+        assert strided_kernels(device)
+    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
+        rtol, atol = (2e-6, 1e-9) if dtype == "float32" else (2e-3, 1e-7)
+        np.testing.assert_allclose(result.get(), wanted, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +140,7 @@ def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> N
     levels.covering(
         2,
         ["bfloat16", "float16", "float64"],
-        [(2, 21, 70), (3, 21, 35), (2, 90, 30), (1, 1530, 10), (2, 1500, 3)],
+        [(2, 21, 70), (3, 21, 35), (2, 90, 30), (1, 900, 10), (1, 1530, 10), (2, 1500, 3)],
     ),
 )
 def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
