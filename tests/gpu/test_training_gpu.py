@@ -286,6 +286,7 @@ def test_threads_that_train_on_streams_of_their_own() -> None:
 
     def work(network: torch.nn.Module) -> None:
         try:
+            torch.cuda.synchronize()  # cuBLAS warns in a thread that has no context yet
             optimizer = optimizer_of(network)
             with torch.cuda.stream(torch.cuda.Stream()):
                 for batch in given:
