@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from .._core.dtypes import item_size
 from .launch import int64
 from .plan import VECTOR_BYTES, Plan, template
-from .plan_rows import Results, RowArray, RowLaunches, Schedule
+from .plan_rows import Results, RowLaunches, Schedule
+from .row_arrays import RowArray
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside the work done once for a row. Many threads read whole lines of memory together; rows of
@@ -129,16 +130,16 @@ class MarginLaunches(RowLaunches):
 
     def _in_marks(self, outputs: Sequence[RowArray]) -> Schedule:
         """By kernels/multilabel_margin.cu."""
-        arrays = [*self._inputs, *outputs]
+        rows, arrays = self._rows, [*self._inputs, *outputs]
         main = self._inputs[self._problem.leading]
-        team = margin_team(self._columns, item_size(main.dtype), self._lies_apart())
+        team = margin_team(rows.columns, item_size(main.dtype), rows.lie_apart(main))
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
         layout, layout_bytes = self._layout(arrays, vectors)
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
             threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
         types = layout, team.c_type(self._resident(team.threads, threads))
-        segments = min(-(-self._rows // team.rows), WORKING_THREADS // team.threads)
+        segments = min(-(-rows.number // team.rows), WORKING_THREADS // team.threads)
         return Schedule(
             "multilabel_margin",
             types,
@@ -152,9 +153,6 @@ class MarginLaunches(RowLaunches):
 
     def _has_vectors(self, team: MarginTeam, array: RowArray) -> bool:
         """Whether the vectors of an array are one access each, or its elements neighbours."""
-        if array.strides[self._space.axis] != 1 or not array.streamed:
-            return array.strides[self._space.axis] == 1
-        size = item_size(array.dtype)
-        unit = min(team.width, VECTOR_BYTES // size)
-        starts: Sequence[int] = [array.misaligned // size]
-        return not any(n % unit for n in (*starts, *(array.strides[a] for a in self._row_axes)))
+        if not array.streamed:
+            return self._rows.step(array) == 1
+        return self._rows.has_vectors(array, team.width)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.rows import CLASS_WEIGHTS, ELEMENTS, INDEX, RowFormula, RowSpace, row_space
-from .._core.shapes import ArraySpec, IterationSpace, Shape, coalesce, dense_strides
+from .._core.rows import CLASS_WEIGHTS, ELEMENTS, INDEX, RowFormula, row_space
+from .._core.shapes import ArraySpec, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
-from .launch import Fields, Launch, float64, int32, int64, iteration_space
+from .launch import Fields, Launch, float64, int32, int64
 from .library import DeviceLibrary
 from .plan import (
     COUNTED,
@@ -20,7 +20,6 @@ from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
-    VECTOR_BYTES,
     Address,
     Plan,
     Problem,
@@ -30,6 +29,7 @@ from .plan import (
     template,
 )
 from .plan_pointwise import Launches, Quotient, identity
+from .row_arrays import RowArray, Rows
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
 from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
@@ -50,17 +50,6 @@ def make_plan(
     if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
         return empty_plan(library, problem)
     return launches(library, problem, loss).plan()
-
-
-@dataclass(frozen=True)
-class RowArray:
-    """An array that the kernels read or write, as it lies over the elements."""
-
-    dtype: str
-    strides: Shape
-    misaligned: int
-    address: Address
-    streamed: bool  # element by element
 
 
 @dataclass(frozen=True)
@@ -138,12 +127,7 @@ class RowLaunches(Launches):
         super().__init__(library, problem)
         self._loss = loss
         call, leading = problem.call, problem.leading
-        space = row_space(call, loss, problem.request, problem.given)
-        self._space: RowSpace = space
-        self._axes = space.axes
-        self._row_axes = [axis for axis in self._axes if axis != space.axis]
-        self._rows = math.prod(loss.rows_of(space.shape, call.axis))
-        self._columns = space.shape[space.axis]
+        self._rows = Rows(row_space(call, loss, problem.request, problem.given))
         # In the order of the kernels: behind the operands of the loss the weights of the classes,
         # then what says how much each row counts.
         first = leading + call.extra
@@ -154,7 +138,7 @@ class RowLaunches(Launches):
         self._inputs = [
             RowArray(
                 problem.operands[k].dtype,
-                space.strides[k],
+                self._rows.space.strides[k],
                 problem.misaligned[k],
                 self._operand_addresses[k],
                 not loss.gathers and self._is_streamed(names[k]),
@@ -168,13 +152,13 @@ class RowLaunches(Launches):
         own = self._inputs[self._problem.leading :]
         main = own[0]
         size = item_size(main.dtype)
-        starts = (*(main.strides[a] for a in self._row_axes), main.misaligned // size)
+        starts = (*self._rows.steps(main), main.misaligned // size)
         if main.dtype not in FLOATING:
             size = min(item_size(a.dtype) for a in own if a.streamed and a.dtype in FLOATING)
         streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
-        step = main.strides[self._space.axis]
-        of_loss = self._lies_apart(), self._loss.precise, self._loss.hides
-        return RowMemory(self._rows, self._columns, size, streamed, step, starts, *of_loss)
+        rows, of_loss = self._rows, (self._loss.precise, self._loss.hides)
+        lie = rows.step(main), starts, rows.lie_apart(main)
+        return RowMemory(rows.number, rows.columns, size, streamed, *lie, *of_loss)
 
     def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
@@ -191,7 +175,7 @@ class RowLaunches(Launches):
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
         streams = any(a.streamed for a in self._inputs)
         # A slot that is new has the number 1.
-        if not (counts and streams and self._rows > 1):
+        if not (counts and streams and self._rows.number > 1):
             return False
         repeatable = not (request.vjp or request.pair or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
@@ -224,7 +208,7 @@ class RowLaunches(Launches):
         elif strided := self._strided():
             self._add(self._of_loss(), self._side_by_side(strided, outputs), results)
         elif team.splits:
-            memory = self._add_scratch(LEFT_BYTES * self._rows * (1 + team.splits))
+            memory = self._add_scratch(LEFT_BYTES * self._rows.number * (1 + team.splits))
             nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
             self._add_by_team(team, nothing, "SPLIT", (memory,))
             self._add_by_team(team, results, "MERGE", (memory,))
@@ -240,63 +224,57 @@ class RowLaunches(Launches):
         index = problem.leading + k
         operand = problem.operands[index]
         if self._loss.overwrites and k == problem.call.extra:
-            strides, misaligned = self._space.strides[index], problem.misaligned[index]
+            strides, misaligned = self._rows.space.strides[index], problem.misaligned[index]
             return RowArray(operand.dtype, strides, misaligned, address, True)
+        space = self._rows.space
+        strides = dense_strides(space.axes, space.shape)
         if operand.size == problem.size:
-            strides = dense_strides(self._axes, self._space.shape)
             return RowArray(operand.dtype, strides, 0, address, True)
         full = self._add_scratch(item_size(problem.real) * problem.size)
-        strides = dense_strides(self._axes, self._space.shape)
         return RowArray(problem.real, strides, 0, full, True)
 
     def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""
-        operand, shape = self._problem.operands[self._problem.leading + k], self._space.shape
-        repeated = [a for a in self._axes if operand.shape[a] == 1]
+        operand, space = self._problem.operands[self._problem.leading + k], self._rows.space
+        shape, repeated = space.shape, [a for a in space.axes if operand.shape[a] == 1]
         function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
-        self._add_sums(function, shape, self._axes, repeated, -1, quotient)
+        self._add_sums(function, shape, space.axes, repeated, -1, quotient)
 
     def _tile(self, outputs: Sequence[RowArray]) -> RowTile | None:
         """The tiles of rows that are one stretch of memory; None for other rows."""
-        if self._columns == 0:
+        rows = self._rows
+        if rows.columns == 0:
             return None
-        dense = dense_strides([*self._row_axes, self._space.axis], self._space.shape)
-        one_each = tuple(
-            0 if axis == self._space.axis else step // self._columns
-            for axis, step in enumerate(dense)
-        )
         elements, numbers = {}, {}
         for k, array in enumerate(self._inputs):
             if self._weighs(k):
                 continue
             if array.streamed:
-                if not self._lies(array, dense):
+                if not rows.lies(array, rows.dense):
                     return None
                 elements[k] = item_size(array.dtype)
-            elif self._lies(array, one_each):
+            elif rows.lies(array, rows.one_each):
                 numbers[k] = item_size(array.dtype)
-        if not all(self._lies(array, dense) for array in outputs):
+        if not all(rows.lies(array, rows.dense) for array in outputs):
             return None
         main = self._inputs[self._problem.leading]
         if outputs and not elements:  # their places are for the gradients alone
-            if not self._lies(main, dense):
+            if not rows.lies(main, rows.dense):
                 return None
             elements[self._problem.leading] = item_size(outputs[0].dtype)
         # Of integers vectors of two, and no pairs of half precision.
         size = item_size(main.dtype if main.dtype in FLOATING else "float64")
         kept = self._state + self._finished
         of_loss = self._loss.hides, self._loss.precise
-        return row_tile(self._columns, size, elements, numbers, kept, *of_loss)
+        return row_tile(rows.columns, size, elements, numbers, kept, *of_loss)
 
     def _strided(self) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
-        if not self._lies_apart():
+        if not read or not self._memory.apart or self._memory.is_held_apart:
             return None
-        if not read or self._memory.is_held_apart:
-            return None
-        return strided_rows(self._columns, [item_size(a.dtype) for a in read], self._state)
+        return strided_rows(self._rows.columns, [item_size(a.dtype) for a in read], self._state)
 
     @property
     def _number(self) -> int:
@@ -313,46 +291,10 @@ class RowLaunches(Launches):
         """At most those of what its gradients need, a number for each sum, and of its context."""
         return (self._loss.sums + 2) * self._number + 16
 
-    def _lies_apart(self) -> bool:
-        """Whether neighbouring rows are nearer to one another than the elements of a row."""
-        strides = self._inputs[self._problem.leading].strides
-        apart = abs(strides[self._space.axis])
-        if self._columns <= 1 or not self._row_axes:
-            return False
-        return abs(strides[self._row_axes[-1]]) < apart
-
-    def _is_pair(self, array: RowArray) -> bool:
-        """Whether elements of two neighbouring rows are one aligned word."""
-        arrays = [a.strides for a in self._inputs]
-        space = coalesce(self._row_axes, self._space.shape, [array.strides, *arrays])
-        if not space.shape or space.shape[-1] % 2 or space.strides[0][-1] != 1:
-            return False
-        steps = (*space.strides[0][:-1], array.strides[self._space.axis])
-        return item_size(array.dtype) == 2 and not (
-            array.misaligned % 4 or any(step % 2 for step in steps)
-        )
-
     def _weighs(self, k: int) -> bool:
         """Whether an input is the weights of the classes."""
         behind = self._problem.leading + len(self._loss.operands)
         return self._problem.call.weighted and k == behind
-
-    def _lies(self, array: RowArray, strides: Shape) -> bool:
-        """Whether an array lies so over the rows, and its elements one after the other."""
-        pairs = zip(self._space.shape, array.strides, strides, strict=True)
-        return all(n == 1 or step == wanted for n, step, wanted in pairs)
-
-    def _is_vector(self, team: RowTeam, array: RowArray, main: RowArray) -> bool:
-        """Whether the vectors of an array are aligned where those of `main` are."""
-        if not array.streamed or team.width == 1 or array.strides[self._space.axis] != 1:
-            return False
-        size = item_size(array.dtype)
-        unit = min(team.width, VECTOR_BYTES // size)
-        start = array.misaligned // size
-        if team.shifts:
-            start -= main.misaligned // item_size(main.dtype)
-        steps = [array.strides[a] - main.strides[a] * team.shifts for a in self._row_axes]
-        return not any(n % unit for n in (start, *steps))
 
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
@@ -360,13 +302,13 @@ class RowLaunches(Launches):
         if not self._loss.weighted_mean:
             where = leading if call.masked else None
             weight = leading + call.extra - 1 if call.sampled else None
-            return self._sum_of_counts(where, weight, self._rows)
+            return self._sum_of_counts(where, weight, self._rows.number)
         denominator = self._add_scratch(8) if call.extra else self._add_counter()
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
         function, team = self._of_denominator(), RowTeam(BLOCK, 1, 1, slots=1)
-        groups = -(-self._rows // team.rows)
+        groups = -(-self._rows.number // team.rows)
         most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
         self._add(function, self._by_team(team, function, results, most=most), results)
         return denominator
@@ -390,7 +332,9 @@ class RowLaunches(Launches):
         self, team: RowTeam, results: Results, phase: str = "", memory: tuple[Address, ...] = ()
     ) -> None:
         """Add a launch of the loss by a team."""
-        function = self._of_loss(self._columns if team.held and team.threads_per_row == 1 else 0)
+        function = self._of_loss(
+            self._rows.columns if team.held and team.threads_per_row == 1 else 0
+        )
         self._add(function, self._by_team(team, function, results, phase, memory), results)
 
     def _by_team(
@@ -420,11 +364,16 @@ class RowLaunches(Launches):
         if most is not None:
             workers = min(workers, most)
         arrays = [*function.inputs, *results.outputs]
-        vectors = [k for k, a in enumerate(arrays) if self._is_vector(team, a, main)]
+        shifted = main if team.shifts else None
+        vectors = [
+            k
+            for k, array in enumerate(arrays)
+            if team.width > 1 and self._rows.has_vectors(array, team.width, shifted)
+        ]
         layout, layout_bytes = self._layout(arrays, vectors)
         threads = team.threads_of_multiprocessor(self._memory.hides, vector_bytes, bool(wanted))
         types: tuple[str, ...] = layout, team.c_type(self._resident(team.threads, threads))
-        segments = self._rows if team.ranks > 2 else workers
+        segments = self._rows.number if team.ranks > 2 else workers
         kept = int64(self._kept(workers))
         rows = Schedule(
             "rows",
@@ -467,13 +416,14 @@ class RowLaunches(Launches):
         """By kernels/strided_rows.cu."""
         arrays = [*self._inputs, *outputs]
         layout, layout_bytes = self._layout(arrays, ())
-        width = 2 if self._is_pair(self._inputs[self._problem.leading]) else 1
+        pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, self._inputs)]
+        width = 2 if self._problem.leading in pairs else 1
         team = template(
             "StridedTeam",
             *map(str, (rows.threads, rows.threads_per_row, width, rows.count, rows.sure)),
             rows.stays,
             str(rows.resident),
-            bits([k for k, array in enumerate(arrays) if self._is_pair(array)]),
+            bits(pairs),
         )
         of_tile = rows.threads // rows.threads_per_row * width
         types, arguments = (layout, team), (layout_bytes,)
@@ -489,7 +439,7 @@ class RowLaunches(Launches):
         shared: int = 0,
     ) -> Schedule:
         """By blocks that take tiles of rows."""
-        segments = min(-(-self._rows // rows), TILE_SEGMENTS)
+        segments = min(-(-self._rows.number // rows), TILE_SEGMENTS)
         return Schedule(
             kernel, types, arguments, threads, segments, segments, limited=True, shared=shared
         )
@@ -538,8 +488,8 @@ class RowLaunches(Launches):
         workspace = self._workspace(segments, results.values, groups)
         arguments = [
             *schedule.arguments,
-            int64(self._rows),
-            int64(self._columns),
+            int64(self._rows.number),
+            int64(self._rows.columns),
             int64(segments),
             float64(function.divisor),
         ]
@@ -579,36 +529,17 @@ class RowLaunches(Launches):
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""
         cache = driver.cache_bytes(self._problem.device)
-        read = self._rows * self._columns * self._memory.element_bytes
+        read = self._rows.number * self._rows.columns * self._memory.element_bytes
         return max(0, workers - -(-workers * cache // max(read, 1)))
 
     def _layout(self, arrays: Sequence[RowArray], vectors: Sequence[int]) -> tuple[str, bytes]:
         """The C++ type of the layout, and its fields."""
-        space = coalesce(self._row_axes, self._space.shape, [a.strides for a in arrays])
-        if not space.shape:
-            space = IterationSpace((1,), ((0,),) * len(arrays))
-        index = "unsigned" if self._rows < 2**30 else "unsigned long long"
-        column = "int" if self._columns < 2**30 else "long long"
-        steps = [a.strides[self._space.axis] for a in arrays]
-        spans = [
-            sum(n * step for n, step in zip(space.shape, s, strict=True)) + self._columns * own
-            for s, own in zip(space.strides, steps, strict=True)
-        ]
-        backwards = any(step < 0 for s in (*space.strides, steps) for step in s)
-        offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
-        numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
-        name = template("RowLayout", *numbers, index, column, offset)
-        extents = [0 if self._is_overwritten(k) else self._extent(a) for k, a in enumerate(arrays)]
-        return name, iteration_space(space) + int64(*steps, *extents)
+        rows = self._rows
+        extents = [0 if self._is_overwritten(k) else rows.extent(a) for k, a in enumerate(arrays)]
+        return rows.layout(arrays, vectors, extents)
 
     def _is_overwritten(self, k: int) -> bool:
         return self._loss.overwrites and k == self._problem.leading
-
-    def _extent(self, array: RowArray) -> int:
-        """The elements between the first and the last one of an array; 0 if it runs backwards."""
-        if min(array.strides) < 0:
-            return 0
-        return 1 + sum((n - 1) * s for n, s in zip(self._space.shape, array.strides, strict=True))
 
     def _expression(self, held: int = 0, denominator: bool = False) -> str:
         """The C++ type of the loss, or of its denominator; `held`: see `_of_loss`."""
