@@ -94,7 +94,7 @@ def kernels(wanted: Sequence[Specialisation]) -> list[Kernel]:
 
 
 def _in_ascii(formula: str) -> str:
-    """The same C++: CuPy writes it to a file in the encoding of the locale, which may have less."""
+    """The same C++. CuPy writes it to a file in the encoding of the locale, which may be ASCII."""
     return re.sub(r"[^\x00-\x7f]", lambda found: f"\\U{ord(found[0]):08x}", formula)
 
 
