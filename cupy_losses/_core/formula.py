@@ -107,6 +107,11 @@ def _return(formula: str) -> str:
     return "return" if re.search(r"\breturn\b", formula) is None else ""
 
 
+def in_ascii(source: str) -> str:
+    """The same C++. CuPy writes it to a file in the encoding of the locale, which may be ASCII."""
+    return re.sub(r"[^\x00-\x7f]", lambda found: f"\\U{ord(found[0]):08x}", source)
+
+
 def explained(source: str, log: str) -> str:
     """The compiler's complaint about a formula: its line and column, the line itself, a mark."""
     text = source.split(f'#line 1 "{_MARK}', 1)[1]
@@ -128,6 +133,7 @@ def explained(source: str, log: str) -> str:
         indented = len(shown) - len(shown.lstrip())
         own = len(lines[number - 1]) - len(lines[number - 1].lstrip())
         column = len(found[5]) - indented + own
+        column -= 9 * len(re.findall(r"\\U[\da-f]{8}", shown[: len(found[5])]))  # see in_ascii
     return (
         f"the formula of {name} does not compile, line {number}, column {column + 1}: {message}\n"
         f"    {lines[number - 1]}\n    {' ' * column}^"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._core.formula import explained
+from .._core.formula import explained, in_ascii
 from . import driver
 from .sources import source
 
@@ -93,14 +92,9 @@ def kernels(wanted: Sequence[Specialisation]) -> list[Kernel]:
         return [_kernels[one] for one in wanted]
 
 
-def _in_ascii(formula: str) -> str:
-    """The same C++. CuPy writes it to a file in the encoding of the locale, which may be ASCII."""
-    return re.sub(r"[^\x00-\x7f]", lambda found: f"\\U{ord(found[0]):08x}", formula)
-
-
 def _compiled(wanted: Specialisation) -> Kernel:
     """Compile a kernel; for a device that is not there into the cache alone."""
-    code = source(wanted.file) + _in_ascii(wanted.formula)
+    code = source(wanted.file) + in_ascii(wanted.formula)
     try:
         if wanted.device < 0:
             driver.compile_ahead(code, wanted.name, compile_options(), -wanted.device)

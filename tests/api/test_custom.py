@@ -16,7 +16,7 @@ from cupy_losses import (
     smooth_l1_loss,
     value_and_grad,
 )
-from cupy_losses._core.formula import explained
+from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
 from cupy_losses._device import compiler, driver, sources
@@ -194,7 +194,8 @@ def nvrtc_log(loss: Any, source: str) -> str:
         f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 1>, "
         "SUM_OF_VALUES, 1u, float, const float*, const float*, float*>"
     )
-    program = nvrtc.createProgram(sources.source("kernels/pointwise.cu") + source, "p.cu", (), ())
+    code = sources.source("kernels/pointwise.cu") + in_ascii(source)
+    program = nvrtc.createProgram(code, "p.cu", (), ())
     nvrtc.addNameExpression(program, name)
     try:
         options = (*compiler.compile_options(), *driver.ADDED_OPTIONS, "-arch=sm_90")
@@ -210,6 +211,7 @@ MISTAKES = [
     ("(input - target", 1, 16, 'expected a ")"'),
     ("input ** target", 1, 8, 'no operator "*" matches'),
     ("\n\n   input +\n", 4, 1, "expected an expression"),
+    ("auto größe = input - targt;\n return größe;", 1, 22, 'identifier "targt" is undefined'),
 ]
 
 
