@@ -27,16 +27,16 @@ def cases(modes: Iterable[str], one_in: int) -> list[Any]:
 
 def compiled_cases(one_in: int) -> list[Any]:
     """Each mode of each loss, with one reduction and a third of its arguments in turn."""
-    cases = []
+    chosen: list[Any] = []
     for k, mode in enumerate(COMPILED):
         for name in dict.fromkeys(example.name for example in EXAMPLES):
             of_loss = [example for example in EXAMPLES if example.name == name]
             for j, example in enumerate(of_loss):
                 if (j + k) % min(len(of_loss), 3) == 0:
                     given = Given(example, REDUCTIONS[(j + k) // 3 % 3])
-                    default = len(cases) % one_in == 0
-                    cases.append(case(mode, given, default=default, id=f"{mode}-{given}"))
-    return cases
+                    default = len(chosen) % one_in == 0
+                    chosen.append(case(mode, given, default=default, id=f"{mode}-{given}"))
+    return chosen
 
 
 @pytest.mark.parametrize(("mode", "given"), cases(EAGER, 29))
