@@ -27,10 +27,6 @@ SHARED_MEMORY = {
     121: 99,
 }
 
-# What CuPy adds to the options of a kernel. Generic lambdas are code of the device by the first
-# one. NVRTC before 12.9 refuses it where it is given twice.
-ADDED_OPTIONS = ("--device-as-default-execution-space", "-ftz=true")
-
 
 class MissingGPUError(RuntimeError):
     """A CUDA array came, but CuPy or a working GPU is not there."""

@@ -19,7 +19,7 @@ from cupy_losses import (
 from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
-from cupy_losses._device import compiler, driver, sources
+from cupy_losses._device import sources
 
 from .. import emulator
 from ..emulator import installed
@@ -198,8 +198,7 @@ def nvrtc_log(loss: Any, source: str) -> str:
     program = nvrtc.createProgram(code, "p.cu", (), ())
     nvrtc.addNameExpression(program, name)
     try:
-        options = (*compiler.compile_options(), *driver.ADDED_OPTIONS, "-arch=sm_90")
-        nvrtc.compileProgram(program, options)
+        nvrtc.compileProgram(program, requirements.nvrtc_options(90))
     except nvrtc.NVRTCError:
         return str(nvrtc.getProgramLog(program))
     return ""

@@ -28,7 +28,6 @@ from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core import tracing
 from cupy_losses._core.loss import Call, Loss
 from cupy_losses._core.program import FUNCTIONS, LOGICAL, RESERVED, Program, Step
-from cupy_losses._device import compiler, driver
 from cupy_losses._host import dual
 
 from .. import emulator
@@ -354,8 +353,7 @@ def test_compiles() -> None:
     for written in TABLE:
         nvrtc.addNameExpression(program, kernel(written, "float"))
     try:
-        options = (*compiler.compile_options(), *driver.ADDED_OPTIONS, "-arch=sm_90")
-        nvrtc.compileProgram(program, options)
+        nvrtc.compileProgram(program, requirements.nvrtc_options(90))
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
 

@@ -41,11 +41,7 @@ def compile_file(architecture: int, file: str, names: list[str]) -> None:
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        options = (
-            *compiler.compile_options(),
-            *driver.ADDED_OPTIONS,
-            f"-arch=sm_{architecture}",
-        )
+        options = requirements.nvrtc_options(architecture)
         try:
             nvrtc.compileProgram(program, options)
         except nvrtc.NVRTCError:

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from cupy_losses._device import compiler
+
 STRICT = "CUPY_LOSSES_REQUIRE_TOOLS"
 
 
@@ -37,3 +39,9 @@ def nvrtc() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         missing(f"no NVRTC, which the wheels of the extra cuda12 bring: {error}")
     return module
+
+
+def nvrtc_options(architecture: int) -> tuple[str, ...]:
+    """The options of a kernel, with those that CuPy adds; 90 for sm_90."""
+    added = "--device-as-default-execution-space", "-ftz=true", f"-arch=sm_{architecture}"
+    return (*compiler.compile_options(), *added)

@@ -25,13 +25,13 @@ import cupy_losses  # noqa: F401 - it registers the losses
 from cupy_losses._core.dtypes import DTYPES
 from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.shapes import ArraySpec, broadcast_shape, dense_strides, result_dtype
-from cupy_losses._device import compiler, driver, sources
+from cupy_losses._device import compiler, sources
 from cupy_losses._device.ahead import NO_ARRAYS
 from cupy_losses._device.plan import Problem
 from cupy_losses._device.plan_pointwise import scale_launch
 from cupy_losses._kinds.pointwise import PointwiseLoss
 
-from .requirements import missing
+from .requirements import missing, nvrtc_options
 
 ARCHITECTURES = (80, 90, 100, 120)
 RECORD = Path(__file__).with_name("registers.json")
@@ -427,11 +427,7 @@ def compile_program(source: str, names: Sequence[str], architecture: int) -> Pro
     try:
         for name in names:
             nvrtc.addNameExpression(program, name)
-        options = (
-            *compiler.compile_options(),
-            *driver.ADDED_OPTIONS,
-            f"-arch=sm_{architecture}",
-        )
+        options = nvrtc_options(architecture)
         try:
             nvrtc.compileProgram(program, (*options, "--ptxas-options=-v"))
         except nvrtc.NVRTCError as error:
