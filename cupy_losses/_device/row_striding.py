@@ -16,13 +16,12 @@ WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
 BATCH = 16  # words of a batch of a thread that has longer rows for itself
 SHARED_BATCH = 12  # the same of threads that share a row
 
-# The most elements of longer rows, by the threads that share one: with more of these they meet more
-# often, with fewer there are too few loads at once.
-MOST_ELEMENTS = {1: 800, 2: 1024, 8: 4096, 16: 26_000}
-MOST_DOUBLES = {1: 1024}  # the same where elements have eight bytes
-# Of still longer ones, by the bytes of an element: few blocks have them all, with many loads each.
+# By the bytes of an element: the most elements of such rows, by the threads that share one; those
+# of longer rows, and the words of their batches. With more threads they meet more often, with fewer
+# there are too few loads at once. Few, as each is a kernel.
+MOST_ELEMENTS = {2: {1: 224, 2: 1024, 16: 26_000}, 4: {1: 1024}, 8: {1: 1024}}
 LONG_THREADS = {2: 32, 4: 16, 8: 32}
-LONG_WORDS = {2: 24, 4: 32, 8: 8}  # of their batches
+LONG_WORDS = {2: 24, 4: SHARED_BATCH, 8: 8}
 LONG_BLOCK = 512  # threads
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
@@ -79,23 +78,18 @@ def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
                 sure = longest // threads_per_row
                 return _team(threads, threads_per_row, count, sure, True, count * words, state)
             longest = threads_per_row * count
-    size = 8 if 8 in sizes else narrowest
-    return _in_batches(columns, size, words, narrowest == 2, state)
+    return _in_batches(columns, 2 if narrowest == 2 else max(sizes), words, state)
 
 
-def _in_batches(columns: int, size: int, words: int, in_pairs: bool, state: int) -> StridedRows:
-    """The team of rows that do not stay in registers.
-
-    `size`: the bytes of an element, of the narrowest array where none has eight. `in_pairs`:
-    whether a thread may have two rows.
-    """
-    longest = MOST_DOUBLES if size == 8 else MOST_ELEMENTS
-    threads_per_row = next((k for k, most in longest.items() if columns <= most), 0)
+def _in_batches(columns: int, size: int, words: int, state: int) -> StridedRows:
+    """The team of rows that do not stay in registers; `size`: the bytes of an element."""
+    shared = MOST_ELEMENTS[size].items()
+    threads_per_row = next((k for k, longest in shared if columns <= longest), 0)
     threads = max(WIDE_THREADS, threads_per_row * NEIGHBOURS)
     most = held = SHARED_BATCH
     if threads_per_row == 1:
-        # Alone it has the states and contexts of two rows besides.
-        most, held = BATCH, 2 * BATCH if in_pairs else BATCH
+        # In half precision it has the states and contexts of two rows besides.
+        most, held = BATCH, 2 * BATCH if size == 2 else BATCH
     elif threads_per_row == 0:
         threads, threads_per_row = LONG_BLOCK, LONG_THREADS[size]
         most = held = LONG_WORDS[size]
