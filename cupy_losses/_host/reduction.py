@@ -98,7 +98,7 @@ class Value:
         if new.summed is None:
             self._array = new.array.make()
         else:
-            self._sum = Sum(new.summed)
+            self._sum = Sum(new.summed, new.array.dtype)
 
     def add(self, index: ChunkIndex, values: Array) -> None:
         """Take the values of the chunk at `index`."""

@@ -52,6 +52,19 @@ def test_equal_elements(size: int) -> None:
         assert float(l1_loss(x, np.zeros(size))) == number
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_sums_are_rounded_once(dtype: Any, size: int) -> None:
+    """Sums of fewer bits: of equal numbers, and of those of all sizes and of both signs."""
+    rng = np.random.default_rng(size)
+    for x in np.full(size, 0.1), rng.standard_normal(size) * 10.0 ** rng.integers(-9, 3, size):
+        operand = x.astype(dtype)
+        exact = math.fsum(np.abs(operand.astype(np.float64)))
+        mean = float(l1_loss(operand, np.zeros(size, dtype)))
+        ulp = float(np.spacing(dtype(exact / size)))
+        assert abs(mean - exact / size) <= 0.5001 * ulp
+
+
 def test_sums_of_blocks_of_two_shapes() -> None:
     """Rows that are no multiple of a chunk."""
     x = np.random.default_rng(0).random((3, chunks.CHUNK + 100))
