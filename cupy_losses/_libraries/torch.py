@@ -23,7 +23,7 @@ from .._core.outputs import Output
 from .._device import driver, engine
 from .._device.launch import Launch
 from .._device.library import Allocator
-from .._device.plan import Plan
+from .._device.plan import VECTOR_BYTES, Plan
 from .._device.plan_pointwise import scale_launch
 from .._host.chunks import dtype
 from .._torch import autograd, inductor, operators, values
@@ -258,14 +258,20 @@ class TorchCuda(TorchLibrary):
         return memory, memory.data_ptr()
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
-        """Gradient *= grad_output, by a kernel that returns at once where that is 1."""
+        """Gradient *= grad_output, by a kernel that returns at once where that is 1.
+
+        It takes dense memory that begins at a vector: other views are left to torch.
+        """
         if gradient.numel() == 0:
             return
+        if gradient.data_ptr() % VECTOR_BYTES or not _is_dense(gradient):
+            _multiply(gradient, grad_output)
+            return
         grad_output = grad_output.resolve_neg()
-        device = gradient.get_device()
+        device = self.device(gradient)
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         addresses = gradient.data_ptr(), grad_output.data_ptr()
-        launch.start(_current_stream(device), (), 1.0, addresses)
+        launch.start(self.stream(device), (), 1.0, addresses)
 
     def of_one_layout(
         self, call: Call, request: Request, autocast: bool, compute: Computed
@@ -353,7 +359,21 @@ class TorchCpu(TorchLibrary):
 
     def scale(self, gradient: Tensor, grad_output: Tensor) -> None:
         """Gradient *= grad_output."""
-        gradient.mul_(grad_output)
+        _multiply(gradient, grad_output)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor that does not overlap itself has all elements between its ends."""
+    steps = [(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return sum(steps) + 1 == tensor.numel()
+
+
+def _multiply(gradient: Tensor, grad_output: Tensor) -> None:
+    """Gradient *= grad_output, rounded once.
+
+    As a tensor of axes, grad_output keeps its dtype in the product.
+    """
+    torch.mul(gradient, grad_output.reshape((1,) * gradient.ndim), out=gradient)
 
 
 class _WrittenForOne:

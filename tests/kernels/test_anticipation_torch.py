@@ -168,3 +168,30 @@ def test_second_derivatives(problem: Problem) -> None:
     got = problem.gradient(loss, 0.5, create_graph=True)
     assert torch.equal(got.detach(), wanted)
     assert torch.equal(problem.gradient(loss, 0.5), wanted)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_overwritten_views_are_scaled(
+    emulated: Emulated, dtype: torch.dtype, factor: float
+) -> None:
+    """By the kernel where they are dense and begin at a vector; what is around them stays."""
+    grad_output = emulated.tensor(np.asarray(factor, np.float32))
+    values = torch.arange(64.0, dtype=dtype)
+    for view, launches in (
+        (lambda x: x.view(8, 8), 1),
+        (lambda x: x.view(8, 8).T, 1),
+        (lambda x: x[16:].view(6, 8), 1),
+        (lambda x: x.view(8, 8)[:, :5], 0),
+        (lambda x: x.view(8, 8)[:, 3:], 0),
+        (lambda x: x.view(8, 8)[::2], 0),
+        (lambda x: x[1:33].view(4, 8), 0),
+        (lambda x: x[:0].view(0, 8), 0),
+    ):
+        bits = emulated.tensor(values.view(torch.int16).numpy())
+        memory, expected = bits.view(dtype), values.clone()
+        view(expected).copy_((view(values).float() * grad_output).to(dtype))
+        emulated.emulated.launches.clear()
+        emulated.scale(view(memory), grad_output)
+        assert len(emulated.emulated.launches) == launches
+        assert torch.equal(memory, expected)

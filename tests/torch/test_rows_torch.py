@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -608,19 +608,55 @@ def test_overwritten_beside_a_gradient_by_target(library: Library) -> None:
     np.testing.assert_array_equal(library.host(input), expected[0])
 
 
+# Of memory of 8 × 8 elements, 4 rows of 5 classes.
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda x: x.flatten()[:20].view(4, 5),
+    "transposed": lambda x: x.flatten()[:20].view(5, 4).T,
+    "some columns": lambda x: x[:4, :5],
+    "the last columns": lambda x: x[:4, 3:],
+    "every second row": lambda x: x[::2, :5],
+    "from the second element": lambda x: x.flatten()[1:21].view(4, 5),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_overwritten_by_autograd(torch_library: Library, dtype: torch.dtype, factor: float) -> None:
-    values, target = logits_and_target(torch_library)
-    features = values.to(dtype).clone().requires_grad_()
+@pytest.mark.parametrize("view", VIEWS)
+def test_overwritten_by_autograd(
+    torch_library: Library, dtype: torch.dtype, factor: float, view: str
+) -> None:
+    _, target = logits_and_target(torch_library)
+    values = np.random.default_rng(1).standard_normal((8, 8))
+    features = torch_library.array(values).to(dtype).requires_grad_()
     gradients = []
     for overwrite in (False, True):
-        logits = features * 2
+        memory = features * 2
+        before = memory.detach().clone()
+        logits = VIEWS[view](memory)
         loss = cross_entropy(logits, target, overwrite_input=overwrite)
         gradients += gradients_of(factor * loss, features)
         if overwrite:
-            torch.testing.assert_close(2 * logits.detach(), gradients[0])
+            torch.testing.assert_close(2 * logits.detach(), VIEWS[view](gradients[0]))
+            for x in memory, before:
+                VIEWS[view](x.detach()).zero_()
+            assert torch.equal(memory, before)
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_overwritten_gradients_are_rounded_once(torch_library: Library) -> None:
+    """A factor of more bits than the gradients is not rounded before it multiplies them."""
+    _, target = logits_and_target(torch_library)
+    values = np.random.default_rng(1).standard_normal((8, 8))
+    features = torch_library.array(values).to(torch.bfloat16).requires_grad_()
+    for view in VIEWS.values():
+        gradients = []
+        for factor in (1.0, 1.00390625):  # 1 + 2^-8
+            with torch.autocast(features.device.type, dtype=torch.bfloat16):
+                loss = cross_entropy(view(features * 1), target, overwrite_input=True)
+            assert loss.dtype == torch.float32
+            gradients += gradients_of(factor * loss, features)
+        expected = gradients[0].float() * 1.00390625
+        assert torch.equal(gradients[1], expected.to(torch.bfloat16))
 
 
 def test_overwritten_beside_a_target_that_requires_grad(torch_library: Library) -> None:
