@@ -35,8 +35,9 @@ struct Team {
   // vectors, and takes one line more. Where all begin at vectors, the stretches of a warp begin in
   // different banks of shared memory, so that all its threads read their words at once.
   static constexpr int NEIGHBOURS = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
-  static constexpr int VECTORS_OF_LINE = NEIGHBOURS < 8 ? NEIGHBOURS : 8;
-  static constexpr int BETWEEN = SHIFTS                 ? VECTORS_OF_LINE
+  static constexpr int VECTORS_OF_LINE = 8;  // in cupy_losses/_device/row_team.py
+  static constexpr int LINE = NEIGHBOURS < VECTORS_OF_LINE ? NEIGHBOURS : VECTORS_OF_LINE;
+  static constexpr int BETWEEN = SHIFTS                 ? LINE
                                  : THREADS_PER_ROW < 32 ? (THREADS_PER_ROW + 3) / 4
                                                         : 0;
   static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + BETWEEN;
@@ -126,7 +127,7 @@ struct RowWorker {
       return {row, begin, present ? begin + Column(size) : begin, 0};
     }
     int shift = 0;
-    if constexpr (Team::SHIFTS) shift = row.template shift<Team::VECTORS_OF_LINE * WIDTH>();
+    if constexpr (Team::SHIFTS) shift = row.template shift<Team::LINE * WIDTH>();
     const long long begin = part * size;
     const long long end = present ? min(columns, begin + size) : begin;
     return {row, Column(begin), Column(end), shift};
@@ -321,7 +322,7 @@ struct RowWorker {
       const Column begin = aligned(share, slots).begin + Column(slots) * SLOT;
       const Column first = begin + Column(Team::neighbour()) * WIDTH;
       const bool ends = share.begin < share.end && share.end == Column(columns);
-      if (ends && Team::neighbour() < Team::VECTORS_OF_LINE && first < share.end) {
+      if (ends && Team::neighbour() < Team::LINE && first < share.end) {
         const AtTheEnd elements{first, SLOT, share.end};
         differentiate_elements<SHARED>(share.row, elements, slots, context, done, false);
       }
@@ -381,7 +382,7 @@ struct RowWorker {
   DEVICE void prefetch_end(const Share& share) const {
     const Column begin = aligned(share, Team::SLOTS).begin + Team::SLOTS * SLOT;
     const Column first = begin + Column(Team::neighbour()) * WIDTH;
-    if (Team::neighbour() < Team::VECTORS_OF_LINE && first < share.end) {
+    if (Team::neighbour() < Team::LINE && first < share.end) {
       const AtTheEnd elements{first, SLOT, Column(columns)};
       elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, Team::SLOTS);
     }

@@ -18,7 +18,7 @@ from .launch import Parameters
 from .library import Array, DeviceLibrary
 
 SLOT_BYTES = 32  # a Guess, see cuda/reduction/reduction.cuh
-COUNTED = 16  # where its number `counted` lies
+COUNTED_OFFSET = 16  # where its number COUNTED lies
 SLOTS = 32  # of a block of memory, 1 KiB
 
 _of_graphs: list[Any] = []  # memory that a replay may use at any time
@@ -116,16 +116,16 @@ class Waiting:
         keep: Any,
         operands: Sequence[Array],
     ) -> None:
-        self._home: list[int] = []  # nobody's
+        self._home: list[int] = []  # nobody's, should there be no memory for a slot
+        self._slot = 0
         self._again, self._numbers, self._stream = again, numbers, stream
         self._pointers, self._addresses, self._keep = pointers, addresses, keep
         self._is_captured = again.is_capturing(stream)
         if self._is_captured:
-            slot, self._memory = again.slots.take_for_graph(again.library, operands)
+            self._slot, self._memory = again.slots.take_for_graph(again.library, operands)
         else:
-            slot, self._home = again.slots.take(again.library, operands, stream)
-        self._slot = slot
-        addresses.append(slot)
+            self._slot, self._home = again.slots.take(again.library, operands, stream)
+        addresses.append(self._slot)
 
     def finish(self, operands: Sequence[Array], grad_output: Array) -> bool:
         """Make the gradients those for grad_output; False where they must be computed elsewhere.
@@ -144,14 +144,14 @@ class Waiting:
             or is_capturing(stream) != self._is_captured
         ):
             return False
-        later = address(grad_output), self._slot + COUNTED
+        later = address(grad_output), self._slot + COUNTED_OFFSET
         start(stream, *self._numbers, choose([*self._addresses, *later]))
         return True
 
     def finish_at_once(self) -> None:
         """Make the gradients those for the number of rows that there are."""
         again, slot = self._again, self._slot
-        chosen = again.choose([*self._addresses, slot, slot + COUNTED])
+        chosen = again.choose([*self._addresses, slot, slot + COUNTED_OFFSET])
         again.start(self._stream, *self._numbers, chosen)
         if self._is_captured:
             _of_graphs.append(self._memory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -421,3 +422,17 @@ def test_gradients_that_wait_for_grad_output(device: Device) -> None:
     assert gradients[1] is None
     column.backward(gradients[:1], waiting, 0.5, np.float32)
     assert same(gradients[0].get(), column.vjp(0.5, np.float32)[0])
+
+
+def test_a_call_that_gets_no_slot() -> None:
+    """Its error is the only one: nothing more is raised when it is collected."""
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    for capturing in (fail, bool):
+        slots: Any = SimpleNamespace(take=fail)
+        again: Any = SimpleNamespace(slots=slots, library=None, is_capturing=capturing)
+        with pytest.raises(MemoryError):
+            anticipation.Waiting(again, ((), 1.0), [], [], 0, None, [])
+        gc.collect()

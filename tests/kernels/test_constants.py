@@ -1,0 +1,30 @@
+"""What the planners in Python and the kernels both know has one value."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cupy_losses._device import anticipation, plan_rows, row_team, row_tiling, sources
+
+CONSTANTS = {
+    ("reduction/reduction.cuh", "FAN_IN"): plan_rows.FAN_IN,
+    ("kernels/split_rows.cu", "LEFT_BYTES"): plan_rows.LEFT_BYTES,
+    ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
+    ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,
+    ("kernels/row_tiles.cu", "MOST_ROWS"): row_tiling.MOST_ROWS,
+}
+
+
+@pytest.mark.parametrize(("file", "name"), CONSTANTS)
+def test_constants(file: str, name: str) -> None:
+    found = re.findall(rf"constexpr int {name} = (.*?);", sources.source(file))
+    assert found == [str(CONSTANTS[file, name])]
+
+
+def test_the_numbers_of_a_guess() -> None:
+    (body,) = re.findall(r"enum Guess \{(.*?)\}", sources.source("reduction/reduction.cuh"), re.S)
+    names = re.findall(r"^\s*(\w+),", body, re.M)
+    assert len(names) * 8 == anticipation.SLOT_BYTES
+    assert names.index("COUNTED") * 8 == anticipation.COUNTED_OFFSET
