@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupy_losses import l1_loss
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._core.shapes import IterationSpace
 from cupy_losses._device import sources
@@ -20,7 +21,7 @@ from cupy_losses._device.launch import int64, iteration_space
 from cupy_losses._device.plan import template
 
 from .. import emulator
-from ..emulator import Module
+from ..emulator import Device, Module
 from ..tables.arrays import BFLOAT16
 
 Array = Any
@@ -118,6 +119,19 @@ def test_the_pair_of_a_weighted_mean(dtype: str, segments: int) -> None:
         WEIGHTED, "MEAN_OF_VALUES", np.zeros(1, weight.dtype), operands, segments=segments
     )
     assert quotient[0] == ((pair[0] + pair[1]) / pair[2]).astype(quotient.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_mean_of_equal_elements(device: Device, dtype: str) -> None:
+    """The element; within 2 ulp where 8 elements are added without their rounding errors."""
+    target = device.asarray(np.zeros(4096, DTYPES[dtype]))
+    most = 2 if dtype == "bfloat16" else 0
+    found = []
+    for x in np.random.default_rng(3).uniform(1, 2, 20).astype(np.float32):
+        mean = l1_loss(device.asarray(np.full(4096, x)), target).get()
+        assert mean.dtype == np.float32
+        found.append(abs(float(mean) - float(x)) / np.spacing(x))
+    assert max(found) <= most
 
 
 def test_the_pair_of_parts_adds_up_to_that_of_the_whole() -> None:
