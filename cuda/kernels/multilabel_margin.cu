@@ -153,7 +153,7 @@ struct MarginWorker {
   };
   template <bool VALUED>
   DEVICE Evaluated evaluate(typename Layout::Index index, bool present, T factor,
-                            const Reciprocal<T>& divisor) const {
+                            const Reciprocal<T>& reciprocal) const {
     const Row row = row_at(index);
     const auto context = loss.prologue(row, loss.prefetch(row));
     auto ahead = load(row, 0);  // on its way while the labels are read
@@ -163,7 +163,7 @@ struct MarginWorker {
     const T nothing = without_loss<T>(ignored ? IGNORED : targets.valid ? ACTIVE : INVALID);
     const T weight = ignored ? T(0) : sample_weight<T>(context);
     if constexpr (VJP) factor = row.grad_output();
-    const T share = quotient(T(1) / T(columns), factor, divisor);
+    const T share = quotient(T(1) / T(columns), factor, reciprocal);
     const T scale = ignored ? T(0) : weight * share + nothing;
     const Writer writer{row, present, scale, nothing};
 

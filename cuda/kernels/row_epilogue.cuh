@@ -1,26 +1,28 @@
-// The epilogue of a row, for every schedule: from the state of the row to its value, which is
-// written or added up, and to the factors of the gradients of its elements.
+// The epilogue of a row: from the state of the row to its value, which is written or added up, and
+// to the factors of the gradients of its elements. kernels/rows.cu does what outcome_of and take do
+// in parts, between which it hands sums over.
 #pragma once
 #include "kernels/row.cuh"
 #include "reduction/reduction.cuh"
 
 template <class T>
-DEVICE T quotient(T x, T factor, const Reciprocal<T>& divisor) {
-  return divisor.template times<T>(factor * x);
+DEVICE T quotient(T x, T factor, const Reciprocal<T>& reciprocal) {
+  return reciprocal.template times<T>(factor * x);
 }
 template <class T>
-DEVICE Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& divisor) {
-  return Real<T>(quotient(x.value, factor, divisor));
+DEVICE Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& reciprocal) {
+  return Real<T>(quotient(x.value, factor, reciprocal));
 }
 template <class X, class T>
-DEVICE Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& divisor) {
-  return dual(quotient(x.value, factor, divisor), quotient(x.slope, factor, divisor));
+DEVICE Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& reciprocal) {
+  return dual(quotient(x.value, factor, reciprocal), quotient(x.slope, factor, reciprocal));
 }
 
-// What the gradients of a row are proportional to, times a factor and divided.
+// Multiplies what the gradients of a row are proportional to by a factor, and divides it.
 template <class T>
-DEVICE void scale_gradients(const auto& loss, auto& done, T factor, const Reciprocal<T>& divisor) {
-  loss.scale(done, [&](auto x) { return quotient(x, factor, divisor); });
+DEVICE void scale_gradients(const auto& loss, auto& done, T factor,
+                            const Reciprocal<T>& reciprocal) {
+  loss.scale(done, [&](auto x) { return quotient(x, factor, reciprocal); });
 }
 
 // The derivative of a number along a tangent, or the number where there is none.

@@ -25,8 +25,8 @@
 //   epilogue(row, context, state, valued)
 //                    the value, if requested, its term of the denominator of a mean, and the
 //                    factors of gradients
-//   scale(finished, by)
-//                    replaces each x that gradients are proportional to by by(x)
+//   scale(finished, f)
+//                    replaces each factor x of the gradients by f(x)
 //   gradient<K>(row, context, finished, column, x)
 //                    the derivative of the value by this element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
@@ -625,10 +625,10 @@ struct CrossEntropyOfProbabilities : OfRow {
     HalvedSum<N> mass, spread;
     elements.each([&](int place, auto, const auto& x) {
       const N below = get<0>(x) - Real<T>(maximum);
-      const N counts = counted(row, x);
+      const N target = weighted_target(row, x);
       sums.add(place, term(terms, get<0>(x)));
-      mass.add(place, counts);
-      spread.add(place, counts * below);
+      mass.add(place, target);
+      spread.add(place, target * below);
     });
     put<FIRST>(state.sum, sums.total());
     put<FIRST>(state.mass, mass.total());
@@ -670,7 +670,7 @@ struct CrossEntropyOfProbabilities : OfRow {
     const N below = get<0>(x) - Real<T>(done.maximum);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
-      return done.scale * exponential(below) - factor * counted(row, x);
+      return done.scale * exponential(below) - factor * weighted_target(row, x);
     } else {
       const N slope = factor * (1.0 - label_smoothing) * (done.log_total - below);
       if constexpr (WEIGHTED) return Real<T>(plain(get<OPERANDS>(x))) * slope;
@@ -679,7 +679,8 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 
  private:
-  DEVICE auto counted(const auto& row, const auto& x) const {
+  // The probability of an element, smoothed, times the weight of its class.
+  DEVICE auto weighted_target(const auto& row, const auto& x) const {
     auto y = get<1>(x);
     if constexpr (SMOOTHED) {
       y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));

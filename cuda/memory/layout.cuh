@@ -15,7 +15,7 @@ struct Reciprocal32 {
 // access moves a vector of it. A vector never crosses the end of the last dimension, so that one
 // location serves all of it. Index is `unsigned` where there are less than 2^31 elements: a
 // division by a size is then a product with its reciprocal, which the host has computed. Offset is
-// `unsigned` where in addition no stride is negative.
+// `unsigned` in layouts of rows whose offsets all fit and never run backwards.
 template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;

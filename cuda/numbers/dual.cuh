@@ -19,7 +19,7 @@ struct EnableIf<true> {
 template <bool CONDITION>
 using If = typename EnableIf<CONDITION>::type;
 
-// A or B.
+// A where CONDITION, else B.
 template <bool CONDITION, class A, class B>
 struct Selected {
   using type = A;
@@ -252,7 +252,7 @@ DEVICE bool operator!=(A a, B b) {
   return !(a == b);
 }
 
-// The type that a number and another one meet in.
+// The type of the sum of an A and a B.
 template <class A, class B>
 using Common = decltype(A() + B());
 

@@ -1,6 +1,7 @@
 // Elementary functions of plain numbers, for arguments of which a loss knows more than CUDA's own
-// functions do. With those the loss would be slower than memory. In float each is within 2 ulp; in
-// double they are CUDA's. The polynomials have the smallest maximum of the relative error.
+// functions do. With those the loss would be slower than memory. In float each is within 2 ulp
+// unless it says otherwise; in double they are CUDA's. The polynomials have the smallest maximum of
+// the relative error.
 #pragma once
 #include "numbers/device.cuh"
 

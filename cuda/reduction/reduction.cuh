@@ -118,8 +118,8 @@ struct NoFactor {
 // writes gradients the one that is anticipated, else 1.
 //
 // `guess` is null or the numbers of a Guess. A pass without grad_output takes ANTICIPATED. The
-// backward pass returns at once if grad_output equals USED and COUNTED equals DIVIDED_BY. It then
-// stores grad_output as ANTICIPATED for a later call. Without a backward pass, grad_output is USED
+// backward pass stores grad_output as ANTICIPATED for a later call. If grad_output equals USED and
+// COUNTED equals DIVIDED_BY, it does nothing else. Without a backward pass, grad_output is USED
 // itself, so that the counts alone decide. No pass reads the numbers that it writes, so that all
 // blocks agree.
 struct Factor {

@@ -30,7 +30,7 @@ def jvp(
     """Compute a loss and its derivative along tangents of its operands.
 
     That is the sum over the operands x_k of tangent_k * d loss / d x_k, reduced as the loss is, in
-    one pass behind that of the loss. The name is that of a product of the Jacobian with a vector.
+    one pass, after the pass that computes the loss. The name is that of a Jacobian-vector product.
 
     Args:
         loss: A loss of this package, or a `functools.partial` of one by keyword.
@@ -141,7 +141,7 @@ def hvp(
     argnum: int = 0,
     **options: Any,
 ) -> ArrayT:
-    """Compute the derivative of a gradient along tangents: a row of products with the Hessian.
+    """Compute a Hessian-vector product: the derivative of a gradient along tangents.
 
     That is d/dx of the sum over the operands x_k of tangent_k * d loss / d x_k, in one pass.
 

@@ -50,7 +50,10 @@ def call_of(
         call = Call(loss, reduction, parameters, False, False, 1.0, False, axis)
         return call, operands  # type: ignore[return-value]
     if reduction == "none" and (scaled or scale != 1.0):
-        raise ValueError("scale must be 1 with reduction 'none': pass a weight")
+        raise ValueError(
+            "scale must be 1 with reduction 'none': multiply the losses, or pass a weight of each "
+            "(weight, or sample_weight of rows)"
+        )
     if sample_weight is not None:
         operands = (sample_weight, *operands)
     if weight is not None:

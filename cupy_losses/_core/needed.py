@@ -1,4 +1,4 @@
-"""What an extra of this package installs, for what cannot do without."""
+"""Checks that a package from an extra is installed."""
 
 from __future__ import annotations
 

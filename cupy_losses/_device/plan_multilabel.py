@@ -10,6 +10,7 @@ from .launch import int64
 from .plan import VECTOR_BYTES, Plan, template
 from .plan_rows import Results, RowLaunches, Schedule
 from .row_arrays import RowArray
+from .row_team import THREADS_OF_MULTIPROCESSOR
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside the work done once for a row. Many threads read whole lines of memory together; rows of
@@ -46,8 +47,7 @@ WINDOW = 1 << 15  # columns that marks are of: a multiple of those of all thread
 WINDOW_ACROSS = 1 << 12  # the same where neighbouring threads are at neighbouring rows
 
 WORKING_THREADS = 1 << 20  # of all blocks: several times those that run at once
-THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
-THREADS_WITH_GRADIENTS = 768  # with 80, for gradients
+THREADS_WITH_GRADIENTS = 768  # resident at once, with 80 registers each, for gradients
 LONG_WITH_GRADIENTS = 640  # with 96, for gradients of rows of more than a warp
 
 

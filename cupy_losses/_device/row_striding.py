@@ -34,7 +34,7 @@ STATE_BYTES = (
 )  # of the states of a block, which share 48 KiB; with more it has fewer threads
 
 # The threads that a multiprocessor is to hold, by the most words that each holds.
-THREADS_OF_MULTIPROCESSOR = {16: 1024, 32: 768, 56: 640, 64: 512}
+THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,6 @@ def _team(
     """Of fewer threads, if their states do not fit; a thread has so many words in registers."""
     while threads_per_row > 1 and threads * state > STATE_BYTES:
         threads //= 2
-    most = min(most for most in THREADS_OF_MULTIPROCESSOR if most >= words)
-    resident = max(1, THREADS_OF_MULTIPROCESSOR[most] // threads)
+    most = min(most for most in THREADS_BY_WORDS if most >= words)
+    resident = max(1, THREADS_BY_WORDS[most] // threads)
     return StridedRows(threads, threads_per_row, count, sure, stays, resident)

@@ -32,14 +32,14 @@ COLUMNS_APART = 10
 HELD_TWICE = 8  # bytes; of shorter rows two wait
 
 # A long row is divided into ranks, for the blocks of a cluster. Without clusters, or with less
-# shared memory than a rank takes, splits of kernels/split_rows.cu have the same bits. On an H200
-# they are faster for rows of more than CACHE_BYTES a rank and, without gradients, for between
-# FEW_ROWS and MANY_ROWS.
+# shared memory than a rank takes, splits of kernels/split_rows.cu have the same bits. Without
+# gradients they are faster on an H200, for rows of more than CACHE_BYTES a rank and for between
+# FEW_ROWS and MANY_ROWS rows.
 CACHE_BYTES = 64 << 10  # longer rows have ranks
 CACHE_LIMIT = 128 << 10  # of each of MAX_RANKS; longer rows have splits on every device
 MAX_RANKS = 8
-MANY_ROWS = 1024  # from as many on one block computes all ranks of a row
-FEW_ROWS = 64  # up to as many a cluster does, in one launch
+MANY_ROWS = 1024  # from as many on one block computes all ranks of a row, without gradients
+FEW_ROWS = 64  # up to as many a cluster does without gradients, in one launch
 STATIC_BYTES = 8 << 10  # what the kernels need besides
 WARP = 32
 WARPS_COUNTED = 4  # rows of as many begin at all places of a line that matter

@@ -229,3 +229,16 @@ def test_lists_of_accelerate_are_current() -> None:
     made = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "accelerate.py")))
     text = made.PAGE.read_text(encoding="utf-8")
     assert text == made.page(text)
+
+
+def test_lines_of_breakpoints() -> None:
+    """What the page on debugging says of them: the formula where d is known, the work of a tile."""
+    page = (ROOT / "docs/debugging.md").read_text(encoding="utf-8")
+    lines = {
+        file: (ROOT / "cuda" / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+        for file, number in re.findall(r"break ([\w/.]+):(\d+) if", page)
+    }
+    assert {file: line.strip() for file, line in lines.items()} == {
+        "losses/pointwise.cuh": "auto near = half_square_over(d, beta);",
+        "kernels/pointwise.cu": "const long long element = Tile::element(tile, p);",
+    }
