@@ -51,13 +51,7 @@ class PointwiseFormula(Loss):
         check_dtypes([operand.dtype for operand in operands], names)
         shape = broadcast_shape(operands, names)
         if self.same_shape:
-            for operand, name in zip(
-                operands[call.extra : call.extra + 2], names[call.extra :], strict=False
-            ):
-                if operand.shape != shape:
-                    raise ValueError(
-                        f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
-                    )
+            _check_same_shape(operands[call.extra :], names[call.extra :], shape)
         if self.row_means and not shape:
             raise ValueError(f"{names[-2]} must have at least one dimension")
         return shape
@@ -136,3 +130,16 @@ class PointwiseFormula(Loss):
             f"{self.operands[1]} of shape {target.shape} is broadcast with {self.operands[0]} of "
             f"shape {input.shape}; make sure that this is meant"
         )
+
+
+def _check_same_shape(operands: Sequence[ArraySpec], names: Sequence[str], shape: Shape) -> None:
+    """Raise unless input and target have the shape of the loss, which no other operand enlarges."""
+    input, target = operands[:2]
+    for operand, name in zip((input, target), names, strict=False):
+        if input.shape != target.shape and operand.shape != shape:
+            raise ValueError(
+                f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
+            )
+    for operand, name in zip(operands[2:], names[2:], strict=True):
+        if broadcast_shape((input, operand), (names[0], name)) != input.shape:
+            raise ValueError(f"{name} of shape {operand.shape} does not broadcast to {input.shape}")

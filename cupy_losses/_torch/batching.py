@@ -123,13 +123,22 @@ class _Batch:
     def results(self) -> list[Tensor]:
         """The results of the request, with the batch in front."""
         results = self._run(self._each, self._request, self._operands, self._autocast)
-        moved = [r.movedim(-1, 0) if self._is_behind else r for r in results]
+        moved = [self._in_front(r) if self._is_behind else r for r in results]
         if self._request.value:
             moved[0] = self._reduced(moved[0], self._outputs[0])
         if isinstance(self._of_call, Tensor) and self._counted:
             moved.insert(1, self._of_call)
         pairs = zip(moved, self._outputs, strict=True)
         return [result.reshape(self._size, *output.shape) for result, output in pairs]
+
+    def _in_front(self, result: Tensor) -> Tensor:
+        """A result with the batch in front; in memory too where it is a derivative along tangents.
+
+        Forward-mode AD gives such a derivative the strides of what it is of, which torch cannot do
+        if the batch is behind.
+        """
+        front = result.movedim(-1, 0)
+        return front.contiguous() if self._request.tangents else front
 
     def _rank(self, name: str) -> int:
         """The number of axes that an operand is to have, without the batch."""

@@ -837,3 +837,25 @@ def test_negated_views_in_forward_mode() -> None:
     for twice in (torch.func.hessian, lambda loss: jacfwd(jacfwd(loss))):
         found, expected = (twice(lambda a: log_cosh_loss(a, y))(a) for a in (imaginary, x))
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_vectorized_forward_mode_of_an_expanded_view(reduction: Reduction, axis: int) -> None:
+    """torch gives a tangent the strides of what it is of: the batch must not be behind."""
+    functional = torch.autograd.functional
+    target = torch.tensor([0, 1, 2])
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+    results = []
+    for module in (F, torch.nn.functional):
+
+        def loss(x: Any, module: Any = module) -> Any:
+            logits = x.narrow(axis, 0, 1).expand(3, 4)
+            return module.cross_entropy(logits, target, reduction=reduction, label_smoothing=0.1)
+
+        found = [functional.jacobian(loss, x, vectorize=True, strategy="forward-mode")]
+        if reduction != "none":
+            mode: Any = {"outer_jacobian_strategy": "forward-mode"}
+            found.append(functional.hessian(loss, x, vectorize=True, **mode))
+        results.append(found)
+    torch.testing.assert_close(*results)

@@ -432,6 +432,15 @@ def test_sizes_must_agree(library: Library, name: str) -> None:
         getattr(cupy_losses, name)(ones, row)
 
 
+def test_a_weight_that_is_too_large_is_named(library: Library) -> None:
+    ones, row = (library.array(np.ones(shape, np.float32)) for shape in ((3, 4), (4,)))
+    for name in ("weight", "pos_weight"):
+        with pytest.raises(
+            ValueError, match=rf"^{name} of shape \(3, 4\) does not broadcast to \(4,\)"
+        ):
+            cupy_losses.binary_cross_entropy_with_logits(row, row, **{name: ones})
+
+
 def test_focal_loss_of_any_gamma(library: Library) -> None:
     """gamma = 0 is the cross entropy, 2 takes a way of its own."""
     rng = np.random.default_rng(0)
