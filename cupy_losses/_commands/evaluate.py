@@ -89,6 +89,8 @@ def command(
             arguments = function.arguments(hyper, reduction)
             arrays = found.of(function, arguments)
             evaluation = Evaluation(function, arrays, arguments)
+            if gradient is not None:
+                gradients.check(gradient, evaluation)
             rows.append(measured(function.name, evaluation, line))
             if gradient is not None:
                 line.say(gradient)

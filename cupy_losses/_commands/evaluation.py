@@ -33,6 +33,7 @@ class Evaluation:
 
     Attributes:
         operands: The arrays of the call by argument.
+        first_name: The first operand of the loss.
         names: The operands to differentiate by.
 
     """
@@ -54,6 +55,7 @@ class Evaluation:
         if not self._wanted:
             raise ValueError(f"there is no gradient: no operand of {function.name} is floating")
         self.operands = dict(zip(call.names, self._arrays, strict=True))
+        self.first_name = call.names[call.extra]
         self.names = [call.names[k] for k in self._wanted]
 
     def _has_gradient(self, k: int) -> bool:

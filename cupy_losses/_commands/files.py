@@ -60,12 +60,21 @@ def _npy(file: str, key: str) -> Array:
     with open(file, "rb") as start:
         if start.read(6) != b"\x93NUMPY":
             raise ValueError("holds no array as numpy.save writes it")
+    return _loaded(lambda: np.load(file, mmap_mode="r"))
+
+
+def _loaded(load: Callable[[], Array]) -> Array:
+    """What NumPy loads, with errors that say what is wrong with the file."""
     try:
-        return np.load(file, mmap_mode="r")
-    except ValueError as error:
-        if "Python objects" in str(error):
+        return load()
+    except (OSError, MemoryError):
+        raise
+    except RuntimeError as error:  # of zipfile: a password, a method of compression
+        raise ValueError(f"cannot be read: {error}") from None
+    except Exception as error:
+        # Of a header or of compressed bytes anything may come, from whatever reads them.
+        if "allow_pickle" in str(error) or "Python objects" in str(error):
             raise ValueError("must hold numbers, got Python objects") from None
-        # A header without all of its elements.
         raise ValueError("is cut off or damaged") from None
 
 
@@ -73,14 +82,17 @@ def _npz(file: str, key: str) -> Array:
     if not zipfile.is_zipfile(file):
         raise ValueError("holds no arrays as numpy.savez writes them")
     with np.load(file) as arrays:
+        if not arrays.files:
+            raise ValueError("has no arrays")
         if not key and len(arrays.files) != 1:
             raise ValueError(f"has several arrays, name one: {_choices(file, arrays.files)}")
         if key and key not in arrays.files:
             raise ValueError(f"has no array {key!r}, it has {_choices(file, arrays.files)}")
-        try:
-            return arrays[key or arrays.files[0]]
-        except ValueError:
-            raise ValueError("must hold numbers, got Python objects") from None
+        key = key or arrays.files[0]
+        array = _loaded(lambda: arrays[key])
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"holds no array as numpy.savez writes them, but {key}")
+    return array
 
 
 def _choices(file: str, keys: Sequence[str]) -> str:
@@ -159,9 +171,13 @@ def _columns(file: str) -> list[Array]:
     except ModuleNotFoundError:
         return _columns_by_pandas(file)
     try:
-        return [column.to_numpy() for column in parquet.read_table(file).columns]
+        table = parquet.read_table(file)
     except ValueError:
         raise ValueError("is no Parquet file that pyarrow can read") from None
+    # pandas stores the index of its rows among the columns: a range as a dict, any other by name.
+    pandas = table.schema.pandas_metadata or {}
+    index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
+    return [table[name].to_numpy() for name in table.column_names if name not in index]
 
 
 def _columns_by_pandas(file: str) -> list[Array]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
 import numpy as np
 
 from .evaluation import Evaluation, on_the_host
@@ -26,6 +27,16 @@ def save(file: str, evaluation: Evaluation, line: Line) -> None:
             _write_all(own, evaluation, line)
         else:
             _write(own, evaluation, 0, line)
+
+
+def check(file: str, evaluation: Evaluation) -> None:
+    """Raise unless there is a gradient that FILE.npy is for."""
+    name = evaluation.first_name
+    if file.endswith(".npy") and name not in evaluation.names:
+        raise click.ClickException(
+            f"--gradient {file} is by {name}, by which there is no gradient: save those by the "
+            "other operands to a .npz file"
+        )
 
 
 @contextmanager

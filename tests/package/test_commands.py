@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import resource
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +249,19 @@ def test_empty_fields_are_nan(text: str, expected: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(read("input", f"{tmp_path}/some.csv"), expected)
 
 
+def test_an_index_that_pandas_stores_is_no_data(tmp_path: Path) -> None:
+    """As `pandas.read_parquet` has it: a column by name, or a range, which is none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table({"p": [1.0, 2.0], "__index_level_0__": [0, 2]})
+    for index in (["__index_level_0__"], [{"kind": "range", "start": 0, "stop": 2, "step": 1}]):
+        own = table.replace_schema_metadata({"pandas": json.dumps({"index_columns": index})})
+        parquet.write_table(own, tmp_path / "some.parquet")
+        found = read("input", f"{tmp_path}/some.parquet")
+        assert found.tolist() == ([1, 2] if isinstance(index[0], str) else [[1, 0], [2, 2]])
+
+
 def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
     """Where there is no pyarrow; and where there are neither."""
     (tmp_path / "one.parquet").write_text("what a stand-in reads")
@@ -402,6 +417,19 @@ def test_a_gradient_never_takes_the_place_of_an_operand(
     assert code == 2
     assert message in err
     assert (tmp_path / f"x.{ending}").read_bytes() == before
+
+
+def test_a_file_of_one_gradient_is_of_the_first_operand(capsys: Any, tmp_path: Path) -> None:
+    """Where that has none, no other takes its place."""
+    x = np.linspace(0.1, 0.9, 12)
+    own = ["--loss", "mse_loss", *saved(tmp_path, input=x > 0.5, target=x)]
+    code, _, err = evaluate(capsys, *own, "--gradient", f"{tmp_path}/g.npy")
+    assert code == 1
+    assert "is by input, by which there is no gradient: save those by the other operands to" in err
+    assert not (tmp_path / "g.npy").exists()
+    report(capsys, *own, "--gradient", f"{tmp_path}/g.npz")
+    with np.load(tmp_path / "g.npz") as gradients:
+        assert gradients.files == ["target"]
 
 
 @pytest.mark.parametrize("ending", ["npy", "npz"])
@@ -572,6 +600,31 @@ def test_warnings_show_no_code(capsys: Any, tmp_path: Path) -> None:
     assert line.startswith("Warning: target of shape (2, 1) is broadcast with input")
 
 
+def header_of(shape: str) -> bytes:
+    """A .npy file of float64 without its elements, whose header has a shape."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def zipped(members: dict[str, Any], damage: slice = slice(0), is_encrypted: bool = False) -> bytes:
+    """A zip file of members: bytes, or arrays as .npy files."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            own = io.BytesIO()
+            if isinstance(content, bytes):
+                own.write(content)
+            else:
+                np.save(own, content)
+            file.writestr(name, own.getvalue())
+    found = bytearray(memory.getvalue())
+    found[damage] = b"\xff" * len(found[damage])
+    if is_encrypted:
+        found[found.index(b"PK\x03\x04") + 6] |= 1
+        found[found.index(b"PK\x01\x02") + 8] |= 1
+    return bytes(found)
+
+
 FILES: dict[str, Any] = {
     "empty.npy": b"",
     "damaged.npy": b"\x93NUMPY\x01\x00",
@@ -592,6 +645,13 @@ FILES: dict[str, Any] = {
     "objects.npy": np.array([1, None], object),
     "several.npz": {"p": np.ones(3), "q": np.ones(3)},
     "objects.npz": {"p": np.array([1, None], object)},
+    "header.npy": b"\x93NUMPY\x01\x00\x20\x00{'descr': '<f8', 'fortran_order'",
+    "huge.npy": header_of("(99999999999999999999, 3)"),
+    "nothing.npz": {},
+    "bytes.npz": zipped({"readme.txt": b"hello"}),
+    "stored.npz": zipped({"p.npy": b"\x93NUMPY\x01\x00"}),
+    "deflated.npz": zipped({"p.npy": np.arange(4000.0)}, damage=slice(60, 75)),
+    "encrypted.npz": zipped({"p.npy": np.arange(4.0)}, is_encrypted=True),
 }
 
 
@@ -616,6 +676,17 @@ FILES: dict[str, Any] = {
         ("words.npy", "words.npy must hold numbers, got text"),
         ("objects.npy", "objects.npy must hold numbers, got Python objects"),
         ("objects.npz", "objects.npz must hold numbers, got Python objects"),
+        ("header.npy", "header.npy is cut off or damaged"),
+        ("huge.npy", "huge.npy is cut off or damaged"),
+        ("nothing.npz", "nothing.npz has no arrays"),
+        ("bytes.npz", "bytes.npz holds no array as numpy.savez writes them, but readme.txt"),
+        ("stored.npz", "stored.npz is cut off or damaged"),
+        ("deflated.npz", "deflated.npz is cut off or damaged"),
+        (
+            "encrypted.npz",
+            "encrypted.npz cannot be read: File 'p.npy' is encrypted, password required for "
+            "extraction",
+        ),
         ("several.npz", "has several arrays, name one: several.npz:p, several.npz:q"),
         ("several.npz:r", "has no array 'r', it has several.npz:p, several.npz:q"),
         ("missing.npy", "there is no file missing.npy"),
