@@ -96,6 +96,11 @@ class ArrayLibrary(ABC):
         """The samples of a batch, where one is hidden in the operands; nothing is recorded."""
         yield [((), operands)]
 
+    @property
+    def computing(self) -> ArrayLibrary:
+        """The library whose arrays it computes on."""
+        return self
+
     def exported(self, array: Array) -> Array:
         """An array as an object that other libraries adopt: by DLPack, or as `Locatable`."""
         return array
@@ -276,6 +281,8 @@ def _described(array: Array) -> str:
 def _instead(name: str, array: Array) -> str:
     """What to pass for an object that no library takes, where that is known."""
     if hasattr(array, "mask") and hasattr(array, "filled"):
+        if name == "where":
+            return ": pass where.filled(False)"
         return f": pass {name}.data, and where=~{name}.mask"
     if getattr(array, "is_nested", False):
         return f", which is nested: pad {name}, and pass where= for what counts"
@@ -308,6 +315,11 @@ class _Returning(ArrayLibrary):
     @classmethod
     def owns(cls, array: Array) -> bool:
         return False
+
+    @property
+    def computing(self) -> ArrayLibrary:
+        """The library that computes."""
+        return self._library
 
     def adopt(self, array: Array) -> Array:
         """An array of the library that computes."""

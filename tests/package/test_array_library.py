@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -16,9 +17,11 @@ from cupy_losses import (
     check_values,
     cross_entropy,
     grad_and_hess,
+    jvp,
     kl_div,
     mse_loss,
     value_and_grad,
+    vjp,
 )
 from cupy_losses._core.loss import FORWARD, Call, Request
 from cupy_losses._libraries import registry
@@ -200,6 +203,27 @@ def test_results_go_back_to_a_library_of_dlpack(kind: Any, shape: tuple[int, ...
         kl_div(kind(X), kind(-np.ones((2, 3))), reduction="sum")
 
 
+def test_tangents_of_a_library_of_dlpack() -> None:
+    """They and the primals may be its arrays or those of the library that computes."""
+
+    def plain(array: Any) -> Any:
+        return getattr(array, "values", array)
+
+    x: Any
+    y: Any
+    tangent: Any
+    expected = jvp(mse_loss, (X, Y), (None, X))[1]
+    for x, y, tangent in itertools.product((X, Named(X)), (Y, Named(Y)), (X, Named(X))):
+        value, derivative = jvp(mse_loss, (x, y), (None, tangent))
+        assert isinstance(x, Named) == isinstance(value, Named) == isinstance(derivative, Named)
+        np.testing.assert_array_equal(plain(derivative), expected)
+        found = vjp(mse_loss, (x, y), tangent, reduction="none")
+        np.testing.assert_allclose(plain(found), 2 * (X - Y) * X)
+    message = "the tangent of input must be a numpy array as input is, got Tensor"
+    with pytest.raises(TypeError, match=message):
+        jvp(mse_loss, (x, Y), (torch.from_numpy(X), None))
+
+
 @pytest.mark.usefixtures("_of_dlpack")
 @pytest.mark.parametrize("on_device", [False, True])
 def test_arrays_of_dlpack_are_not_overwritten(
@@ -273,6 +297,12 @@ def test_what_to_pass_instead(array: Any, instead: str) -> None:
     for library in (np.ones(2), torch.ones(2)):
         with pytest.raises(TypeError, match=f"target must be a NumPy, CuPy or .*{instead}"):
             mse_loss(library, array)
+
+
+def test_a_masked_mask() -> None:
+    where: Any = np.ma.masked_array([True, False])
+    with pytest.raises(TypeError, match=r"where must be a .*: pass where.filled\(False\)$"):
+        mse_loss(np.ones(2), np.ones(2), where=where)
 
 
 def test_arrays_of_the_cuda_array_interface() -> None:
