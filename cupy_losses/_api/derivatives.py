@@ -23,6 +23,7 @@ Result = TypeVar("Result")
 
 def jvp(
     loss: Callable[..., Any],
+    /,
     primals: Sequence[ArrayT],
     tangents: Sequence[Array | None],
     **options: Any,
@@ -68,6 +69,7 @@ def jvp(
 @overload
 def vjp(
     loss: Callable[..., Any],
+    /,
     primals: Sequence[ArrayT],
     cotangent: Array,
     argnums: int = 0,
@@ -78,6 +80,7 @@ def vjp(
 @overload
 def vjp(
     loss: Callable[..., Any],
+    /,
     primals: Sequence[ArrayT],
     cotangent: Array,
     argnums: Sequence[int],
@@ -87,6 +90,7 @@ def vjp(
 
 def vjp(
     loss: Callable[..., Any],
+    /,
     primals: Sequence[Any],
     cotangent: Array,
     argnums: int | Sequence[int] = 0,
@@ -136,6 +140,7 @@ def vjp(
 
 def hvp(
     loss: Callable[..., Any],
+    /,
     primals: Sequence[ArrayT],
     tangents: Sequence[Array | None],
     argnum: int = 0,
@@ -295,7 +300,7 @@ def _beside(
             f"{what} must be an array as {call.names[k]} is, got {type(array).__name__}"
         )
     found, adopted = resolve(call, [*operands[:k], array, *operands[k + 1 :]])
-    if found is not library and not library.takes_over:
+    if found.computing is not library.computing and not library.takes_over:
         raise TypeError(
             f"{what} must be a {library.name} array as {call.names[k]} is, "
             f"got {type(array).__name__}"

@@ -202,6 +202,10 @@ class OwnLoss(ABC):
         )
 
 
+# Arguments of the transforms, which pass the others on, and of methods.
+_TAKEN = ("self", "primals", "tangents", "cotangent", "argnum", "argnums")
+
+
 def checked_names(
     name: str, operands: Sequence[str], parameters: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -210,8 +214,11 @@ def checked_names(
         raise ValueError("operands must name at least one array")
     for identifier in (name, *operands, *parameters):
         if not is_identifier(identifier):
-            raise ValueError(f"a name must be an identifier of ASCII letters, got {identifier!r}")
-    names = (*operands, *parameters, *options)
+            raise ValueError(
+                "a name must be an identifier of ASCII letters that begins with a letter, "
+                f"got {identifier!r}"
+            )
+    names = (*operands, *parameters, *options, *_TAKEN)
     for identifier in names:
         if names.count(identifier) > 1:
             raise ValueError(f"the name {identifier!r} is taken")

@@ -73,39 +73,37 @@ class Variable:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._refuse(f".{name}")
+        self._refuse(f".{name} of")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise TypeError(f"{_ONLY}: {what} of argument {self.number} is neither")
+        raise TypeError(f"{_ONLY}: {what} argument {self.number} is neither")
 
 
-def _refuse_everything() -> None:
-    """Let each operator and conversion of a `Variable` raise."""
-    operators = "add sub mul truediv floordiv mod pow matmul and or xor lt le gt ge eq ne"
-    both = [f"__{name}__" for name in operators.split()]
-    both += [f"__r{name}__" for name in operators.split()[:11]]
-    for name in (*both, "__neg__", "__pos__", "__abs__", "__invert__", "__getitem__", "__len__"):
-        setattr(Variable, name, _refusal(name))
-    for name in (
-        "__array_ufunc__",
-        "__iter__",
-        "__bool__",
-        "__float__",
-        "__int__",
-        "__array__",
-        "__index__",
-    ):
-        setattr(Variable, name, _refusal(name))
+# Operators and conversions, without the underscores.
+_OF_TWO = "add sub mul truediv floordiv mod pow matmul and or xor"
+_OF_ONE = "neg pos abs invert getitem len array_ufunc iter bool float int array index"
+_COMPARISONS = "lt le gt ge eq ne"
+_EVERYTHING = [
+    *(f"__{name}__" for name in f"{_OF_TWO} {_OF_ONE} {_COMPARISONS}".split()),
+    *(f"__r{name}__" for name in _OF_TWO.split()),
+]
+
+
+def _refuse_others(kind: Any) -> None:
+    """Let each operator and conversion that a class does not have raise."""
+    for name in _EVERYTHING:
+        if name not in vars(kind):
+            setattr(kind, name, _refusal(name))
 
 
 def _refusal(name: str) -> Any:
-    def refuse(self: Variable, *_: object, **__: object) -> NoReturn:
-        self._refuse(name)
+    def refuse(self: Variable | Sum, *_: object, **__: object) -> NoReturn:
+        self._refuse(f"{name} of")
 
     return refuse
 
 
-_refuse_everything()
+_refuse_others(Variable)
 
 
 class Term:
@@ -160,15 +158,20 @@ class Sum:
         return self.__neg__().__add__(other)
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(f"{_ONLY}: a branch on a loss is neither")
+        self._refuse("a branch on")
 
     def __eq__(self, other: object) -> NoReturn:
-        raise TypeError(f"{_ONLY}: a comparison of a loss is neither")
+        self._refuse("a comparison of")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __eq__
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise TypeError(f"{_ONLY}: .{name} of a loss is neither")
+        self._refuse(f".{name} of")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise TypeError(f"{_ONLY}: {what} a loss is neither")
 
     def _known(self, other: Any, where: str) -> Any:
         """A constant, as an array of the library of the losses unless the host knows it."""
@@ -198,6 +201,9 @@ class Sum:
         if total is None:
             raise ValueError(f"the function has no loss of argument {number}")
         return total
+
+
+_refuse_others(Sum)
 
 
 @register

@@ -451,6 +451,12 @@ class Value:
         self.varies = of_element or of_row
         self.is_condition = is_condition
 
+    def __copy__(self) -> Value:
+        return self  # nothing changes it
+
+    def __deepcopy__(self, memo: Any) -> Value:
+        return self
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__":
             return self._reduced(f"{ufunc.__name__}.{method}", method, inputs, options)

@@ -316,3 +316,14 @@ NO_ARRAY: Any = 1.0
 def test_errors(function: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         function()
+
+
+def test_a_parameter_by_the_name_of_an_argument() -> None:
+    y = X + 1
+    own = pointwise_loss("named", lambda input, target, loss=1.0: loss * (input - target) ** 2)
+    for function in (
+        lambda factor: jvp(own, (X, y), (X, None), loss=factor)[1],
+        lambda factor: vjp(own, (X, y), np.ones(()), loss=factor),
+        lambda factor: hvp(own, (X, y), (X, None), loss=factor),
+    ):
+        np.testing.assert_allclose(function(3.0), 3 * function(1.0))

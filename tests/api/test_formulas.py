@@ -661,9 +661,12 @@ def test_signature_and_docstring() -> None:
         (lambda x, c="1": x, TypeError, "mine: the default of c must be a real number, got '1'"),
         (lambda x, c=None: x, TypeError, "c must be a real number, got NoneType"),
         (lambda x, weight: x, ValueError, "'weight' is taken"),
+        (lambda x, self=1.0: x, ValueError, "'self' is taken"),
+        (lambda x, argnum=1.0: x, ValueError, "'argnum' is taken"),
+        (lambda x, _c=1.0: x, ValueError, "that begins with a letter, got '_c'"),
         (np.exp, TypeError, r"a ufunc has no names .*: write lambda input: np.exp\(input\)$"),
         (np.hypot, TypeError, r"write lambda input, target: np.hypot\(input, target\)$"),
-        (lambda x, ä=1.0: x, ValueError, "identifier of ASCII letters, got 'ä'"),
+        (lambda x, ä=1.0: x, ValueError, "identifier of ASCII letters .* got 'ä'"),
     ],
 )
 def test_signatures_of_no_formula(formula: Any, error: Any, message: str) -> None:
@@ -721,7 +724,7 @@ def test_mistakes_of_decorators_with_options(make: Any) -> None:
         make(formula=np.sum)
     with pytest.raises(TypeError, match="what is decorated must be a function, got str"):
         make(check=True)("x * x")
-    with pytest.raises(ValueError, match="identifier of ASCII letters, got 'no name'"):
+    with pytest.raises(ValueError, match="identifier of ASCII letters .* got 'no name'"):
         make(name="no name")(squares)
 
 
@@ -924,3 +927,8 @@ def test_on_the_emulator_as_the_text() -> None:
         np.testing.assert_allclose(
             value.get(), np.sum(w * np.log1p(((x - y) / 0.5) ** 2)) / w.sum(), rtol=1e-6
         )
+
+
+def test_a_copy_of_a_value_is_the_value() -> None:
+    loss = pointwise_loss("copied", lambda x, y: copy.copy(x) - copy.deepcopy(y))
+    assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source
