@@ -4,7 +4,7 @@ A function of `torch.nn.functional` stays the object that it is: its code alone 
 every name of it follows, also one that was imported before. It is pickled, inspected and compared
 as ever.
 
-torch.compile reads another function in its place: see `_read`. It looks for that function, and for
+torch.compile reads another function behind it: see `_read`. It looks for that function, and for
 the code of torch's, whenever it calls what it has compiled. So what was compiled while acceleration
 was off is compiled anew where it is on, and the other way round; it keeps both.
 """
@@ -43,16 +43,17 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # What a node of a graph of torch.compile takes.
 _IN_GRAPH = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 
-# The attribute that names the function which torch.compile reads in place of another.
-_INLINE = "_torchdynamo_inline"
+# The attribute by which the code finds what torch.compile is to read. It is none of torch's own
+# marks: functools.wraps copies attributes, and the body of the wrapper would not be read.
+_READ = "_cupy_losses_read"
 
 # What every accelerated call does, as short as it can be. It is written once for each function, so
-# that there are no loops and no lists: they would take as long as all the rest. torch.compile may
-# read its beginning, where it compiles a function that it could not compile the caller of.
+# that there are no loops and no lists: they would take as long as all the rest. torch.compile
+# reads its beginning alone.
 _TEMPLATE = """
 def {name}({declared}):
     if torch.compiler.is_dynamo_compiling():
-        return {name}.{inline}({called})
+        return {name}.{read}({called})
 {constants}
     if (
         function_modes()
@@ -109,7 +110,7 @@ class Replaced:
         # What torch.jit.script and torch.compile take in place of the function.
         self._attributes = {
             "__prepare_scriptable__": lambda: self.torch,
-            _INLINE: _read(functions.register(function), self.torch),
+            _READ: _read(functions.register(function), self.torch),
         }
         self._decided: dict[Any, Tally] = {}
         self._code = self._generated()
@@ -185,7 +186,7 @@ class Replaced:
         text = _TEMPLATE.format(
             name=self.name,
             declared=", ".join(declared),
-            inline=_INLINE,
+            read=_READ,
             called=", ".join(f"{n}={n}" if n in self._by_name else n for n in names),
             passed=", ".join(names),
             constants=textwrap.indent("\n".join(f"{n} = {_mark(n)!r}" for n in constants), "    "),
@@ -278,7 +279,8 @@ def _read(name: str, of_torch: Function) -> Callable[..., Array]:
         for x in (*args, *kwargs.values()):
             if type(x) not in _IN_GRAPH:
                 return of_torch(*args, **kwargs)
-        if has_torch_function((*args, *kwargs.values())):
+        # Inside torch.compile the second does not tell of modes.
+        if torch._C._len_torch_function_stack() or has_torch_function((*args, *kwargs.values())):
             return of_torch(*args, **kwargs)
         return compiled.in_graph(name, args, kwargs)
 

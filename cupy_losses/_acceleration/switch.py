@@ -17,6 +17,7 @@ class Acceleration:
         from . import replacement  # imports torch
 
         self._closing = threading.Lock()
+        self._is_entered = False
         self._replacement = replacement
         self._before = counts()
         self._after: dict[Tally, int] | None = None
@@ -32,6 +33,9 @@ class Acceleration:
     def __enter__(self) -> Acceleration:
         if self._after is not None:
             raise RuntimeError("this acceleration is closed: call accelerate() for another one")
+        if self._is_entered:
+            raise RuntimeError("this acceleration has its block: call accelerate() for another one")
+        self._is_entered = True
         return self
 
     def __exit__(self, *exception: object) -> None:

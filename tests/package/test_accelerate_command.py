@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,79 @@ def test_a_module(folder: Path) -> None:
     assert result.returncode == plain.returncode
 
 
+CALLER = """
+import atexit
+import multiprocessing
+import pickle
+import sys
+import threading
+
+class Result:
+    def __init__(self, number):
+        self.number = number
+
+def copied(number):
+    return pickle.loads(pickle.dumps(Result(number))).number
+
+def later():
+    event.wait()
+    print("thread", copied(2), flush=True)
+
+if __name__ == "__main__":
+    event = threading.Event()
+    print(sys.argv, __file__, __name__, __package__, __builtins__.__name__, sys.path[0], flush=True)
+    if "pool" in sys.argv:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            print(pool.map(Result, [1])[0].number, flush=True)
+    threading.Thread(target=later).start()
+    atexit.register(lambda: print("exit", copied(3)))
+    event.set()
+    if "interrupt" in sys.argv:
+        raise KeyboardInterrupt
+    if "fail" in sys.argv:
+        {}["missing"]
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["caller.py", "pool"],
+        ["caller.py", "--", "fail"],
+        ["caller.py", "interrupt"],
+        ["-m", "callers.caller", "pool", "fail"],
+        ["-m", "callers", "--", "-m"],
+        ["callers", "fail"],
+        ["callers.zip", "fail"],
+        ["wrong.py"],
+        ["-m", "callers.wrong"],
+    ],
+    ids=" ".join,
+)
+def test_as_python_runs_it(arguments: list[str], tmp_path: Path) -> None:
+    """What it prints, its errors and its exit code; a module of its own hides none of ours."""
+    package = tmp_path / "callers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for file in (tmp_path / "caller.py", package / "caller.py", package / "__main__.py"):
+        file.write_text(CALLER)
+    for file in (tmp_path / "wrong.py", package / "wrong.py"):
+        file.write_text("def wrong(:")
+    for file in (tmp_path / "statistics.py", package / "statistics.py"):
+        file.write_text("raise SystemExit('that of the program')")
+    with zipfile.ZipFile(tmp_path / "callers.zip", "w") as archive:
+        archive.writestr("__main__.py", CALLER)
+    plain = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    result = run(tmp_path, "--report", *arguments)
+    assert (result.stdout, result.returncode) == (plain.stdout, plain.returncode)
+    before, _, report_and_error = result.stderr.partition("\ncupy_losses computed 0 of 0 calls")
+    error = report_and_error.partition("Time saved: nothing was measured.\n")[2]
+    own = re.sub(r'  File "<frozen runpy>".*\n', "", plain.stderr)
+    assert before + error == own
+
+
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
@@ -101,6 +175,7 @@ def test_what_is_not_there(
 ) -> None:
     """The exit codes are those of Python."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
     assert main(["accelerate", *arguments]) == code
     assert message in capsys.readouterr().err
 
@@ -110,6 +185,8 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(rules, "place_problem", lambda tensor: "")
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     curves = []

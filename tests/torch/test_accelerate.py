@@ -182,6 +182,14 @@ def test_nesting() -> None:
     assert (outer.report().calls, inner.report().calls) == (3, 1)
 
 
+def test_an_acceleration_has_one_block() -> None:
+    """The end of a second one would end the first."""
+    with cupy_losses.accelerate() as acceleration:
+        with pytest.raises(RuntimeError, match="has its block"), acceleration:
+            pass
+        assert F.mse_loss.__code__ is not CODES["mse_loss"]
+
+
 def test_an_error_inside_the_block() -> None:
     with pytest.raises(ZeroDivisionError), cupy_losses.accelerate():
         raise ZeroDivisionError
