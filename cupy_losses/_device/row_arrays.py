@@ -79,7 +79,8 @@ class Rows:
     def has_vectors(self, array: RowArray, width: int, shifted_as: RowArray | None = None) -> bool:
         """Whether vectors of `width` elements of each row are aligned.
 
-        They are as long as an access may be. `shifted_as`: they begin where those of this array do.
+        They are as long as an access may be. `shifted_as`: they begin where those of this array do,
+        which is known of its address modulo an access.
         """
         if not array.streamed or self.step(array) != 1:
             return False
@@ -87,6 +88,8 @@ class Rows:
         unit = min(width, VECTOR_BYTES // size)
         start, steps = array.misaligned // size, self.steps(array)
         if shifted_as is not None:
+            if unit * item_size(shifted_as.dtype) > VECTOR_BYTES:
+                return False
             start -= shifted_as.misaligned // item_size(shifted_as.dtype)
             pairs = zip(steps, self.steps(shifted_as), strict=True)
             steps = [own - other for own, other in pairs]

@@ -153,6 +153,21 @@ def test_any_place_in_memory(misaligned: int) -> None:
         assert mask_first(*arrays, reduction="none").get().tobytes() == expected
 
 
+@pytest.mark.parametrize("misaligned", [8, 16, 48])
+@pytest.mark.parametrize(("mask", "floating"), [("int64", "bfloat16"), ("int32", "float64")])
+def test_vectors_of_a_wide_first_operand(mask: str, floating: str, misaligned: int) -> None:
+    """Its vectors are longer than an access, whose address says where rows begin in vectors."""
+    hosts = of_first((7, 301), floating, mask, "int16")
+    expected = exercise("first", hosts, TOLERANCES[floating])
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = [
+            device.asarray(hosts[0], misalignment=misaligned),
+            *map(device.asarray, hosts[1:]),
+        ]
+        value, gradients = value_and_grad(mask_first, (1,))(*arrays)
+        assert [x.get().tobytes() for x in (value, *gradients)] == expected[1:]
+
+
 @pytest.mark.parametrize("kernel", levels.first(["rows", "tiles", "strided", "clusters", "few"], 2))
 def test_the_same_bits_on_any_device(kernel: str) -> None:
     _, shape, order = KERNELS[kernel]
