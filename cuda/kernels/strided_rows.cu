@@ -201,7 +201,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE auto locate(long long row) const { return layout.rows.locate(Index(row)); }
   DEVICE Rows rows_of(long long tile) const {
     const long long first = tile * Team::ROWS + Team::row(), there = min(first, n - WIDTH);
-    return {{locate(there + V)...}, first, first < n};
+    // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
+    Rows rows{{locate(there + V)...}, first, first < n};
+    return rows;
   }
   DEVICE Row row_at(const Rows& rows, int v) const {
     return {layout, pointers, rows.at[v], Column(columns)};

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vjp
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import row_striding
@@ -209,6 +209,23 @@ def test_classes_in_the_reverse_order(shape: tuple[int, int, int]) -> None:
         assert strided_kernels(device)
     for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_all_axes_in_the_reverse_order(dtype: str) -> None:
+    """Offsets of several arrays, some below 0."""
+    rng = np.random.default_rng(15)
+    stored, y = (rng.standard_normal((130, 2, 4)).astype(DTYPES[dtype]) for _ in range(2))
+    x, sign = stored[::-1, ::-1], np.ones((2, 4), DTYPES[dtype])
+    vjp_of = functools.partial(vjp, cosine_embedding_loss, axis=0, reduction="none")
+    expected = vjp_of((x, y, sign), sign, (0, 1))
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(stored)[::-1, ::-1], *map(device.asarray, (y, sign))
+        found = vjp_of(arrays, device.asarray(sign), (0, 1))
+        assert strided_kernels(device)
+    for got, wanted in zip(found, expected, strict=True):
+        bound = 2e-3 if dtype == "float16" else 1e-6
+        np.testing.assert_allclose(got.get(), wanted, atol=bound * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("shape", levels.first([(100, 20), (131, 70), (129, 21), (17, 1100)], 2))
