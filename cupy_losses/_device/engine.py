@@ -100,7 +100,7 @@ def _new_plan(
     count = len(specs) - call.scaled
     specs, misaligned = specs[:count], misaligned[:count]
     shape = call.loss.shape_of(call.unscaled, specs[request.extra :])
-    device = _common_device(library, call, operands[request.extra :])
+    device = _common_device(library, request.names_in_messages(call), operands)
     problem = Problem(
         call.unscaled, request, specs, misaligned, shape, library.autocast(), device, scale
     )
@@ -109,12 +109,12 @@ def _new_plan(
     return plan
 
 
-def _common_device(library: DeviceLibrary, call: Call, operands: Sequence[Array]) -> int:
+def _common_device(library: DeviceLibrary, names: Sequence[str], operands: Sequence[Array]) -> int:
     devices = [library.device(operand) for operand in operands]
     if len(set(devices)) > 1:
         given = ", ".join(
             f"{name} on {f'cuda:{device}' if device >= 0 else 'the host'}"
-            for name, device in zip(call.names, devices, strict=True)
+            for name, device in zip(names, devices, strict=True)
         )
         raise ValueError(f"all arrays must be on the same device, got {given}")
     return devices[0]

@@ -327,3 +327,20 @@ def test_a_parameter_by_the_name_of_an_argument() -> None:
         lambda factor: hvp(own, (X, y), (X, None), loss=factor),
     ):
         np.testing.assert_allclose(function(3.0), 3 * function(1.0))
+
+
+def test_derivatives_of_two_devices() -> None:
+    emulator.require()
+    with emulator.installed(count=2) as device:
+        x, y = (device.asarray(np.ones(3, np.float32)) for _ in range(2))
+        import cupy
+
+        with cupy.cuda.Device(1):
+            one, along = device.asarray(np.float32(1)), device.asarray(np.ones(3, np.float32))
+        for call, name in (
+            (lambda: vjp(mse_loss, (x, y), one), "grad_output on cuda:1, input on cuda:0"),
+            (lambda: jvp(mse_loss, (x, y), (None, along)), "the tangent of target on cuda:1"),
+            (lambda: hvp(mse_loss, (x, y), (along, None)), "the tangent of input on cuda:1"),
+        ):
+            with pytest.raises(ValueError, match=f"must be on the same device, got {name}"):
+                call()
