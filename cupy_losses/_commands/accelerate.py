@@ -35,8 +35,10 @@ def main(arguments: Sequence[str]) -> int:
             code = _of_module(program, module) if chosen.module else _of_file(program, module)
             if code is None:
                 what = "module" if chosen.module else "file"
+                if there := not chosen.module and Path(program).exists():
+                    what = "__main__ in"
                 print(f"cupy-losses: there is no {what} {program}", file=sys.stderr)
-                return 1 if chosen.module else 2
+                return 1 if chosen.module or there else 2
             # It stays there: threads, pickle and other processes may ask for it until the end.
             sys.modules["__main__"] = module
             if "__mp_main__" in sys.modules:
@@ -76,10 +78,10 @@ def _of_file(program: str, module: ModuleType) -> CodeType | None:
     if not path.exists():
         return None
     importer = pkgutil.get_importer(os.path.abspath(program))
-    spec = importer.find_spec("__main__") if importer is not None else None
-    if spec is not None:
+    if importer is not None:
+        spec = importer.find_spec("__main__")
         sys.path[0] = os.path.abspath(program)
-        return _of_spec(spec, module)
+        return None if spec is None else _of_spec(spec, module)
     _begin_path(str(path.resolve().parent))
     vars(module).update(__file__=os.path.abspath(program), __cached__=None)
     with io.open_code(os.path.abspath(program)) as file:

@@ -162,6 +162,7 @@ def test_as_python_runs_it(arguments: list[str], tmp_path: Path) -> None:
     ("arguments", "message", "code"),
     [
         (("missing.py",), "no file missing.py", 2),
+        (("folder",), "no __main__ in folder", 1),
         (("-m", "missing"), "no module missing", 1),
         (("-m", "missing.module"), "no module missing.module", 1),
     ],
@@ -172,8 +173,11 @@ def test_what_is_not_there(
     code: int,
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """The exit codes are those of Python."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     assert main(["accelerate", *arguments]) == code
