@@ -27,8 +27,8 @@ from torch.overrides import has_torch_function
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
 from .._api.entrance import evaluate, known
+from .._core.cache import keep
 from .._core.dtypes import dtype_name
-from .._core.kept import keep
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from .._core.needed import require_torch
+from .._core.extras import require_torch
 from .report import Report
 from .tallies import Tally, counts
 

@@ -38,7 +38,7 @@ is_read: Callable[[], bool] = _is_read
 def unread(function: Function) -> Function:
     """Let torch.compile, if there is a torch, skip a function with all that it calls."""
     if "torch" in sys.modules:
-        from .._torch.unread import unread as mark
+        from .._torch.dynamo import unread as mark
 
         return mark(function)
     return function

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._torch.unread import unread
+from .._torch.dynamo import unread
 from .functions import Array, functions
 
 

@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
+from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
-from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled

@@ -12,7 +12,7 @@ from rich.console import Console
 from .._core.dtypes import FLOATING
 from .._core.loss import FORWARD, Call, Request
 from .._core.shapes import ArraySpec, Shape, dense_strides
-from .._device import ahead, driver
+from .._device import driver, precompile
 from . import losses, synthetic
 from .report import print_table
 
@@ -78,7 +78,7 @@ def _compile(function: losses.LossFunction, shape: Shape, dtype: str, architectu
     ]
     for request in _REQUESTS:
         call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
-        ahead.compile_kernels(call, request, operands, architecture)
+        precompile.compile_kernels(call, request, operands, architecture)
     return time.perf_counter() - start
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .._core.cache import keep
 from .._core.dtypes import item_size
-from .._core.kept import keep
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten, without_memory
 from .._core.notices import warn

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core.kept import keep
+from .._core.cache import keep
 from .._core.loss import Call, Request
 from .._core.notices import warn
 from .._core.pointwise import PointwiseFormula

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
-from .._core.kept import keep
+from .._core.cache import keep
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, operators, weights
+from .dynamo import unread
 from .evaluation import Evaluation
-from .unread import unread
 
 Tensor = torch.Tensor
 

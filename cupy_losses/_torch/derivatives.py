@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .._core.loss import Request
-from . import twice
+from . import jvp_of_jvp
 from .evaluation import Evaluation, is_autocast, outputs_of
 
 Tensor = torch.Tensor
@@ -122,7 +122,7 @@ def _of_second(
     gradients: list[Tensor | None] = [None] * len(evaluation.operands)
     if given and needed[0]:
         of_tangents = Evaluation(call, Request(tangents=request.tangents), rest, run)
-        along = twice.along(of_tangents, given, grad_output.dtype)
+        along = jvp_of_jvp.along(of_tangents, given, grad_output.dtype)
         gradients[0] = along.reshape(grad_output.shape)
     places = {place: k for place, k in enumerate(request.tangents, 1) if needed[place]}
     if given and places:
@@ -151,7 +151,7 @@ def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[T
     factor, of_request = leading[: request.vjp], leading[request.vjp :]
     if varied and request.tangents:
         output, *_ = outputs_of(call, request, operands, is_autocast(operands))
-        parts.append([twice.along(evaluation, varied, getattr(torch, output.dtype))])
+        parts.append([jvp_of_jvp.along(evaluation, varied, getattr(torch, output.dtype))])
     elif varied:
         jvp_request = request._replace(tangents=tuple(varied))
         parts.append(run(call, jvp_request, (*leading, *varied.values(), *own)))

@@ -3,10 +3,10 @@
 torch.compile, torch.export, make_fx and torch.jit.trace record operators; FakeTensors and meta
 tensors have no memory; torch.func calls operators once for each of its transforms. There a loss is
 `torch.ops.cupy_losses.evaluate`, one operator for all losses and all their derivatives. Its
-arguments are a text and the operands. The text is what is asked for (`asked.py`): a call and a
-request of it. The derivatives of the operator are other requests of it (`derivatives.py`). A batch
-is one more axis (`batching.py`). The shapes of its results are those that the plans of a request
-use.
+arguments are a text and the operands. The text is what is asked for (`operator_text.py`): a call
+and a request of it. The derivatives of the operator are other requests of it (`derivatives.py`). A
+batch is one more axis (`batching.py`). The shapes of its results are those that the plans of a
+request use.
 
 A traced forward pass computes the loss alone and its backward pass the gradients, each in one pass
 over the operands. In eager mode the forward pass writes gradients, which the backward pass changes
@@ -27,10 +27,10 @@ from torch.autograd import forward_ad
 
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, weights
-from .asked import Asked, read, written
 from .batching import batched
+from .dynamo import unread
 from .evaluation import Evaluation, Run, is_autocast, outputs_of, spec_of, specs_of
-from .unread import unread
+from .operator_text import Asked, read, written
 
 Tensor = torch.Tensor
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._core.loss import Call, Request
 from .._core.shapes import ArraySpec
-from .._device import ahead, driver
+from .._device import driver, precompile
 
 _OPERAND = ArraySpec("float32", (4096,), (1,))
 
@@ -37,4 +37,4 @@ def _compile(call: Call, architectures: Sequence[int]) -> None:
     request = Request(wanted=every, tangents=(0,))
     for architecture in architectures:
         operands = (_OPERAND,) * (request.extra + len(every))
-        ahead.compile_kernels(call, request, operands, architecture)
+        precompile.compile_kernels(call, request, operands, architecture)

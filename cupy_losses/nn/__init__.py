@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._core.needed import require_torch
+from .._core.extras import require_torch
 
 require_torch(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 from cupy_losses import cross_entropy, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core import loss as loss_module
-from cupy_losses._core.kept import keep
+from cupy_losses._core.cache import keep
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
 from cupy_losses._host.chunks import spec

@@ -18,7 +18,7 @@ from cupy_losses import cosine_embedding_loss, grad, pointwise_loss, row_loss, v
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._core.shapes import ArraySpec
-from cupy_losses._device import ahead, driver
+from cupy_losses._device import driver, precompile
 from cupy_losses._libraries.registry import resolve
 from cupy_losses._verification import verify
 
@@ -374,7 +374,7 @@ def test_the_kernels_have_room_for_the_most_sums(kernel: str, name: str) -> None
     call = prepare_of(loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
     operands = (SHAPES[kernel],) * 3
     request = Request(wanted=(0, 1), tangents=(0,))
-    ahead.compile_kernels(call, request, operands, driver.architectures()[-1])
+    precompile.compile_kernels(call, request, operands, driver.architectures()[-1])
 
 
 def test_source_and_signature() -> None:

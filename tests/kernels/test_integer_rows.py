@@ -15,7 +15,7 @@ from cupy_losses import row_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._core.shapes import ArraySpec
-from cupy_losses._device import ahead, driver
+from cupy_losses._device import driver, precompile
 from cupy_losses._device.row_striding import strided_rows
 from cupy_losses._libraries.registry import resolve
 
@@ -215,4 +215,4 @@ def test_nvrtc_compiles_them(kernel: str, floating: str, mask: str) -> None:
     call = prepare_of(mask_first)(*np.ones((3, 2, 2)), reduction="none")[0]
     operands = [ArraySpec(dtype, *SPECS[kernel]) for dtype in (floating, mask, floating, "int8")]
     request = Request(wanted=(1,), tangents=(1,))
-    ahead.compile_kernels(call, request, operands, driver.architectures()[-1])
+    precompile.compile_kernels(call, request, operands, driver.architectures()[-1])

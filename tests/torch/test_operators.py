@@ -34,7 +34,7 @@ from cupy_losses import (
 )
 from cupy_losses._core.types import Reduction
 from cupy_losses._libraries.torch import TorchCpu
-from cupy_losses._torch import unread
+from cupy_losses._torch import dynamo
 
 from ..tables.examples import of_elements, of_rows
 from ..tables.losses import LOSSES
@@ -766,12 +766,12 @@ def test_batched_grads_of_differentiable_gradients() -> None:
 def test_a_torch_without_the_mark_of_code_disables_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unread, "_frames", None)
+    monkeypatch.setattr(dynamo, "_frames", None)
 
     def is_read() -> bool:
         return torch.compiler.is_compiling()
 
-    skipped = unread.unread(is_read)
+    skipped = dynamo.unread(is_read)
     assert not torch.compile(lambda x: x if skipped() else -x, backend="eager")(torch.ones(1)) > 0
 
 
