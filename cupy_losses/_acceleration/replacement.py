@@ -4,7 +4,7 @@ A function of `torch.nn.functional` stays the object that it is: its code alone 
 every name of it follows, also one that was imported before. It is pickled, inspected and compared
 as ever.
 
-torch.compile reads another function behind it: see `_read`. It looks for that function, and for
+torch.compile reads another function in its place: see `_read`. It looks for that function, and for
 the code of torch's, whenever it calls what it has compiled. So what was compiled while acceleration
 was off is compiled anew where it is on, and the other way round; it keeps both.
 """
@@ -43,17 +43,16 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # What a node of a graph of torch.compile takes.
 _IN_GRAPH = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 
-# The attribute by which the code finds what torch.compile is to read. It is none of torch's own
-# marks: functools.wraps copies attributes, and the body of the wrapper would not be read.
-_READ = "_cupy_losses_read"
+# The attribute that names the function which torch.compile reads in place of another.
+_INLINE = "_torchdynamo_inline"
 
 # What every accelerated call does, as short as it can be. It is written once for each function, so
-# that there are no loops and no lists: they would take as long as all the rest. torch.compile
-# reads its beginning alone.
+# that there are no loops and no lists: they would take as long as all the rest. torch.compile may
+# read its beginning, where it compiles a function that it could not compile the caller of.
 _TEMPLATE = """
 def {name}({declared}):
     if torch.compiler.is_dynamo_compiling():
-        return {name}.{read}({called})
+        return {name}.{inline}({called})
 {constants}
     if (
         function_modes()
@@ -110,7 +109,7 @@ class Replaced:
         # What torch.jit.script and torch.compile take in place of the function.
         self._attributes = {
             "__prepare_scriptable__": lambda: self.torch,
-            _READ: _read(functions.register(function), self.torch),
+            _INLINE: _read(functions.register(function), self.torch),
         }
         self._decided: dict[Any, Tally] = {}
         self._code = self._generated()
@@ -118,15 +117,14 @@ class Replaced:
     def replace(self) -> None:
         """Let torch's function compute by this package."""
         self._decided.clear()
-        vars(self._function).update(self._attributes)
+        self._function.__dict__ = _Hidden(vars(self._function), self._attributes)
         self._function.__code__ = self._code
 
     def restore(self) -> None:
         """Give torch's function its own code back, unless it has that of someone else now."""
         if self._function.__code__ is self._code:
             self._function.__code__ = self._own
-        for name in self._attributes:
-            vars(self._function).pop(name, None)
+        self._function.__dict__ = {**vars(self._function)}
 
     def prepared(self, arguments: dict[str, Any]) -> Any:
         """The call of this package of arguments of torch's function, with its operands."""
@@ -186,7 +184,7 @@ class Replaced:
         text = _TEMPLATE.format(
             name=self.name,
             declared=", ".join(declared),
-            read=_READ,
+            inline=_INLINE,
             called=", ".join(f"{n}={n}" if n in self._by_name else n for n in names),
             passed=", ".join(names),
             constants=textwrap.indent("\n".join(f"{n} = {_mark(n)!r}" for n in constants), "    "),
@@ -267,6 +265,25 @@ class Replaced:
         return self.torch(*args[:positional], **rest)
 
 
+class _Hidden(dict[str, Any]):
+    """The attributes of a function, and more that functools.wraps does not copy.
+
+    Copied, they would let torch read them in place of the body of the function that wraps.
+    """
+
+    def __init__(self, attributes: dict[str, Any], hidden: dict[str, Any]) -> None:
+        super().__init__(attributes)
+        self.update(hidden)
+        self._hidden = hidden
+
+    def keys(self) -> Any:
+        """The names that are copied."""
+        return [name for name in super().__iter__() if name not in self._hidden]
+
+    def __iter__(self) -> Any:
+        return iter(self.keys())
+
+
 def _read(name: str, of_torch: Function) -> Callable[..., Array]:
     """What torch.compile reads in place of a function of torch.
 
@@ -279,8 +296,7 @@ def _read(name: str, of_torch: Function) -> Callable[..., Array]:
         for x in (*args, *kwargs.values()):
             if type(x) not in _IN_GRAPH:
                 return of_torch(*args, **kwargs)
-        # Inside torch.compile the second does not tell of modes.
-        if torch._C._len_torch_function_stack() or has_torch_function((*args, *kwargs.values())):
+        if has_torch_function((*args, *kwargs.values())):
             return of_torch(*args, **kwargs)
         return compiled.in_graph(name, args, kwargs)
 

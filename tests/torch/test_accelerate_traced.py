@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import warnings
@@ -18,7 +17,6 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import mse_loss as imported_before
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cupy_losses
@@ -238,28 +236,6 @@ def test_decorated_functions() -> None:
             found = compiled(a, b)
             torch.testing.assert_close(found.detach(), expected.detach())
             assert found.requires_grad == (function is doubled)
-
-
-@pytest.mark.parametrize("outside", [False, True])
-def test_a_mode_sees_torchs_function_in_compiled_code(outside: bool) -> None:
-    class Doubling(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            found = function(*args, **kwargs or {})
-            return 2 * found if function is F.mse_loss else found
-
-    def inside(a: Tensor, b: Tensor) -> Tensor:
-        with Doubling():
-            return F.mse_loss(a, b)
-
-    a, b = xy()
-    expected, graphs = 2 * F.mse_loss(a, b), Graphs()
-    function = (lambda a, b: F.mse_loss(a, b)) if outside else inside
-    compiled = torch.compile(function, backend=graphs.backend)
-    with cupy_losses.accelerate(), Doubling() if outside else contextlib.nullcontext():
-        torch.testing.assert_close(compiled(a, b), expected)
-    assert graphs.ran() == {OURS}
 
 
 def test_what_torch_compiles_itself() -> None:
