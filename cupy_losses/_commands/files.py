@@ -96,7 +96,7 @@ def _npz(file: str, key: str) -> Array:
 
 
 def _choices(file: str, keys: Sequence[str]) -> str:
-    return ", ".join(f"{file}:{key}" for key in keys) or "none"
+    return ", ".join(f"{file}:{key}" for key in keys)
 
 
 def _csv(file: str, key: str) -> Array:
