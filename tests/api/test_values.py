@@ -120,6 +120,22 @@ def test_any_layout(library: Library, data: st.DataObject) -> None:
         check(case, library, [input, target], [given_weight], [where])
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_arrays_of_tests_keep_their_layout(library: Library, order: tuple[int, ...]) -> None:
+    """What a comparison of a permuted view makes owns its memory, and is permuted too."""
+    view = np.random.default_rng(0).standard_normal((2, 3, 4)).transpose(order)
+    mask = np.asarray(view > 0)
+    assert mask.base is None
+    for host in mask, view, view[::2, :, 1:]:
+        array = library.array(host)
+        np.testing.assert_array_equal(library.host(array), host)
+        size = 1 if library.is_torch else host.itemsize
+        strides = array.stride() if library.is_torch else array.strides
+        assert [step // size for step in strides] == [
+            step // host.itemsize for step in host.strides
+        ]
+
+
 def test_broadcasting_warns(library: Library) -> None:
     arrays = library.array(np.ones((2, 3), np.float32)), library.array(np.ones(3, np.float32))
     for case in LOSSES:

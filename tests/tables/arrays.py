@@ -75,7 +75,7 @@ def _base(host: Host) -> Host:
     """The one-dimensional memory that an array is a view of."""
     while isinstance(host.base, np.ndarray):
         host = host.base
-    flat = (host if host.flags.c_contiguous else host.T).reshape(-1)
+    flat = host.ravel("K")  # the axes may lie in any order
     assert np.shares_memory(flat, host) or host.size == 0
     return flat
 
