@@ -17,7 +17,7 @@ enum Phase { SPLIT, MERGE };
 // What SPLIT leaves for MERGE: the context of each row, and the state of each of its splits.
 constexpr int LEFT_BYTES = 256;
 
-constexpr int MAX_RANKS = 8;  // in cupy_losses/_device/row_team.py
+constexpr int MAX_RANKS = 16;  // in cupy_losses/_device/row_team.py
 
 template <class Left>
 DEVICE Left& left(unsigned char* memory, long long index) {

@@ -58,6 +58,7 @@ class Specialisation(NamedTuple):
         device: Where it runs; negative: none that is there, but one of that architecture.
         formula: The source of a loss that is not in cuda/.
         shared: The bytes of dynamic shared memory that its launches may ask for.
+        cluster: The blocks of a cluster.
 
     """
 
@@ -67,6 +68,7 @@ class Specialisation(NamedTuple):
     device: int
     formula: str = ""
     shared: int = 0
+    cluster: int = 1
 
 
 class Kernel(NamedTuple):
@@ -117,5 +119,7 @@ def _loaded(compiled: Any, wanted: Specialisation) -> Kernel:
             100  # percent: as many blocks as there is room for
         )
     pointer = compiled.kernel.ptr
+    if wanted.cluster > driver.PORTABLE_CLUSTER:
+        driver.allow_large_clusters(pointer)
     per_multiprocessor = driver.occupancy(pointer, wanted.threads, wanted.shared)
     return Kernel(compiled, pointer, per_multiprocessor * driver.multiprocessors(wanted.device))

@@ -27,6 +27,9 @@ SHARED_MEMORY = {
     121: 99,
 }
 
+PORTABLE_CLUSTER = 8  # blocks, of every architecture that has clusters
+LARGE_CLUSTERS = (90, 100, 103)  # the architectures that have clusters of 16 blocks
+
 
 class MissingGPUError(RuntimeError):
     """A CUDA array came, but CuPy or a working GPU is not there."""
@@ -204,11 +207,18 @@ def cache_bytes(device: int) -> int:
 
 
 @functools.cache
-def has_clusters(device: int) -> bool:
-    """Whether the blocks of a cluster can share what they compute."""
-    if device < 0:
-        return device <= -90
-    return int(cupy().cuda.Device(device).compute_capability) >= 90
+def largest_cluster(device: int) -> int:
+    """The blocks that share what they compute, at most; 1 where there are no clusters."""
+    architecture = -device if device < 0 else int(cupy().cuda.Device(device).compute_capability)
+    if architecture < 90:
+        return 1
+    return 16 if architecture in LARGE_CLUSTERS else PORTABLE_CLUSTER
+
+
+def allow_large_clusters(function: int) -> None:
+    """Let a kernel be launched in clusters that only some architectures have."""
+    non_portable_cluster_size_allowed = 14
+    _driver().funcSetAttribute(function, non_portable_cluster_size_allowed, 1)
 
 
 def launcher() -> Any:

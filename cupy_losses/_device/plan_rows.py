@@ -100,6 +100,7 @@ class Schedule:
         segments: How many there are.
         workers: The blocks, or groups of them, that take a segment at a time each.
         blocks: Those of a worker.
+        cluster: Those of a cluster.
         limited: Whether no more workers are launched than run at once.
         in_groups: Whether groups of FAN_IN segments are added up first.
         shared: The shared memory of a block.
@@ -114,6 +115,7 @@ class Schedule:
     segments: int
     workers: int
     blocks: int = 1
+    cluster: int = 1
     limited: bool = False
     in_groups: bool = False
     shared: int = 0
@@ -356,7 +358,7 @@ class RowLaunches(Launches):
         slots = team.slots
         if team.splits > MAX_RANKS:
             team = replace(team, slots=0)  # the argument `slots` says how many
-        blocks = team.ranks if team.cluster else 1
+        cluster = blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
         summed = results.values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
@@ -383,6 +385,7 @@ class RowLaunches(Launches):
             segments,
             workers,
             blocks,
+            cluster,
             in_groups=True,
             shared=team.shared_bytes(vector_bytes),
         )
@@ -482,6 +485,7 @@ class RowLaunches(Launches):
             problem.device,
             self._loss.source,
             schedule.shared,
+            schedule.cluster,
         )
         segments, workers = schedule.segments, schedule.workers
         groups = -(-segments // FAN_IN) if schedule.in_groups else 0

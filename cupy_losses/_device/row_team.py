@@ -31,13 +31,13 @@ HELD_APART = 40  # the same of a row of up to COLUMNS_APART elements that lie ap
 COLUMNS_APART = 10
 HELD_TWICE = 8  # bytes; of shorter rows two wait
 
-# A long row is divided into ranks, for the blocks of a cluster. Without clusters, or with less
-# shared memory than a rank takes, splits of kernels/split_rows.cu have the same bits. Without
+# A long row is divided into ranks, for the blocks of a cluster. Where clusters are smaller, or with
+# less shared memory than a rank takes, splits of kernels/split_rows.cu have the same bits. Without
 # gradients they are faster on an H200, for rows of more than CACHE_BYTES a rank and for between
 # FEW_ROWS and MANY_ROWS rows.
 CACHE_BYTES = 64 << 10  # longer rows have ranks
 CACHE_LIMIT = 128 << 10  # of each of MAX_RANKS; longer rows have splits on every device
-MAX_RANKS = 8
+MAX_RANKS = 16
 MANY_ROWS = 1024  # from as many on one block computes all ranks of a row, without gradients
 FEW_ROWS = 64  # up to as many a cluster does without gradients, in one launch
 STATIC_BYTES = 8 << 10  # what the kernels need besides
@@ -284,8 +284,8 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
         return replace(team, splits=ranks)
     if ranks > 1 and (gradients or memory.rows < MANY_ROWS):
-        clusters = driver.has_clusters(device)
-        if clusters and (gradients or (memory.rows <= FEW_ROWS and not team.shifts)):
+        fits = ranks <= driver.largest_cluster(device)
+        if fits and (gradients or (memory.rows <= FEW_ROWS and not team.shifts)):
             return replace(team, cluster=True)
         return replace(team, splits=ranks)
     return team

@@ -31,6 +31,8 @@ _INVALID_CONTEXT = 201
 _INVALID_HANDLE = 400
 _NOT_FOUND = 500
 
+_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14  # an attribute of a function
+
 
 class CUDADriverError(RuntimeError):
     """An error of the driver."""
@@ -77,6 +79,8 @@ class Device:
         stream: The address of the current stream.
         launches: All launches so far.
         loaded: The kernels that have been loaded, by function pointer.
+        in_large_clusters: The names of those that may be launched in clusters of more than 8
+            blocks. The emulator knows of no clusters: nothing is refused to the others.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class Device:
         self.stream = 0
         self.launches: list[Launch] = []
         self.loaded: dict[int, _Loaded] = {}
+        self.in_large_clusters: set[str] = set()
         self._functions = itertools.count(0x1000, 0x10)
 
     def asarray(
@@ -304,9 +309,14 @@ def _driver(device: Device) -> ModuleType:
         _check_context()
         return device.blocks_per_multiprocessor
 
+    def set_attribute(function: int, attribute: int, value: int) -> None:
+        assert (attribute, value) == (_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        device.in_large_clusters.add(device.loaded[function].job.name)
+
     return _module(
         "cupy_backends.cuda.api.driver",
         CUDADriverError=CUDADriverError,
+        funcSetAttribute=set_attribute,
         launchKernel=launch_kernel,
         occupancyMaxActiveBlocksPerMultiprocessor=occupancy,
     )

@@ -483,9 +483,9 @@ def test_the_package_asks_each_device_anew(fields: dict[str, Any]) -> None:
     asked: list[tuple[Any, ...]] = []
     for more in ({}, fields, {}):
         with installed(run_kernels=False, **{"shared_memory": 24 << 10, **more}):
-            answers = driver.shared_memory, driver.has_clusters, driver.cache_bytes
+            answers = driver.shared_memory, driver.largest_cluster, driver.cache_bytes
             asked.append(tuple(answer(0) for answer in answers))
-    assert asked[0] == asked[2] == (24 << 10, True, 1 << 20)
+    assert asked[0] == asked[2] == (24 << 10, 16, 1 << 20)
     assert asked[1] != asked[0]
 
 

@@ -21,7 +21,8 @@ from ..tables.rows import multilabel_margin
 
 pytestmark = pytest.mark.gpu
 
-# Lanes, a block, blocks of a cluster, two launches; rows that begin anywhere in a vector.
+# Lanes, a block, blocks of a cluster, of a large one, two launches; rows that begin anywhere in a
+# vector.
 SHAPES = [(10_007, 2), (1000, 100), (999, 257), (300, 4096), (700, 9001), (300, 50_257)]
 SHAPES += [(270, 128_256), (12, 300_001), (1, 3_000_000)]
 

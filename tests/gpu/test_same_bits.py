@@ -23,10 +23,10 @@ Bits = dict[str, Any]
 Shape = tuple[int, int]
 
 
-# Lanes of a warp; a block; the blocks of a cluster; two launches.
-SHAPES = [(20_000, 16), (5000, 333), (5000, 1000), (40, 20_000), (3, 300_000)]
+# Lanes of a warp; a block; the blocks of a cluster, of a large one; two launches.
+SHAPES = [(20_000, 16), (5000, 333), (5000, 1000), (40, 20_000), (40, 200_000), (3, 1_100_000)]
 # The same where rows begin anywhere in a vector.
-ODD = [(5000, 2003), (40, 20_001), (3, 300_001)]
+ODD = [(5000, 2003), (40, 20_001), (3, 300_001), (3, 1_100_001)]
 
 
 @pytest.fixture
@@ -96,8 +96,9 @@ def test_with_and_without_clusters(shape: Shape, dtype: Any, answering: Any) -> 
     """Whatever the device of this test has."""
     x, target = logits(shape, dtype)
     before = results(x, target)
-    answering(has_clusters=not driver.has_clusters(0))
-    assert changed(before, results(x, target)) == {}
+    for largest in (1, driver.PORTABLE_CLUSTER):
+        answering(largest_cluster=largest)
+        assert changed(before, results(x, target)) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

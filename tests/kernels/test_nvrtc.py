@@ -138,6 +138,7 @@ def row_operand(loss: RowLoss, name: str, shape: tuple[int, int], dtype: str) ->
 def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     """Kernels over rows that are planned meanwhile, and the shared memory that they ask for."""
     names: dict[str, int] = {}
+    clusters = 16 if shared_memory == 227 << 10 else 1
 
     def kernels(wanted: Sequence[compiler.Specialisation]) -> list[compiler.Kernel]:
         names.update((one.name, one.shared) for one in wanted if one.file in ROW_KERNELS)
@@ -146,7 +147,7 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
     with (
         mock.patch.object(compiler, "kernels", kernels),
         mock.patch.object(driver, "shared_memory", return_value=shared_memory),
-        mock.patch.object(driver, "has_clusters", return_value=shared_memory == 227 << 10),
+        mock.patch.object(driver, "largest_cluster", return_value=clusters),
         mock.patch.object(driver, "cache_bytes", return_value=50 << 20),
     ):
         yield names

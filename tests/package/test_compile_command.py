@@ -139,16 +139,18 @@ def requested(function: Callable[[], Any], device: int) -> set[tuple[str, str, i
     return found
 
 
-@pytest.mark.parametrize(("architecture", "kib", "clusters"), [(90, 227, True), (75, 64, False)])
+@pytest.mark.parametrize(
+    ("architecture", "kib", "clusters"), [(90, 227, 16), (120, 99, 8), (75, 64, 1)]
+)
 @pytest.mark.parametrize("name", ["cross_entropy", "triplet_margin_loss", "multilabel_margin_loss"])
 def test_kernels_are_those_of_a_device(
-    name: str, architecture: int, kib: int, clusters: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, architecture: int, kib: int, clusters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long rows are divided by the shared memory, and by whether there are clusters."""
+    """Long rows are divided by the shared memory, and by the largest cluster."""
     own = functools.partial(_compile, losses.find(name), (64, 30_000), "float32")
     ahead = requested(lambda: own(architecture), -architecture)
     monkeypatch.setattr(driver, "shared_memory", lambda device: kib << 10)
-    monkeypatch.setattr(driver, "has_clusters", lambda device: clusters)
+    monkeypatch.setattr(driver, "largest_cluster", lambda device: clusters)
     monkeypatch.setattr(driver, "cache_bytes", lambda device: 50 << 20)
     assert ahead == requested(lambda: own(0), 0)
     assert ahead
