@@ -113,11 +113,14 @@ def _rows_at(shape: tuple[int, ...], element: int) -> tuple[slice, ...]:
     return slice(outer, outer + 1), slice(None), slice(first, first + 140)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_long_rows(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "apart"), [(1, False), (3, False), (3, True)])
+def test_long_rows(rows: int, apart: bool) -> None:
+    """Rows one after the other, or side by side with their elements apart."""
     columns = 2**31 + 9
     generator = torch.Generator("cuda").manual_seed(rows)
-    x = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda").normal_(generator=generator)
+    shape = (columns, rows) if apart else (rows, columns)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(generator=generator)
+    x = x.T if apart else x
     target = torch.tensor([columns - 2, 5, 2**30])[:rows].cuda()
     for row, label in enumerate(target.tolist()):
         x[row, label] = 16.0  # so that it is much of the sum
@@ -133,6 +136,8 @@ def test_long_rows(rows: int) -> None:
         likely = x[row, slopes].double().exp() / sums
         likely[0] -= 1
         torch.testing.assert_close(gradient[row, slopes].double(), likely, rtol=5e-3, atol=0)
+        if apart:  # a row alone has no neighbours
+            continue
         alone = x[row : row + 1], target[row : row + 1]
         assert torch.equal(cross_entropy(*alone, reduction="none"), each[row : row + 1])
     tangent = torch.zeros_like(x)
