@@ -9,21 +9,11 @@
 // Order of summation: batches of a thread in order, then threads in pairs; then up to MAX_RANKS
 // splits in order, as in kernels/rows.cu, which has the same bits; of more splits every THREADS-th
 // in order, then these sums in pairs. All that follows from the shape and the dtypes.
+#include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
-enum Phase { SPLIT, MERGE };
-
-// What SPLIT leaves for MERGE: the context of each row, and the state of each of its splits.
-constexpr int LEFT_BYTES = 256;
-
 constexpr int MAX_RANKS = 16;  // in cupy_losses/_device/row_team.py
-
-template <class Left>
-DEVICE Left& left(unsigned char* memory, long long index) {
-  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
-  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
-}
 
 // The other arguments are those of kernels/rows.cu. A split has `slots` vectors of each thread.
 // Blocks, or groups of `splits` blocks, stride over rows. The sum of one of them is a segment.

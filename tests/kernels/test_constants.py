@@ -10,7 +10,7 @@ from cupy_losses._device import anticipation, plan_rows, row_team, row_tiling, s
 
 CONSTANTS = {
     ("reduction/reduction.cuh", "FAN_IN"): plan_rows.FAN_IN,
-    ("kernels/split_rows.cu", "LEFT_BYTES"): plan_rows.LEFT_BYTES,
+    ("kernels/phases.cuh", "LEFT_BYTES"): plan_rows.LEFT_BYTES,
     ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
     ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,
     ("kernels/row_tiles.cu", "MOST_ROWS"): row_tiling.MOST_ROWS,

@@ -43,6 +43,7 @@ ROW_FILES = (
     "kernels/row_tiles.cu",
     "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
+    "kernels/phases.cuh",
     "kernels/row.cuh",
     "kernels/row_batch.cuh",
     "kernels/row_epilogue.cuh",

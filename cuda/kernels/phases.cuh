@@ -1,0 +1,15 @@
+// Two launches over rows whose parts are divided among blocks. SPLIT leaves in device memory what
+// each part accumulates. MERGE merges the parts of a row, and writes the gradients.
+#pragma once
+#include "numbers/device.cuh"
+
+enum Phase { WHOLE, SPLIT, MERGE };  // WHOLE: one launch does all
+
+// The bytes of what SPLIT leaves for MERGE at most: of a row, or of one of its splits.
+constexpr int LEFT_BYTES = 256;
+
+template <class Left>
+DEVICE Left& left(unsigned char* memory, long long index) {
+  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
+  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
+}
