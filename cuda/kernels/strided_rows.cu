@@ -6,12 +6,15 @@
 // A thread has WIDTH rows for itself, or THREADS_PER_ROW threads share these. Its elements of them
 // are in registers, all at once if there is room: then each is read once. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s,
-// or 3s where a row is too long for that.
+// or 3s where a row is too long for that. Rows too long for that are divided into sections. Where
+// there are few of them, the sections of a tile are the work of several blocks, in two launches.
 //
-// Order of summation: a thread adds its elements of a row in order, in batches, then threads are
-// added in pairs. The elements of a thread follow from the length of a row and the dtypes. The bits
-// of a row do not depend on its address, on other rows, or on what else is requested. Tiles form
-// segments, which are added as those of kernels/pointwise.cu are.
+// Order of summation: a thread adds its elements of a section in order, in batches, then sections
+// in order, then threads are added in pairs. The elements of a thread and the sections follow from
+// the length of a row and the dtypes. The bits of a row do not depend on its address, on other
+// rows, on what else is requested, or on the block that computes a section. Tiles form segments,
+// which are added as those of kernels/pointwise.cu are.
+#include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/instructions.cuh"
@@ -189,7 +192,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
-  const long long n, columns;
+  const long long n, columns, section_batches;
 
   // The rows of a thread in a tile, if they are `present`. Else they are the last rows, of which
   // nothing is read, as other threads may overwrite their elements with gradients.
@@ -211,14 +214,17 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE Row row_at(long long row) const {
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
-  // f(batch) for each batch of this thread.
-  DEVICE void each_batch(const Rows& rows, auto f) const {
+  // f(batch) for each batch of this thread in a section, or in several of them.
+  DEVICE void each_batch(const Rows& rows, int section, int sections, auto f) const {
     if (!rows.present) return;
     constexpr int STRIDE = Team::COUNT * THREADS_PER_ROW;
-    Column first = Team::thread();
-    for (; first + (STRIDE - THREADS_PER_ROW) < columns; first += STRIDE)
+    const Column length = Column(section_batches) * STRIDE, begin = section * length;
+    const Column end =
+        Column(columns) - begin < sections * length ? Column(columns) : begin + sections * length;
+    Column first = begin + Team::thread();
+    for (; first + (STRIDE - THREADS_PER_ROW) < end; first += STRIDE)
       f(load<Team::COUNT>(rows, first));
-    if (first < columns) f(load<0>(rows, first));
+    if (first < end) f(load<0>(rows, first));
   }
   template <int SURE>
   DEVICE Batch<SURE> load(const Rows& rows, Column first) const {
@@ -241,6 +247,18 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows,
                   const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
+  }
+  // What SPLIT leaves of a tile, behind the contexts of all rows and `before` sections.
+  static DEVICE State* left_states(unsigned char* memory, long long tiles, long long before) {
+    return reinterpret_cast<State*>(memory + LEFT_BYTES * Team::ROWS * tiles) +
+           before * (Team::THREADS * WIDTH);
+  }
+  // What this thread accumulates of a section.
+  DEVICE void accumulate(State (&states)[WIDTH], const Rows& rows, int section,
+                         const Context (&contexts)[WIDTH]) const {
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
+    each_batch(rows, section, 1, [&](auto batch) { add<false>(states, batch, rows, contexts); });
   }
   using Merged = decltype(merged_in_warp<THREADS_PER_ROW>(State()));
 
@@ -347,14 +365,16 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 };
 
 // VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
-          unsigned TANGENTS, bool VJP, class Result, class... P>
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A section has
+// `section_batches` of each thread. A block has `per_block` of the `sections` of a tile; `memory`
+// is what SPLIT leaves.
+template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
-    strided_rows(Loss loss, double scale, Layout layout, long long n, long long columns,
-                 long long segments, double divisor, const double* denominator,
-                 const Result* grad_output, double* guess, Result* value, unsigned* counter,
-                 double* partials, P... pointer) {
+    strided_rows(Loss loss, double scale, Layout layout, long long section_batches, int sections,
+                 int per_block, long long n, long long columns, long long segments, double divisor,
+                 const double* denominator, const Result* grad_output, double* guess, Result* value,
+                 unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Rows = typename Work::Rows;
@@ -369,7 +389,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, pointers, n, columns};
+  const Work work{loss, layout, pointers, n, columns, section_batches};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
@@ -377,7 +397,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       given, value, counter, partials, segments, divisor, scaling);
 
   const long long tiles = (n + ROWS - 1) / ROWS;
-  long long segment = blockIdx.x, tile = segment;
+  // The sections of this block.
+  const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
+  const int split = int(blockIdx.x % blocks), begin = split * per_block;
+  const int end = PHASE == WHOLE ? sections : min(sections, begin + per_block);
+  const int workers = int(gridDim.x / blocks);
+  long long segment = blockIdx.x / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = Team::THREADS_PER_ROW == 1;
@@ -389,20 +414,27 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   while (segment < segments) {
     // The next tile of the segment, or the first one of the next segment.
     const bool ends = tile + segments >= tiles;
-    const long long next_tile = ends ? segment + gridDim.x : tile + segments;
+    const long long next_tile = ends ? segment + workers : tile + segments;
     const Rows rows = work.rows_of(tile);
-    // Unused, and not loaded, where rows do not stay.
-    auto batch = work.template load<Team::SURE>(rows, Team::thread());
+    typename Work::template Batch<Team::SURE> batch;
+    if constexpr (Team::STAYS) batch = work.template load<Team::SURE>(rows, Team::thread());
     Context contexts[WIDTH];
+    // Elements may be overwritten already where another launch has left the context.
+    const auto context_of = [&](const auto& row, long long index, bool present) {
+      if constexpr (PHASE == MERGE) return left<Context>(memory, index);
+      const Context context = work.context_of(row, present);
+      if (PHASE == SPLIT && split == 0) left<Context>(memory, index) = context;
+      return context;
+    };
     if constexpr (ALONE) {
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        contexts[v] = work.context_of(work.row_at(rows, v), rows.present);
+        contexts[v] = context_of(work.row_at(rows, v), rows.first + v, rows.present);
       }
     } else {
       if (mine < ROWS) {
         const long long index = tile * ROWS + mine;
-        contexts_of_rows[mine] = work.context_of(work.row_at(index), index < n);
+        contexts_of_rows[mine] = context_of(work.row_at(index), index, index < n);
       }
       __syncthreads();
 #pragma unroll
@@ -414,8 +446,28 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (Team::STAYS) {
       work.template add<true>(states, batch, rows, contexts);
     } else {
-      work.each_batch(rows,
-                      [&](auto part) { work.template add<false>(states, part, rows, contexts); });
+      State* const left_states = work.left_states(memory, tiles, tile * sections);
+      const int first = PHASE == MERGE ? 0 : begin, last = PHASE == MERGE ? sections : end;
+#pragma unroll(PHASE == MERGE ? 4 : 1)
+      for (int section = first; section < last; ++section) {
+        State part[WIDTH];
+        if constexpr (PHASE != MERGE) work.accumulate(part, rows, section, contexts);
+#pragma unroll
+        for (int v = 0; v < WIDTH; ++v) {
+          State& left_state = left_states[(section * WIDTH + v) * Team::THREADS + mine];
+          if constexpr (PHASE == SPLIT) {
+            left_state = part[v];
+          } else {
+            states[v] = merge(states[v], PHASE == MERGE ? left_state : part[v]);
+          }
+        }
+      }
+    }
+    if constexpr (PHASE == SPLIT) {
+      segment += ends ? workers : 0;
+      tile = next_tile;
+      __syncthreads();  // the contexts have been read
+      continue;
     }
 
     Finished done[WIDTH];
@@ -425,7 +477,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
                                                    merged_in_warp<1>(states[v]),
                                                    VALUES != NO_VALUES, factor, reciprocal);
-        if (rows.present) take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
+        if (rows.present && split == 0) {
+          take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
+        }
         done[v] = outcome.done;
       }
     } else {
@@ -448,7 +502,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                   states_of_rows[mine], VALUES != NO_VALUES, factor, reciprocal);
-        if (index < n) take<VALUES, Loss>(outcome, index, value, sum, counted);
+        if (index < n && split == 0) take<VALUES, Loss>(outcome, index, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
       if constexpr (GRADIENTS) {
@@ -461,13 +515,15 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (GRADIENTS && Team::STAYS) {
       if (rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
-      work.each_batch(rows,
+      work.each_batch(rows, begin, end - begin,
                       [&](const auto& part) { work.differentiate(part, rows, contexts, done); });
     }
     if (ends) {
-      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
+      if constexpr (REDUCED) {
+        if (split == 0) reduction.add_totals(segment, sum, counted);
+      }
       sum = counted = Sum<T>::zero();
-      segment += gridDim.x;
+      segment += workers;
     }
     tile = next_tile;
   }

@@ -891,6 +891,7 @@ struct Norm {
       a.sum += part.sum;
       return a;
     }
+    friend DEVICE State merge(const State& a, const State& b) { return {a.sum + b.sum}; }
     friend DEVICE Part<N> total_of(State a) { return {a.sum.total()}; }
   };
   // SCALE: of the derivative, which is proportional to it.

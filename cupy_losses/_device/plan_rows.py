@@ -36,7 +36,7 @@ from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
 
 MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
-LEFT_BYTES = 256  # of a state that a split leaves for the second launch, in split_rows.cu
+LEFT_BYTES = 256  # of a row or a split that one launch leaves for the next, in phases.cuh
 
 # Gradients of up to FEW_ELEMENTS are anticipated to be divided by the number of all rows. To count
 # rows ahead would take longer than to write the gradients anew where some are ignored.
@@ -208,7 +208,7 @@ class RowLaunches(Launches):
         if tile := None if summed else self._tile(outputs):
             self._add(self._of_loss(), self._tiled(tile, outputs), results)
         elif strided := self._strided():
-            self._add(self._of_loss(), self._side_by_side(strided, outputs), results)
+            self._add_side_by_side(strided, results)
         elif team.splits:
             memory = self._add_scratch(LEFT_BYTES * self._rows.number * (1 + team.splits))
             nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
@@ -415,27 +415,64 @@ class RowLaunches(Launches):
             "row_tiles", (layout, team), arguments, tile.rows, tile.threads, shared
         )
 
-    def _side_by_side(self, rows: StridedRows, outputs: Sequence[RowArray]) -> Schedule:
-        """By kernels/strided_rows.cu."""
-        arrays = [*self._inputs, *outputs]
+    def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
+        """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
+        function = self._of_loss()
+        whole = self._side_by_side(rows, results, "WHOLE", rows.sections)
+        tiles = whole.segments
+        of_block = rows.sections_of_block(tiles)
+        if of_block == rows.sections:
+            self._add(function, whole, results)
+            return
+        tile_rows = self._tile_rows(rows)
+        left = LEFT_BYTES * tile_rows
+        left += self._state * rows.sections * rows.threads_per_row * tile_rows
+        memory = (self._add_scratch(left * tiles),)
+        nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
+        self._add(function, self._side_by_side(rows, nothing, "SPLIT", of_block, memory), nothing)
+        of_block = of_block if results.wanted else rows.sections
+        self._add(function, self._side_by_side(rows, results, "MERGE", of_block, memory), results)
+
+    def _tile_rows(self, rows: StridedRows) -> int:
+        """The rows of a tile."""
+        return rows.threads // rows.threads_per_row * self._strided_width
+
+    def _side_by_side(
+        self,
+        rows: StridedRows,
+        results: Results,
+        phase: str,
+        of_block: int,
+        memory: tuple[Address, ...] = (NO_ADDRESS,),
+    ) -> Schedule:
+        """By kernels/strided_rows.cu, in one of its phases, with so many sections of a block."""
+        arrays = [*self._inputs, *results.outputs]
         layout, layout_bytes = self._layout(arrays, ())
         pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, self._inputs)]
-        width = 2 if self._problem.leading in pairs else 1
         team = template(
             "StridedTeam",
-            *map(str, (rows.threads, rows.threads_per_row, width, rows.count, rows.sure)),
+            *map(str, (rows.threads, rows.threads_per_row, self._strided_width)),
+            *map(str, (rows.count, rows.sure)),
             rows.stays,
             str(rows.resident),
             bits(pairs),
         )
-        of_tile = rows.threads // rows.threads_per_row * width
-        types, arguments = (layout, team), (layout_bytes,)
-        return self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads)
+        sections = int64(rows.section), int32(rows.sections), int32(of_block)
+        types, arguments = (layout, team, phase), (layout_bytes, *sections)
+        of_tile = self._tile_rows(rows)
+        schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads)
+        return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
+
+    @property
+    def _strided_width(self) -> int:
+        """The rows that a thread reads at once where they lie side by side."""
+        main = self._inputs[self._problem.leading]
+        return 2 if self._rows.has_pairs(main, self._inputs) else 1
 
     def _in_tiles(
         self,
         kernel: str,
-        types: tuple[str, str],
+        types: tuple[str, ...],
         arguments: tuple[bytes, ...],
         rows: int,
         threads: int,

@@ -7,7 +7,7 @@ depends on nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # As measured on an H200. One kernel serves all rows between two of COUNTS, though elements that may
 # not be there take as long as others.
@@ -23,6 +23,13 @@ MOST_ELEMENTS = {2: {1: 224, 2: 1024, 16: 26_000}, 4: {1: 1024}, 8: {1: 1024}}
 LONG_THREADS = {2: 32, 4: 16, 8: 32}
 LONG_WORDS = {2: 24, 4: SHARED_BATCH, 8: 8}
 LONG_BLOCK = 512  # threads
+
+# Such rows are divided into sections, by their lengths alone. Where there are few tiles of them,
+# several blocks work on the sections of one.
+LEAST_BATCHES = 4  # of a thread in a section
+MOST_SECTIONS = 64
+FEW_TILES = 64
+BLOCKS = 256  # of a launch over few tiles, about
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
 THREADS = 128  # of a block
@@ -48,6 +55,8 @@ class StridedRows:
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
         resident: The blocks that a multiprocessor is to hold.
+        section: The batches of a thread in a section of a row.
+        sections: The sections of a row.
 
     """
 
@@ -57,6 +66,14 @@ class StridedRows:
     sure: int
     stays: bool
     resident: int
+    section: int = 1
+    sections: int = 1
+
+    def sections_of_block(self, tiles: int) -> int:
+        """How many sections of a tile a block works on; all of them where there are many tiles."""
+        if tiles > FEW_TILES:
+            return self.sections
+        return -(-self.sections // min(self.sections, max(1, BLOCKS // tiles)))
 
 
 def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
@@ -94,7 +111,10 @@ def _in_batches(columns: int, size: int, words: int, state: int) -> StridedRows:
         threads, threads_per_row = LONG_BLOCK, LONG_THREADS[size]
         most = held = LONG_WORDS[size]
     count = max((n for n in COUNTS[1] if n * words <= most), default=COUNTS[1][0])
-    return _team(threads, threads_per_row, count, 0, False, held, state)
+    team = _team(threads, threads_per_row, count, 0, False, held, state)
+    batches = -(-columns // (threads_per_row * count))
+    section = max(LEAST_BATCHES, -(-batches // MOST_SECTIONS))
+    return replace(team, section=section, sections=-(-batches // section))
 
 
 def _team(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,9 +90,15 @@ def test_threads_of_rows_that_do_not_stay() -> None:
 
 @pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
-    assert len({strided_rows(columns, (4,), STATE) for columns in range(9, 100_000)}) <= 12
+
+    def kernels(size: int, longest: int) -> int:
+        """How many serve lengths up to the longest; sections are arguments."""
+        every = (strided_rows(columns, (size,), STATE) for columns in range(9, longest))
+        return len({replace(rows, section=1, sections=1) for rows in every})
+
+    assert kernels(4, 100_000) <= 12
     for size in (2, 4, 8):
-        assert len({strided_rows(columns, (size,), STATE) for columns in range(9, 4097)}) <= 12
+        assert kernels(size, 4097) <= 12
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
@@ -99,6 +107,80 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, "transposed")
         assert strided_kernels(device)
+
+
+@pytest.mark.quick
+def test_sections_follow_from_the_length_of_a_row() -> None:
+    for size, columns in itertools.product((2, 4, 8), (230, 1000, 1025, 32_000, 10**6, 2**31)):
+        rows = strided_rows(columns, (size,), STATE)
+        of_section = rows.section * rows.count * rows.threads_per_row
+        assert (rows.sections - 1) * of_section < columns <= rows.sections * of_section
+        assert rows.sections <= row_striding.MOST_SECTIONS
+        assert rows.section == row_striding.LEAST_BATCHES or columns >= 32_000
+        for tiles in (1, 3, 40, 64):
+            blocks = -(-rows.sections // rows.sections_of_block(tiles))
+            assert blocks == 1 or blocks * tiles <= row_striding.BLOCKS
+        assert rows.sections_of_block(1) == 1
+        assert rows.sections_of_block(65) == rows.sections
+    assert strided_rows(224, (4,), STATE).sections == 1
+
+
+@pytest.fixture(params=["one launch", "two launches"])
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whether a block works on a tile alone, or shares it."""
+    alone = request.param == "one launch"
+    monkeypatch.setattr(row_striding, "FEW_TILES", 0 if alone else 64)
+    return 1 if alone else 2
+
+
+def assert_phases(device: Any, launches: int) -> None:
+    """Rows of several sections take so many launches; some have."""
+    phases = {
+        phase
+        for phase in ("SPLIT", "MERGE", "WHOLE")
+        for name in strided_kernels(device)
+        if f", {phase}, " in name
+    }
+    assert phases == ({"WHOLE"} if launches == 1 else {"SPLIT", "MERGE"})
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"), levels.covering(2, CASES, [(9, 900), (40, 460), (3, 3300)])
+)
+def test_sections_of_every_structure(case: RowCase, shape: tuple[int, int], launches: int) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands, "transposed")
+        assert_phases(device, launches)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    levels.covering(
+        2,
+        ["float32", "bfloat16", "float64"],
+        [(2, 500, 70), (1, 900, 35), (1, 3000, 10)],
+    ),
+)
+def test_the_same_bits_in_one_launch_and_in_two(
+    dtype: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With some sections of a tile in each block, and with one."""
+    rng = np.random.default_rng(5)
+    x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
+    target = rng.integers(0, shape[1], (shape[0], *shape[2:]))
+    target[0, 0] = -100
+    bits = set()
+    for few_tiles, blocks in ((0, 256), (64, 256), (64, 4)):
+        monkeypatch.setattr(row_striding, "FEW_TILES", few_tiles)
+        monkeypatch.setattr(row_striding, "BLOCKS", blocks)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            results = [cross_entropy(*arrays, reduction="none"), cross_entropy(*arrays)]
+            results += value_and_grad(cross_entropy)(*arrays)
+            assert_phases(device, 2 if few_tiles else 1)
+            bits.add(tuple(result.get().tobytes() for result in results))
+    assert len(bits) == 1
 
 
 @pytest.mark.parametrize(("dtype", "threads"), [("float32", 16), ("float16", 16), ("float16", 32)])
@@ -228,7 +310,9 @@ def test_all_axes_in_the_reverse_order(dtype: str) -> None:
         np.testing.assert_allclose(got.get(), wanted, atol=bound * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("shape", levels.first([(100, 20), (131, 70), (129, 21), (17, 1100)], 2))
+@pytest.mark.parametrize(
+    "shape", levels.first([(100, 20), (17, 1100), (131, 70), (129, 21), (300, 400)], 2)
+)
 def test_the_gradient_takes_the_memory_of_the_input(shape: tuple[int, int]) -> None:
     x = np.random.default_rng(14).standard_normal(shape).astype(np.float32)
     target = np.arange(shape[0]) % shape[1]

@@ -155,7 +155,7 @@ EQUIVALENT: dict[str, str] = {
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
-    "if (first <= columns) f(load<0>(rows, first));": "a batch of no elements",
+    "if (first <= end) f(load<0>(rows, first));": "a batch of no elements",
     "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
         "of a row that is not there nothing is read"
     ),
@@ -176,6 +176,9 @@ EQUIVALENT: dict[str, str] = {
     ),
     "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
     "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
+    "if (PHASE == SPLIT && split != 0) left<Context>(memory, index) = context;": (
+        "all splits have the same context"
+    ),
     "const bool valued = VALUES != NO_VALUES || threadIdx.x < 32;": "a value that is not used",
     "const bool valued = VALUES != NO_VALUES && threadIdx.x <= 32;": (
         "one more thread whose value is not used"

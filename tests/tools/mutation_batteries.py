@@ -33,7 +33,13 @@ from cupy_losses import (
 )
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import plan_multilabel, plan_pointwise, plan_rows, row_team
+from cupy_losses._device import (
+    plan_multilabel,
+    plan_pointwise,
+    plan_rows,
+    row_striding,
+    row_team,
+)
 from cupy_losses._libraries.registry import resolve
 
 from ..emulator import Device
@@ -290,12 +296,21 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
+    # Sections of long rows: each in a block of its own above; several in one; all in one launch.
+    for blocks, few_tiles in (2, row_striding.FEW_TILES), (1, 0):
+        with _planned(module=row_striding, BLOCKS=blocks, FEW_TILES=few_tiles):
+            check(draw((2, 460, 40)))
+            check(draw((1, 1800, 10), BFLOAT16))
+    check(draw((1, 260, 256), BFLOAT16))  # a whole tile
     with _planned(module=plan_rows, TILE_SEGMENTS=2):
         check(draw((1, 13, 128 * 5 + 1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "blocks_per_multiprocessor", 1)
         forget()
         check(draw((1, 13, 128 * 7)))  # several segments of one block
+        check(draw((1, 260, 300)))
+        check(draw((1, 900, 40), BFLOAT16))
+        check(draw((1, 1100, 40)))
     forget()
     weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
     check(draw((1, 21, 40)), **weighted)
