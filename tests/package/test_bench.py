@@ -306,7 +306,7 @@ def test_a_peer_that_cannot_be_imported(
     monkeypatch.setitem(sys.modules, "triton_of_liger", None)
     (tmp_path / "liger_kernel.py").write_text("import triton_of_liger")
     monkeypatch.syspath_prepend(tmp_path)
-    result = report(capsys, "--elements", "12x5", "cross_entropy")
+    result = report(capsys, "cross_entropy", "--elements", "12x5", "--peer", "Liger-Kernel")
     reasons = {row["peer"]: row["reason"] for row in result["left_out"]}
     assert reasons["Liger-Kernel"].startswith("ModuleNotFoundError: import of triton_of_liger")
 
