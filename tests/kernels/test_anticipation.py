@@ -116,8 +116,11 @@ def cases(device: Device, dtype: Any) -> Iterator[Calls]:
     input, target = scores(dtype)
     yield Calls(device, multi_margin_loss, (input, abs(target) % COLUMNS))
     if dtype == np.float32:
-        for shape in ((2, 16_640), (33, 16_640), (70, 64)):  # two launches, a cluster, tiles
-            calls = Calls(device, cross_entropy, scores(dtype, *shape))
+        # Two launches, a cluster, tiles; rows side by side in two launches.
+        every = [scores(dtype, *shape) for shape in ((2, 16_640), (33, 16_640), (70, 64))]
+        input, target = scores(dtype, 40, 300)
+        for operands in (*every, [np.asfortranarray(input), target]):
+            calls = Calls(device, cross_entropy, operands)
             calls.factors = FACTORS[:1]
             yield calls
 
