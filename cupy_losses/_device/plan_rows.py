@@ -417,14 +417,12 @@ class RowLaunches(Launches):
 
     def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
-        function = self._of_loss()
-        whole = self._side_by_side(rows, results, "WHOLE", rows.sections)
-        tiles = whole.segments
+        function, tile_rows = self._of_loss(), self._tile_rows(rows)
+        tiles = -(-self._rows.number // tile_rows)
         of_block = rows.sections_of_block(tiles)
         if of_block == rows.sections:
-            self._add(function, whole, results)
+            self._add(function, self._side_by_side(rows, results, "WHOLE", of_block), results)
             return
-        tile_rows = self._tile_rows(rows)
         left = LEFT_BYTES * tile_rows
         left += self._state * rows.sections * rows.threads_per_row * tile_rows
         memory = (self._add_scratch(left * tiles),)
