@@ -603,6 +603,11 @@ def _triplet_margin(device: Device, rng: Any) -> None:
     check(p=0.5, eps=0.0)
     for p in 2.0, 1.5, np.inf:
         _row_passes(device, triplet_margin_loss, three, 3, 64, p=p, swap=True, eps=0.0)
+    # Side by side, in several sections.
+    three = [np.asfortranarray(rng.standard_normal((20, 40)).astype(np.float32)) for _ in range(3)]
+    arrays = [device.asarray(x) for x in three]
+    for p in 2.0, np.inf:
+        compare(device, triplet_margin_loss, three, arrays, (0, 1, 2), 32, p=p)
 
 
 def _ranks(device: Device, rng: Any) -> None:
