@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import cupy_losses
 from cupy_losses.__main__ import main
@@ -50,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "cupy_losses", "accelerate", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -191,8 +190,6 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("__main__", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     curves = []
     arguments = [str(EXAMPLE), "--steps", "100", "--size", "64", "--device", "cpu"]
     for options in (["--report"], []):
@@ -203,7 +200,6 @@ def test_the_example(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         curves.append([float(loss) for loss in re.findall(r"step \d+: (.+)", printed.out)])
         if options:
             assert "cupy_losses computed 800 of 800 calls of torch's losses." in printed.err
-    torch.set_num_threads(threads)
     assert len(curves[0]) == 10
     assert curves[0] == pytest.approx(curves[1], abs=2e-4)
     assert curves[0][-1] < curves[0][0] / 2

@@ -36,15 +36,6 @@ ROOT = Path(cupy_losses.__file__).parents[1]
 SOURCES = ("torch", "modules", "accelerated", "compiled")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """For small tensors, several threads of torch only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def xy() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(2, 4, 3, generator=generator)
