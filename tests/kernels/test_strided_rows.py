@@ -125,14 +125,6 @@ def test_sections_follow_from_the_length_of_a_row() -> None:
     assert strided_rows(224, (4,), STATE).sections == 1
 
 
-@pytest.fixture(params=["one launch", "two launches"])
-def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Whether a block works on a tile alone, or shares it."""
-    alone = request.param == "one launch"
-    monkeypatch.setattr(row_striding, "FEW_TILES", 0 if alone else 64)
-    return 1 if alone else 2
-
-
 def assert_phases(device: Any, launches: int) -> None:
     """Rows of several sections take so many launches; some have."""
     phases = {
@@ -145,9 +137,14 @@ def assert_phases(device: Any, launches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "shape"), levels.covering(2, CASES, [(9, 900), (40, 460), (3, 3300)])
+    ("case", "shape", "launches"),
+    levels.covering(4, CASES, [(9, 900), (40, 460), (3, 3300)], [1, 2]),
 )
-def test_sections_of_every_structure(case: RowCase, shape: tuple[int, int], launches: int) -> None:
+def test_sections_of_every_structure(
+    case: RowCase, shape: tuple[int, int], launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block works on a tile alone, or several share it."""
+    monkeypatch.setattr(row_striding, "FEW_TILES", 0 if launches == 1 else 64)
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, "transposed")
@@ -157,7 +154,7 @@ def test_sections_of_every_structure(case: RowCase, shape: tuple[int, int], laun
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     levels.covering(
-        2,
+        3,
         ["float32", "bfloat16", "float64"],
         [(2, 500, 70), (1, 900, 35), (1, 3000, 10)],
     ),

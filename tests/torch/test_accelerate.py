@@ -800,7 +800,7 @@ DRAWN = [
     for label in [f"{name}-{autocast}-{watched}"]
 ]
 MANY_DRAWN = [
-    case(name, autocast, watched, 3000, default=False, id=f"{name}-{autocast}-{watched}-many")
+    case(name, autocast, watched, 1000, default=False, id=f"{name}-{autocast}-{watched}-many")
     for name in NAMES
     for autocast in (False, True)
     for watched in WATCHED
