@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, weights
@@ -122,6 +123,7 @@ def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Reque
     return request._replace(counted=denominator.is_count)
 
 
+@unread
 def _dispatched(
     call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
 ) -> Sequence[Tensor]:
@@ -213,11 +215,13 @@ def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-class _Evaluate(torch.autograd.Function):
+class _Evaluate(_SingleLevelFunction):
     """The operator, whose derivatives are other requests of it.
 
     The denominator of the request, or None, comes before the operands. Nothing is differentiated by
-    it. It divides the derivatives too, as does a denominator that the request returns.
+    it. It divides the derivatives too, as does a denominator that the request returns. This does
+    not look for transforms, as a torch.autograd.Function would: they have called the operator, each
+    at its level.
     """
 
     @staticmethod
@@ -302,8 +306,7 @@ def _is_asked(edges: Sequence[tuple[Any, int]]) -> bool:
         return True
 
 
-# Its own `apply` would look for transforms. These have called the operator, each at its level.
-_apply: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, _Evaluate).apply
+_apply: Callable[..., Sequence[Tensor]] = _Evaluate.apply  # type: ignore[attr-defined]
 
 
 @unread
