@@ -632,7 +632,7 @@ def test_environment_of_a_gpu() -> None:
     assert facts["gpu"] == "A GPU"
     assert facts["multiprocessors"] == 101
     assert facts["driver"] == "CUDA 13.1"
-    facts["torch"], facts["date"] = None, "2026-11-23"
+    facts |= {"torch": None, "triton": None, "date": "2026-11-23"}
     version = cupy_losses.__version__
     caption = f"A GPU, cuda 12.9, cupy_losses {version}, cupy 14.2.0, numpy {np.__version__}, "
     assert environment.caption(facts) == f"{caption}2026-11-23"
