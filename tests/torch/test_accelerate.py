@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import re
 import threading
 import types
 import warnings
@@ -782,6 +783,19 @@ def outcome(function: Callable[..., Any], tensors: Tensors, options: dict[str, A
         return value.dtype, type(error), str(error)
 
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+# Errors on the CPU alone; and of mse_loss of two dtypes, whose backward pass torch 2.11 lacks.
+ONLY_THERE = "not implemented for" + "|Found dtype .* but expected" * (VERSION < (2, 12))
+
+
+def is_at_the_margin(name: str, tensors: Tensors) -> bool:
+    """Whether torch's derivative is another one than before 2.14, and than ours."""
+    if name != "margin_ranking_loss" or VERSION < (2, 14):
+        return False
+    input1, input2, _ = tensors.values()
+    return bool((input1 == input2).any())
+
+
 class Through(TorchDispatchMode):
     """A mode that watches, and changes nothing."""
 
@@ -824,8 +838,8 @@ def test_all_arguments_give_what_torch_gives(
         for _ in range(draws):
             tensors, options = drawn.arguments()
             expected = outcome(replaced.torch, tensors, options)
-            if "not implemented for" in str(expected[-1]):
-                continue  # on the CPU alone
+            if re.search(ONLY_THERE, str(expected[-1])) or is_at_the_margin(name, tensors):
+                continue
             got = outcome(getattr(F, name), tensors, options)
             half = any(x.dtype in FLOATING[:2] for x in tensors.values())
             rtol, atol = (0.03, 0.03) if half else (1e-4, 1e-5)
