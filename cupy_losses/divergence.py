@@ -239,7 +239,8 @@ def gaussian_nll_loss(
         input: The predicted means.
         target: The true values, a shape that broadcasts with `input`.
         var: The predicted variances: a number, or an array of the shape of `input`, of that shape
-            with one axis of length 1, or of that shape without its last axis.
+            with one axis of length 1, or of that shape without its last axis. Gradients and
+            tangents of the last have an axis of length 1 there.
         full: Whether to add the constant.
         eps: The smallest variance, at least 0.
         reduction: "none", "mean" or "sum".

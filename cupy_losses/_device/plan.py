@@ -300,10 +300,14 @@ class Builder(ABC):
         return self._output_addresses[0] if self._problem.request.value else NO_ADDRESS
 
     def _gradients(self) -> list[tuple[int, Address]]:
-        """The operands of the call whose gradients are computed, with the addresses of these."""
+        """The operands of the call whose gradients are computed, with the addresses of these.
+
+        Kernels write gradients in the order of the operands, whatever the order of the results.
+        """
         request = self._problem.request
         addresses = self._output_addresses[request.value + request.counted :]
-        return [(k, a) for k, a in zip(request.wanted, addresses, strict=True) if a]
+        found = [(k, a) for k, a in zip(request.wanted, addresses, strict=True) if a]
+        return sorted(found, key=itemgetter(0))
 
     def _factor(self, gradients: bool, values: str) -> tuple[Address, Address]:
         """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh.

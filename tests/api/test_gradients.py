@@ -15,16 +15,28 @@ import pytest
 import torch
 
 import cupy_losses
-from cupy_losses import grad, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses import (
+    gaussian_nll_loss,
+    grad,
+    mse_loss,
+    smooth_l1_loss,
+    triplet_margin_loss,
+    value_and_grad,
+    vjp,
+)
 from cupy_losses._core.dtypes import dtype_name
 from cupy_losses._core.types import Reduction
 
+from .. import emulator
 from ..tables.arrays import DTYPES, Library, ulps
 from ..tables.losses import LOSSES, Case, count, sign
 from ..tools import levels
 from .test_values import SIZES, exact
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*mean. divides")  # kl_div's
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*mean. divides",  # kl_div's
+    "ignore:.* is broadcast with",
+)
 
 Tensor = torch.Tensor
 REDUCTIONS = ("none", "mean", "sum")
@@ -117,6 +129,47 @@ def test_argnums_and_partial(library: Library) -> None:
     half = functools.partial(smooth_l1_loss, beta=0.5)
     (single,) = value_and_grad(half, (0,))(input, target)[1]
     np.testing.assert_array_equal(library.host(single), [-0.5, 0.5])
+
+
+def out_of_order(array: Callable[[Any], Any], host: Callable[[Any], Any]) -> None:
+    """Gradients come in the order of argnums, those of operands of several dtypes too."""
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.random((6, 4)).astype(dtype) for dtype in ("f4", "f8", "f4"))
+    cases: list[tuple[Any, list[Any]]] = [
+        (mse_loss, [a, b]),
+        (mse_loss, [a, b[:1]]),
+        (triplet_margin_loss, [a, b, c]),
+    ]
+    for loss, hosts in cases:
+        arrays = [array(x) for x in hosts]
+        for argnums in itertools.permutations(range(len(hosts))):
+            one = array(np.ones((), np.float64))
+            for gradients in (
+                value_and_grad(loss, argnums)(*arrays)[1],
+                grad(loss, argnums)(*arrays),
+                vjp(loss, arrays, one, argnums),
+            ):
+                for k, gradient in zip(argnums, gradients, strict=True):
+                    assert host(gradient).dtype == hosts[k].dtype
+                    alone = host(grad(loss, k)(*arrays))
+                    np.testing.assert_allclose(host(gradient), alone, rtol=1e-6)
+
+
+def test_argnums_in_any_order(library: Library) -> None:
+    out_of_order(library.array, library.host)
+
+
+def test_argnums_in_any_order_on_a_device() -> None:
+    emulator.require()
+    with emulator.installed(seed=1) as device:
+        out_of_order(device.asarray, lambda array: array.get())
+
+
+def test_a_variance_without_its_last_axis(library: Library) -> None:
+    """Has one of length 1, as its gradient."""
+    x, y, var = (library.array(np.full(shape, 2.0)) for shape in ((3, 2), (3, 2), (3,)))
+    gradient = grad(gaussian_nll_loss, 2)(x, y, var)
+    assert library.host(gradient).shape == (3, 1)
 
 
 def test_transform_errors() -> None:
