@@ -188,9 +188,9 @@ def _import(root: str) -> None:
 
 def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
     """The one instance of a library."""
-    if library not in _instances:
-        _instances[library] = library()
-    return _instances[library]
+    found = _instances.get(library)
+    # Of several threads that come first at the same time, all get the instance of one.
+    return _instances.setdefault(library, library()) if found is None else found
 
 
 def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:

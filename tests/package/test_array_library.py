@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -427,3 +429,17 @@ def test_a_library_that_is_not_there_finds_no_gpu(
     for module in (name, f"{name}.cuda"):
         monkeypatch.setitem(sys.modules, module, None)
     assert not foreign.finds_gpu.__wrapped__(name)
+
+
+def test_threads_that_come_first_get_one_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_instances", {})
+    barrier = threading.Barrier(2)
+
+    class Slow:
+        def __init__(self) -> None:
+            barrier.wait(60)
+
+    kinds: list[Any] = [Slow, Slow]
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(registry.instance, kinds)
+    assert one is other
