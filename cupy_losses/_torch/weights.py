@@ -189,13 +189,16 @@ def _of_rows(
         unweighted = call._replace(reduction="none", weighted=False, sampled=False)
         parts.append(_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places))
     if call.weighted and loss.counts is not None:
-        weight = named["weight"].to(_real(operands)).reshape(-1, *[1] * (len(shape) - 1 - axis))
-        input, given = named["input"], named["target"]
+        real = _real(operands)
+        weight = named["weight"].to(real).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        input = named["input"]
         left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
         if of_class:
             given = of_rows.own.expand(rows).unsqueeze(axis)
-        elif call.masked:
-            given = torch.where(left, given, 0)
+        else:
+            given = named["target"].to(real)
+            if call.masked:
+                given = torch.where(left, given, 0)
         each, counts = loss.counts(call, shape[axis], weight, given)
         if of_class:
             input, counts = torch.where(left, input, 0), torch.where(left, counts, 0)

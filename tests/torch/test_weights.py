@@ -466,3 +466,19 @@ def test_weights_that_add_up_to_nothing_but_are_not() -> None:
     expected = cross_entropy(logits, target, sample_weight=weight)
     assert expected.isinf()
     assert cross_entropy(logits, target, sample_weight=weight.requires_grad_()) == expected
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+def test_narrow_probabilities_are_smoothed_in_the_dtype_of_the_arithmetic(
+    narrow: torch.dtype,
+) -> None:
+    """Where the weight requires grad, the loss is what it is without."""
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(4, 3, generator=generator)
+    target = torch.softmax(torch.randn(4, 3, generator=generator), 1).to(narrow)
+    weight = torch.tensor([0.3, 1.0, 1.7])
+    losses = [
+        cross_entropy(input, target, weight=w, label_smoothing=0.15)
+        for w in (weight, weight.clone().requires_grad_())
+    ]
+    torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
