@@ -82,6 +82,8 @@ def broadcast_strides(operand: ArraySpec, shape: Shape) -> Shape:
 
 def overlaps(operand: ArraySpec) -> bool:
     """Whether elements may share memory: unless each axis steps over all of the faster ones."""
+    if 0 in operand.shape:
+        return False
     reach = 0
     for step, length in sorted(zip(map(abs, operand.strides), operand.shape, strict=True)):
         if length > 1:

@@ -193,3 +193,9 @@ def test_a_leaf_that_requires_grad_is_not_overwritten() -> None:
             value_and_grad(cross_entropy)(tensor, target[-len(tensor) :], overwrite_input=True)
     assert not leaf.detach().any()
     assert leaf._version == 0
+
+
+def test_no_rows_do_not_overlap(library: Library) -> None:
+    """NumPy gives an empty array strides of 0."""
+    input, target = library.array(np.zeros((0, 5))), library.array(np.zeros(0, np.int64))
+    assert float(library.host(overwriting(input, target, reduction="sum"))) == 0
