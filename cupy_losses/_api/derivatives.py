@@ -198,8 +198,9 @@ def grad_and_hess(
 
     Returns:
         A function with the arguments of `loss`, but `reduction` and `scale`, that returns
-        `(gradient, hessian)`, two arrays of the shape and dtype of the operand. They are those of
-        `reduction="sum"`: nothing is divided by the number of elements.
+        `(gradient, hessian)`, two arrays of the shape of the operand. The hessian has the dtype of
+        the operand, the gradient that of the loss: the same where the operands have one dtype. They
+        are those of `reduction="sum"`: nothing is divided by the number of elements.
 
     Raises:
         TypeError: If `loss` is no pointwise loss of this package.

@@ -175,6 +175,15 @@ def test_a_loss_of_a_user(library: Library) -> None:
     assert library.host(by_target).tolist() == [-4.0, -32.0]
 
 
+def test_dtypes_of_both(library: Library) -> None:
+    """The gradient is the value of a pass, and has the dtype of the loss."""
+    x, y = library.array(np.ones(2, np.float32)), library.array(np.zeros(2))
+    both = grad_and_hess(mse_loss)(x, y)
+    assert [str(library.host(found).dtype) for found in both] == ["float64", "float32"]
+    both = grad_and_hess(mse_loss)(x, library.array(np.zeros(2, np.float32)))
+    assert [str(library.host(found).dtype) for found in both] == ["float32", "float32"]
+
+
 def _quartic(input: Any, target: Any, c: float) -> Any:
     return np.power(input - target, 4) * c
 
