@@ -15,6 +15,8 @@ from .._core.formula import explained, in_ascii
 from . import driver
 from .sources import source
 
+BLOCK_RESERVE = 1 << 10  # bytes of shared memory that the driver takes for each block
+
 
 def include_folders() -> list[str]:
     """Where cuda_fp16.h may lie: CuPy ships none, the CUDA runtime wheels and toolkits do."""
@@ -112,14 +114,29 @@ def _compiled(wanted: Specialisation) -> Kernel:
 
 
 def _loaded(compiled: Any, wanted: Specialisation) -> Kernel:
-    if wanted.shared:
-        most = max(wanted.shared, compiled.max_dynamic_shared_size_bytes)  # of all plans
-        compiled.max_dynamic_shared_size_bytes = most
-        compiled.preferred_shared_memory_carveout = (
-            100  # percent: as many blocks as there is room for
-        )
     pointer = compiled.kernel.ptr
     if wanted.cluster > driver.PORTABLE_CLUSTER:
         driver.allow_large_clusters(pointer)
-    per_multiprocessor = driver.occupancy(pointer, wanted.threads, wanted.shared)
+    if wanted.shared:
+        per_multiprocessor = _give_shared_memory(compiled, pointer, wanted)
+    else:
+        per_multiprocessor = driver.occupancy(pointer, wanted.threads, 0)
     return Kernel(compiled, pointer, per_multiprocessor * driver.multiprocessors(wanted.device))
+
+
+def _give_shared_memory(compiled: Any, pointer: int, wanted: Specialisation) -> int:
+    """Let blocks have dynamic shared memory; how many of them a multiprocessor then holds.
+
+    A multiprocessor sets aside what these take. The rest caches what is on its way to registers.
+    """
+    # Other plans may have loaded the same kernel.
+    most = max(wanted.shared, compiled.max_dynamic_shared_size_bytes)
+    percent = compiled.preferred_shared_memory_carveout
+    compiled.max_dynamic_shared_size_bytes = most
+    compiled.preferred_shared_memory_carveout = 100
+    blocks = driver.occupancy(pointer, wanted.threads, wanted.shared)
+    bytes = blocks * (wanted.shared + compiled.shared_size_bytes + BLOCK_RESERVE)
+    available = driver.shared_memory_of_multiprocessor(wanted.device)
+    percent = max(percent, min(100, -(-100 * bytes // available)))
+    compiled.preferred_shared_memory_carveout = percent
+    return blocks

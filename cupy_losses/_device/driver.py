@@ -199,6 +199,12 @@ def shared_memory(device: int) -> int:
 
 
 @functools.cache
+def shared_memory_of_multiprocessor(device: int) -> int:
+    """The shared memory that a multiprocessor can have, in bytes."""
+    return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerMultiprocessor"])
+
+
+@functools.cache
 def cache_bytes(device: int) -> int:
     """The memory that the device's cache holds, in bytes; no kernel depends on it."""
     if device < 0:

@@ -220,7 +220,9 @@ class _RawKernel:
         self._device = device
         self._job = job
         self._pointers: dict[int, _Pointer] = {}
+        self.shared_size_bytes = 0
         self.max_dynamic_shared_size_bytes = 0
+        self.preferred_shared_memory_carveout = -1
 
     @property
     def kernel(self) -> _Pointer:
@@ -362,6 +364,7 @@ def _device_class(device: Device) -> type:
             self.attributes = {
                 "MultiProcessorCount": device.multiprocessors,
                 "MaxSharedMemoryPerBlockOptin": device.shared_memory,
+                "MaxSharedMemoryPerMultiprocessor": device.shared_memory,
                 "L2CacheSize": device.cache_bytes,
             }
             self.compute_capability = device.compute_capability
