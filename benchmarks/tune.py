@@ -80,7 +80,9 @@ CONSTANTS = [
     Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
-    Constant(row_striding, "SHARED_BATCH", (8, 12, 16), strided=True),
+    Constant(row_striding, "SHARE_WORDS", (32, 64, 128), strided=True),
+    Constant(row_striding, "LONG_THREADS", (8, 16, 32), strided=True),
+    Constant(row_striding, "ENOUGH_THREADS", (1 << 15, 1 << 16, 1 << 17), strided=True),
 ]
 
 

@@ -3,26 +3,29 @@
 // or loss and gradients together.
 //
 // Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
-// A thread has WIDTH rows for itself, or THREADS_PER_ROW threads share these. Its elements of them
-// are in registers, all at once if there is room: then each is read once. Bytes of device memory an
-// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s,
-// or 3s where a row is too long for that. Rows too long for that are divided into sections. Where
-// there are few of them, the sections of a tile are the work of several blocks, in two launches.
+// A row has shares. A thread has WIDTH rows for itself, or THREADS_PER_ROW threads have some shares
+// of them each. If there is room for all elements in registers, each is read once. Shares of longer
+// rows have sections. For gradients their elements are read again; with many threads for a row they
+// are in the L2 cache still, if it is not too long. Where there are few rows, the sections of a
+// tile are the work of several blocks, in two launches. Bytes of device memory an element, with
+// operands and gradients of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a
+// row is too long.
 //
-// Order of summation: a thread adds its elements of a section in order, in batches, then sections
-// in order, then threads are added in pairs. The elements of a thread and the sections follow from
-// the length of a row and the dtypes. The bits of a row do not depend on its address, on other
-// rows, on what else is requested, or on the block that computes a section. Tiles form segments,
-// which are added as those of kernels/pointwise.cu are.
+// Order of summation: the elements of a section in order, in batches, then the sections of a share
+// in order, then shares in order. All that follows from the length of a row and the dtypes. The
+// bits of a row do not depend on its address, on other rows, on what else is requested, or on the
+// threads and blocks that compute it. Tiles form segments, which are added as those of
+// kernels/pointwise.cu are.
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 #include "memory/instructions.cuh"
 
-// THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows: each on every
-// THREADS_PER_ROW-th element, in batches of COUNT. A row STAYS in registers: it has no more than
-// one batch, and at least SURE elements of it are there. Bit k of VECTORS: the elements of array k
-// in WIDTH rows are one access. A multiprocessor is to hold RESIDENT blocks.
+// THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows, in batches of
+// COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
+// THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
+// k of VECTORS: the elements of array k in WIDTH rows are one access. A multiprocessor is to hold
+// RESIDENT blocks.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
           int RESIDENT_, unsigned VECTORS_>
 struct StridedTeam {
@@ -30,13 +33,15 @@ struct StridedTeam {
                        RESIDENT = RESIDENT_;
   static constexpr int COUNT = COUNT_, SURE = SURE_;
   static constexpr bool STAYS = STAYS_;
+  static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = VECTORS_;
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
 
   static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
+  static DEVICE int neighbour() { return int(threadIdx.x) % NEIGHBOURS; }
   // The first one of its rows in a tile.
-  static DEVICE int row() { return int(threadIdx.x) % NEIGHBOURS * WIDTH; }
+  static DEVICE int row() { return neighbour() * WIDTH; }
 };
 
 // A batch of one thread: elements of each of its rows, of every array that the loss reads element
@@ -59,13 +64,12 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
   Column first, end;
   Tuple<Kept<K>...> vectors[BATCH];
 
-  DEVICE Column column(int k) const { return first + k * Team::THREADS_PER_ROW; }
+  DEVICE Column column(int k) const { return first + k * Team::STEP; }
   DEVICE bool holds(int k) const { return k < SURE || column(k) < end; }
   // Whether a column is one of these.
   DEVICE bool has(Column column) const {
     const Column behind = column - first;
-    return behind >= 0 && behind < BATCH * Team::THREADS_PER_ROW &&
-           behind % Team::THREADS_PER_ROW == 0;
+    return behind >= 0 && behind < BATCH * Team::STEP && behind % Team::STEP == 0;
   }
   // Makes the element of row v of the first operand in a column -inf. Bits say which: one
   // instruction makes seven predicates of bits, but only one of a comparison.
@@ -73,7 +77,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     using E = typename Row::template Element<FIRST>;
     constexpr int WORDS = (BATCH + 31) / 32;
     const E infinite = convert<E>(T(-INFINITY));
-    const int place = int(hidden - first) / Team::THREADS_PER_ROW;
+    const int place = int(hidden - first) / Team::STEP;
     unsigned bits[WORDS];
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) bits[w] = opaque(place / 32 == w ? 1u << place % 32 : 0u);
@@ -186,13 +190,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Finished = typename Loss::template Finished<N>;
   template <int SURE>
   using Batch = StridedBatch<Row, Loss, Team, SURE>;
-  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH,
-                       THREADS_PER_ROW = Team::THREADS_PER_ROW;
+  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH;
 
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
-  const long long n, columns, section_batches;
+  const long long n, columns, section_batches;  // batches of a section
 
   // The rows of a thread in a tile, if they are `present`. Else they are the last rows, of which
   // nothing is read, as other threads may overwrite their elements with gradients.
@@ -214,22 +217,21 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE Row row_at(long long row) const {
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
-  // f(batch) for each batch of this thread in a section, or in several of them.
-  DEVICE void each_batch(const Rows& rows, int section, int sections, auto f) const {
+  // f(batch) for each batch of a section. LAST: its elements are not read again.
+  template <bool LAST>
+  DEVICE void each_batch(const Rows& rows, int section, auto f) const {
     if (!rows.present) return;
-    constexpr int STRIDE = Team::COUNT * THREADS_PER_ROW;
-    const Column length = Column(section_batches) * STRIDE, begin = section * length;
-    const Column end =
-        Column(columns) - begin < sections * length ? Column(columns) : begin + sections * length;
-    Column first = begin + Team::thread();
-    for (; first + (STRIDE - THREADS_PER_ROW) < end; first += STRIDE)
-      f(load<Team::COUNT>(rows, first));
-    if (first < end) f(load<0>(rows, first));
+    const Column length = Column(section_batches) * Team::COUNT;
+    Column first = section * length;
+    const Column end = Column(columns) - first < length ? Column(columns) : first + length;
+    for (; first + (Team::COUNT - 1) < end; first += Team::COUNT)
+      f(load<Team::COUNT, LAST>(rows, first));
+    if (first < end) f(load<0, LAST>(rows, first));
   }
-  template <int SURE>
+  template <int SURE, bool LAST>
   DEVICE Batch<SURE> load(const Rows& rows, Column first) const {
     Batch<SURE> batch{first, Column(columns)};
-    if (rows.present) (load_array<K>(batch, rows), ...);
+    if (rows.present) (load_array<K, LAST>(batch, rows), ...);
     return batch;
   }
 
@@ -248,19 +250,20 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                   const Context (&contexts)[WIDTH]) const {
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
   }
-  // What SPLIT leaves of a tile, behind the contexts of all rows and `before` sections.
-  static DEVICE State* left_states(unsigned char* memory, long long tiles, long long before) {
-    return reinterpret_cast<State*>(memory + LEFT_BYTES * Team::ROWS * tiles) +
-           before * (Team::THREADS * WIDTH);
+  // What SPLIT leaves of a section, behind the contexts of all rows.
+  DEVICE State& left_state(unsigned char* memory, long long tiles, long long section, int v) const {
+    const long long states = (section * WIDTH + v) * Team::NEIGHBOURS;
+    unsigned char* const behind = memory + LEFT_BYTES * Team::ROWS * tiles;
+    return reinterpret_cast<State*>(behind)[states + Team::neighbour()];
   }
-  // What this thread accumulates of a section.
+  // What is accumulated of a section.
   DEVICE void accumulate(State (&states)[WIDTH], const Rows& rows, int section,
                          const Context (&contexts)[WIDTH]) const {
 #pragma unroll
     for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
-    each_batch(rows, section, 1, [&](auto batch) { add<false>(states, batch, rows, contexts); });
+    each_batch<false>(rows, section,
+                      [&](auto batch) { add<false>(states, batch, rows, contexts); });
   }
-  using Merged = decltype(merged_in_warp<THREADS_PER_ROW>(State()));
 
   // Writes the gradients of a batch.
   DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
@@ -276,14 +279,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
   static constexpr bool IS_VECTOR = WIDTH == 1 || bool(Team::VECTORS >> S & 1u);
-  // From one element of this thread to the next. An unsigned one takes one instruction.
+  // From one element of a batch to the next. An unsigned one takes one instruction.
   using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
   template <int S>
   DEVICE Step step() const {
-    return Step(THREADS_PER_ROW) * Step(layout.template step<S>());
+    return Step(Team::STEP) * Step(layout.template step<S>());
   }
 
-  template <int S, class B>
+  template <int S, bool LAST, class B>
   DEVICE void load_array(B& batch, const Rows& rows) const {
     if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
 #pragma unroll
@@ -292,7 +295,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         auto& vector = get<S>(batch.vectors[k]);
         if constexpr (IS_VECTOR<S>) {
           using Kept = typename B::template Kept<S>;
-          vector = *reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
+          const auto* const from =
+              reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
+          vector = LAST ? __ldcs(from) : *from;
         } else {
           vector = packed(Stored<S>{{*address<S>(rows, V, batch.first, k)...}});
         }
@@ -365,25 +370,27 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 };
 
 // VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A section has
-// `section_batches` of each thread. A block has `per_block` of the `sections` of a tile; `memory`
-// is what SPLIT leaves.
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A row has
+// `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the sections
+// of a tile; `memory` is what SPLIT leaves. The dynamic shared memory holds the states of all
+// shares of a tile, if several threads work on a row.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
-    strided_rows(Loss loss, double scale, Layout layout, long long section_batches, int sections,
-                 int per_block, long long n, long long columns, long long segments, double divisor,
-                 const double* denominator, const Result* grad_output, double* guess, Result* value,
-                 unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
+    strided_rows(Loss loss, double scale, Layout layout, long long section_batches,
+                 int share_sections, int shares, int per_block, long long n, long long columns,
+                 long long segments, double divisor, const double* denominator,
+                 const Result* grad_output, double* guess, Result* value, unsigned* counter,
+                 double* partials, unsigned char* memory, P... pointer) {
+  extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Rows = typename Work::Rows;
   using Context = typename Work::Context;
   using State = typename Work::State;
-  using Merged = typename Work::Merged;
   using Finished = typename Work::Finished;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
-  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS;
+  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, THREADS_PER_ROW = Team::THREADS_PER_ROW;
 
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
   if (given.is_done) return;
@@ -397,6 +404,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       given, value, counter, partials, segments, divisor, scaling);
 
   const long long tiles = (n + ROWS - 1) / ROWS;
+  const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
   const int split = int(blockIdx.x % blocks), begin = split * per_block;
@@ -405,11 +413,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   long long segment = blockIdx.x / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
-  constexpr bool ALONE = Team::THREADS_PER_ROW == 1;
+  constexpr bool ALONE = THREADS_PER_ROW == 1;
   Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
-  State* const states_of_threads = states_of_block<State, ALONE ? 1 : Team::THREADS * WIDTH>();
-  Merged* const states_of_rows = states_of_block<Merged, ALONE ? 1 : ROWS>();
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
+  State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
   while (segment < segments) {
     // The next tile of the segment, or the first one of the next segment.
@@ -417,7 +424,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     const long long next_tile = ends ? segment + workers : tile + segments;
     const Rows rows = work.rows_of(tile);
     typename Work::template Batch<Team::SURE> batch;
-    if constexpr (Team::STAYS) batch = work.template load<Team::SURE>(rows, Team::thread());
+    if constexpr (Team::STAYS) batch = work.template load<Team::SURE, false>(rows, Team::thread());
     Context contexts[WIDTH];
     // Elements may be overwritten already where another launch has left the context.
     const auto context_of = [&](const auto& row, long long index, bool present) {
@@ -440,34 +447,57 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) contexts[v] = contexts_of_rows[Team::row() + v];
     }
-    State states[WIDTH];
-#pragma unroll
-    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
-    if constexpr (Team::STAYS) {
-      work.template add<true>(states, batch, rows, contexts);
-    } else {
-      State* const left_states = work.left_states(memory, tiles, tile * sections);
-      const int first = PHASE == MERGE ? 0 : begin, last = PHASE == MERGE ? sections : end;
-#pragma unroll(PHASE == MERGE ? 4 : 1)
-      for (int section = first; section < last; ++section) {
-        State part[WIDTH];
-        if constexpr (PHASE != MERGE) work.accumulate(part, rows, section, contexts);
+    if constexpr (PHASE == SPLIT) {
+      for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
+        State states[WIDTH];
+        work.accumulate(states, rows, section, contexts);
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) {
-          State& left_state = left_states[(section * WIDTH + v) * Team::THREADS + mine];
-          if constexpr (PHASE == SPLIT) {
-            left_state = part[v];
-          } else {
-            states[v] = merge(states[v], PHASE == MERGE ? left_state : part[v]);
-          }
+          work.left_state(memory, tiles, tile * sections + section, v) = states[v];
         }
       }
-    }
-    if constexpr (PHASE == SPLIT) {
       segment += ends ? workers : 0;
       tile = next_tile;
       __syncthreads();  // the contexts have been read
       continue;
+    }
+
+    State states[WIDTH];
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
+    const auto add_share = [&](int share, const State(&of_share)[WIDTH]) {
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) {
+        if constexpr (ALONE) {
+          states[v] = merge(states[v], of_share[v]);
+        } else {
+          states_of_shares[share * ROWS + Team::row() + v] = of_share[v];
+        }
+      }
+    };
+    if constexpr (Team::STAYS) {
+      work.template add<true>(states, batch, rows, contexts);
+      if constexpr (!ALONE) add_share(Team::thread(), states);
+    } else {
+      for (int share = Team::thread(); share < shares; share += THREADS_PER_ROW) {
+        State of_share[WIDTH];
+#pragma unroll
+        for (int v = 0; v < WIDTH; ++v) of_share[v] = State::empty();
+#pragma unroll(PHASE == MERGE ? 4 : 1)
+        for (int s = 0; s < share_sections; ++s) {
+          const int section = share * share_sections + s;
+          State part[WIDTH];
+          if constexpr (PHASE != MERGE) work.accumulate(part, rows, section, contexts);
+#pragma unroll
+          for (int v = 0; v < WIDTH; ++v) {
+            if constexpr (PHASE == MERGE) {
+              part[v] = work.left_state(memory, tiles, tile * sections + section, v);
+            }
+            of_share[v] = merge(of_share[v], part[v]);
+          }
+        }
+        add_share(share, of_share);
+      }
     }
 
     Finished done[WIDTH];
@@ -483,25 +513,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         done[v] = outcome.done;
       }
     } else {
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) {
-        states_of_threads[Team::thread() * ROWS + Team::row() + v] = states[v];
-      }
-      __syncthreads();
-      // Neighbouring threads combine what is of one row.
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) {
-        const int row = v * Team::NEIGHBOURS + mine / Team::THREADS_PER_ROW;
-        const auto all = merged_in_warp<Team::THREADS_PER_ROW>(
-            states_of_threads[mine % Team::THREADS_PER_ROW * ROWS + row]);
-        if (mine % Team::THREADS_PER_ROW == 0) states_of_rows[row] = all;
-      }
       __syncthreads();
       if (mine < ROWS) {
+        State state = State::empty();
+        for (int share = 0; share < shares; ++share) {
+          state = merge(state, states_of_shares[share * ROWS + mine]);
+        }
         const long long index = tile * ROWS + mine;
-        const auto outcome =
-            outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
-                                  states_of_rows[mine], VALUES != NO_VALUES, factor, reciprocal);
+        const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
+                                                   merged_in_warp<1>(state), VALUES != NO_VALUES,
+                                                   factor, reciprocal);
         if (index < n && split == 0) take<VALUES, Loss>(outcome, index, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
@@ -515,8 +536,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (GRADIENTS && Team::STAYS) {
       if (rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
-      work.each_batch(rows, begin, end - begin,
-                      [&](const auto& part) { work.differentiate(part, rows, contexts, done); });
+      for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
+        work.template each_batch<true>(rows, section, [&](const auto& part) {
+          work.differentiate(part, rows, contexts, done);
+        });
+      }
     }
     if (ends) {
       if constexpr (REDUCED) {

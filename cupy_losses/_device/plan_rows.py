@@ -207,7 +207,7 @@ class RowLaunches(Launches):
             results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
             self._add(self._of_loss(), self._tiled(tile, outputs), results)
-        elif strided := self._strided():
+        elif strided := self._strided(bool(wanted)):
             self._add_side_by_side(strided, results)
         elif team.splits:
             memory = self._add_scratch(LEFT_BYTES * self._rows.number * (1 + team.splits))
@@ -271,12 +271,13 @@ class RowLaunches(Launches):
         of_loss = self._loss.hides, self._loss.precise
         return row_tile(rows.columns, size, elements, numbers, kept, *of_loss)
 
-    def _strided(self) -> StridedRows | None:
+    def _strided(self, gradients: bool) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
         if not read or not self._memory.apart or self._memory.is_held_apart:
             return None
-        return strided_rows(self._rows.columns, [item_size(a.dtype) for a in read], self._state)
+        rows, sizes = self._rows, [item_size(a.dtype) for a in read]
+        return strided_rows(rows.columns, sizes, self._state, rows.number, gradients)
 
     @property
     def _number(self) -> int:
@@ -423,8 +424,7 @@ class RowLaunches(Launches):
         if of_block == rows.sections:
             self._add(function, self._side_by_side(rows, results, "WHOLE", of_block), results)
             return
-        left = LEFT_BYTES * tile_rows
-        left += self._state * rows.sections * rows.threads_per_row * tile_rows
+        left = (LEFT_BYTES + self._state * rows.sections) * tile_rows
         memory = (self._add_scratch(left * tiles),)
         nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
         self._add(function, self._side_by_side(rows, nothing, "SPLIT", of_block, memory), nothing)
@@ -455,10 +455,11 @@ class RowLaunches(Launches):
             str(rows.resident),
             bits(pairs),
         )
-        sections = int64(rows.section), int32(rows.sections), int32(of_block)
+        sections = int64(rows.section), *map(int32, (rows.share, rows.shares, of_block))
         types, arguments = (layout, team, phase), (layout_bytes, *sections)
         of_tile = self._tile_rows(rows)
-        schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads)
+        shared = self._state * rows.shares * of_tile if rows.threads_per_row > 1 else 0
+        schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads, shared)
         return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
 
     @property

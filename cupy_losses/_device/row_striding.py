@@ -1,7 +1,7 @@
 """The threads of rows that lie side by side in memory, for `strided_rows.cu`.
 
-Pure arithmetic on the length of a row and the sizes of elements, so that the order of summation
-depends on nothing else.
+Pure arithmetic. The order of summation depends on the length of a row and the sizes of elements
+alone; the threads depend on the number of rows and on what is wanted, too.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ from dataclasses import dataclass, replace
 # not be there take as long as others.
 COUNTS = {1: (4, 8, 12, 16, 24, 32, 48, 64), 2: (40, 56), 4: (40, 56)}  # a thread's, by threads
 WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
-BATCH = 16  # words of a batch of a thread that has longer rows for itself
-SHARED_BATCH = 12  # the same of threads that share a row
+BATCH = 16  # words of a batch of a longer row
 
-# By the bytes of an element: the most elements of such rows, by the threads that share one; those
-# of longer rows, and the words of their batches. With more threads they meet more often, with fewer
-# there are too few loads at once. Few, as each is a kernel.
-MOST_ELEMENTS = {2: {1: 224, 2: 1024, 16: 26_000}, 4: {1: 1024}, 8: {1: 1024}}
-LONG_THREADS = {2: 32, 4: 16, 8: 32}
-LONG_WORDS = {2: 24, 4: SHARED_BATCH, 8: 8}
-LONG_BLOCK = 512  # threads
+# Longer rows are divided into shares, and these into sections, by their lengths alone.
+SHARE_WORDS = 64
+MOST_SHARES = 32
+LEAST_BATCHES = 4  # of a section
+MOST_SECTIONS = 16  # of a share
 
-# Such rows are divided into sections, by their lengths alone. Where there are few tiles of them,
-# several blocks work on the sections of one.
-LEAST_BATCHES = 4  # of a thread in a section
-MOST_SECTIONS = 64
+# With gradients as many threads as shares work on a row: what a multiprocessor works on is in the
+# L2 cache still when it is read again. Longer rows are too long for that.
+LONG_THREADS = 16  # of such rows
+# Without gradients one thread works on a row, or on a pair of rows of half precision as many as
+# have PAIR_SHARES of it each. More do where rows are few.
+PAIR_SHARES = 2
+PAIR_THREADS = 16  # at most
+ENOUGH_THREADS = 1 << 16  # of all rows
+THREADS_PER_ROW = (1, 4, 8, 16, 32)  # few, as each is a kernel
+
+# Where there are few tiles, several blocks work on the sections of one.
 FEW_TILES = 64
-BLOCKS = 256  # of a launch over few tiles, about
+SPLIT_THREADS = 1 << 19  # of a launch over few tiles, about
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same where a thread has at most WIDE_WORDS at a time
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
-STATE_BYTES = (
-    36 << 10
-)  # of the states of a block, which share 48 KiB; with more it has fewer threads
+LONG_NEIGHBOURS = 16  # the same of MOST_SHARES threads and rows that are too long for the cache
+STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 
 # The threads that a multiprocessor is to hold, by the most words that each holds.
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
@@ -55,8 +58,9 @@ class StridedRows:
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
         resident: The blocks that a multiprocessor is to hold.
-        section: The batches of a thread in a section of a row.
-        sections: The sections of a row.
+        section: The batches of a section of a row.
+        share: The sections of a share.
+        shares: The shares of a row.
 
     """
 
@@ -67,23 +71,33 @@ class StridedRows:
     stays: bool
     resident: int
     section: int = 1
-    sections: int = 1
+    share: int = 1
+    shares: int = 1
+
+    @property
+    def sections(self) -> int:
+        """The sections of a row."""
+        return self.share * self.shares
 
     def sections_of_block(self, tiles: int) -> int:
         """How many sections of a tile a block works on; all of them where there are many tiles."""
         if tiles > FEW_TILES:
             return self.sections
-        return -(-self.sections // min(self.sections, max(1, BLOCKS // tiles)))
+        blocks = max(1, SPLIT_THREADS // (tiles * self.threads))
+        of_thread = -(-self.sections // (blocks * self.threads_per_row))
+        return min(self.sections, of_thread * self.threads_per_row)
 
 
-def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
+def strided_rows(
+    columns: int, sizes: Sequence[int], state: int, rows: int, gradients: bool
+) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
-    One array at least is floating. `state`: the bytes of what a thread accumulates of a row.
+    One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
+    many there are.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
-    # Elements of half precision may be read in pairs.
-    state *= 2 if narrowest == 2 else 1
+    width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
     words = sum(max(1, size // 4) for size in sizes)
     longest = 0
     for threads_per_row, counts in COUNTS.items():
@@ -93,42 +107,47 @@ def strided_rows(columns: int, sizes: Sequence[int], state: int) -> StridedRows:
             if columns <= threads_per_row * count:
                 threads = WIDE_THREADS if count * words <= WIDE_WORDS else THREADS
                 sure = longest // threads_per_row
-                return _team(threads, threads_per_row, count, sure, True, count * words, state)
+                team = _team(threads, threads_per_row, count, sure, True, count * words)
+                return replace(team, shares=threads_per_row)
             longest = threads_per_row * count
-    return _in_batches(columns, 2 if narrowest == 2 else max(sizes), words, state)
+    return _in_shares(columns, width, words, state * width, max(1, rows // width), gradients)
 
 
-def _in_batches(columns: int, size: int, words: int, state: int) -> StridedRows:
-    """The team of rows that do not stay in registers; `size`: the bytes of an element."""
-    shared = MOST_ELEMENTS[size].items()
-    threads_per_row = next((k for k, longest in shared if columns <= longest), 0)
-    threads = max(WIDE_THREADS, threads_per_row * NEIGHBOURS)
-    most = held = SHARED_BATCH
-    if threads_per_row == 1:
-        # In half precision it has the states and contexts of two rows besides.
-        most, held = BATCH, 2 * BATCH if size == 2 else BATCH
-    elif threads_per_row == 0:
-        threads, threads_per_row = LONG_BLOCK, LONG_THREADS[size]
-        most = held = LONG_WORDS[size]
-    count = max((n for n in COUNTS[1] if n * words <= most), default=COUNTS[1][0])
-    team = _team(threads, threads_per_row, count, 0, False, held, state)
-    batches = -(-columns // (threads_per_row * count))
-    section = max(LEAST_BATCHES, -(-batches // MOST_SECTIONS))
-    return replace(team, section=section, sections=-(-batches // section))
+def _in_shares(
+    columns: int, width: int, words: int, state: int, rows: int, gradients: bool
+) -> StridedRows:
+    """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
+    count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
+    batches = -(-columns // count)
+    shares = MOST_SHARES
+    while shares > 1 and columns * words <= SHARE_WORDS * (shares // 2):
+        shares //= 2
+    of_share = -(-batches // shares)
+    section = min(of_share, max(LEAST_BATCHES, -(-of_share // MOST_SECTIONS)))
+    share = -(-of_share // section)
+    shares = -(-batches // (section * share))
+    is_cached = columns * words <= SHARE_WORDS * MOST_SHARES
+    if gradients:
+        least = shares if is_cached else LONG_THREADS
+    else:
+        least = min(PAIR_THREADS, shares // PAIR_SHARES) if width == 2 else 1
+    wanted = min(shares, max(least, -(-ENOUGH_THREADS // rows)))
+    threads_per_row = min(threads for threads in THREADS_PER_ROW if threads >= wanted)
+    many = is_cached or threads_per_row < MOST_SHARES
+    neighbours = NEIGHBOURS if many else LONG_NEIGHBOURS
+    threads = max(WIDE_THREADS, neighbours * threads_per_row)
+    while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
+        threads //= 2
+    # One thread has the states and contexts of two rows besides.
+    held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
+    team = _team(threads, threads_per_row, count, 0, False, held)
+    return replace(team, section=section, share=share, shares=shares)
 
 
 def _team(
-    threads: int,
-    threads_per_row: int,
-    count: int,
-    sure: int,
-    stays: bool,
-    words: int,
-    state: int,
+    threads: int, threads_per_row: int, count: int, sure: int, stays: bool, words: int
 ) -> StridedRows:
-    """Of fewer threads, if their states do not fit; a thread has so many words in registers."""
-    while threads_per_row > 1 and threads * state > STATE_BYTES:
-        threads //= 2
+    """A thread has so many words in registers."""
     most = min(most for most in THREADS_BY_WORDS if most >= words)
     resident = max(1, THREADS_BY_WORDS[most] // threads)
     return StridedRows(threads, threads_per_row, count, sure, stays, resident)

@@ -32,6 +32,7 @@ SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
 STATE = 28  # bytes of three sums in float32
+MANY = 1 << 20  # rows
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +47,13 @@ def strided_kernels(device: Any) -> list[str]:
 
 @pytest.mark.quick
 def test_threads_follow_from_the_length_of_a_row() -> None:
-    for sizes in ((4,), (2,), (8,), (4, 4), (4, 4, 4), (2, 2)):
+    for sizes, gradients in itertools.product(
+        ((4,), (2,), (8,), (4, 4), (4, 4, 4), (2, 2)), (False, True)
+    ):
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
-            rows = strided_rows(columns, sizes, STATE)
+            rows = strided_rows(columns, sizes, STATE, MANY, gradients)
+            assert rows.threads % 32 == 0
             assert rows.threads // rows.threads_per_row >= 16  # rows side by side
             least = min(
                 (
@@ -61,7 +65,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
             )
             assert rows.stays == (least > 0)
             if rows.stays:
-                assert rows.threads_per_row == least
+                assert rows.threads_per_row == rows.shares == least
                 assert rows.count in COUNTS[rows.threads_per_row]
                 assert rows.sure <= columns // rows.threads_per_row
                 assert (
@@ -70,35 +74,55 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
             else:
                 assert rows.count in COUNTS[1]
                 assert rows.sure == 0
+                assert rows.threads_per_row in row_striding.THREADS_PER_ROW
 
 
 @pytest.mark.quick
 def test_threads_of_rows_that_do_not_stay() -> None:
     """A byte takes a register, as two do; pairs of rows are of what has two bytes."""
-    assert strided_rows(224, (2, 2), STATE).threads_per_row == 1
-    lengths = 230, 1024, 1025, 26_000, 26_001
-    for sizes, threads in {
-        (4,): [1, 1, 16, 16, 16],
-        (1, 4): [1, 1, 16, 16, 16],
-        (2,): [2, 2, 16, 16, 32],
-        (2, 8): [2, 2, 16, 16, 32],
-        (8,): [1, 1, 32, 32, 32],
-        (4, 8): [1, 1, 32, 32, 32],
-    }.items():
-        assert [strided_rows(n, sizes, STATE).threads_per_row for n in lengths] == threads
+    lengths = 230, 1000, 2000, 2100, 32_000
+    for sizes, threads, with_gradients in (
+        ((4,), [1, 1, 1, 1, 1], [4, 16, 32, 16, 16]),
+        ((1, 4), [1, 1, 1, 1, 1], [8, 32, 16, 16, 16]),
+        ((2,), [4, 8, 16, 8, 16], [4, 16, 32, 16, 16]),
+        ((2, 8), [8, 16, 16, 16, 16], [16, 16, 16, 16, 16]),
+        ((8,), [1, 1, 1, 1, 1], [8, 32, 16, 16, 16]),
+    ):
+        for gradients, wanted in ((False, threads), (True, with_gradients)):
+            teams = [strided_rows(n, sizes, STATE, MANY, gradients) for n in lengths]
+            assert [team.threads_per_row for team in teams] == wanted
+
+
+@pytest.mark.quick
+def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
+    """Not from the number of rows, or from what is wanted: the threads do. Few have more."""
+    for sizes in ((4,), (2,), (8,), (2, 2)):
+        for columns in (20, 100, 230, 700, 1000, 1025, 5000, 32_000, 10**6):
+            teams = {
+                strided_rows(columns, sizes, state, rows, gradients)
+                for state in (STATE, 2 * STATE)
+                for rows in (1, 30, 4160, MANY)
+                for gradients in (False, True)
+            }
+            orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
+            assert len(orders) == 1
+            if columns >= 1000:
+                few, many = (strided_rows(columns, sizes, STATE, n, False) for n in (30, MANY))
+                assert few.threads_per_row > many.threads_per_row
 
 
 @pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
 
-    def kernels(size: int, longest: int) -> int:
+    def kernels(size: int, gradients: bool, longest: int) -> int:
         """How many serve lengths up to the longest; sections are arguments."""
-        every = (strided_rows(columns, (size,), STATE) for columns in range(9, longest))
-        return len({replace(rows, section=1, sections=1) for rows in every})
+        lengths = range(9, longest)
+        teams = (strided_rows(n, (size,), STATE, MANY, gradients) for n in lengths)
+        return len({replace(team, section=1, share=1, shares=1) for team in teams})
 
-    assert kernels(4, 100_000) <= 12
-    for size in (2, 4, 8):
-        assert kernels(size, 4097) <= 12
+    for size, gradients in itertools.product((2, 4, 8), (False, True)):
+        assert kernels(size, gradients, 4097) <= 14
+        assert kernels(size, gradients, 4097) == kernels(size, gradients, 100_000)
 
 
 @pytest.mark.parametrize(("case", "shape"), levels.covering(5, CASES, SHAPES))
@@ -112,28 +136,25 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
 @pytest.mark.quick
 def test_sections_follow_from_the_length_of_a_row() -> None:
     for size, columns in itertools.product((2, 4, 8), (230, 1000, 1025, 32_000, 10**6, 2**31)):
-        rows = strided_rows(columns, (size,), STATE)
-        of_section = rows.section * rows.count * rows.threads_per_row
-        assert (rows.sections - 1) * of_section < columns <= rows.sections * of_section
-        assert rows.sections <= row_striding.MOST_SECTIONS
-        assert rows.section == row_striding.LEAST_BATCHES or columns >= 32_000
+        rows = strided_rows(columns, (size,), STATE, MANY, False)
+        of_share = rows.section * rows.share * rows.count
+        assert (rows.shares - 1) * of_share < columns <= rows.shares * of_share
+        assert rows.shares <= row_striding.MOST_SHARES
+        assert rows.share <= row_striding.MOST_SECTIONS
+        assert rows.section <= row_striding.LEAST_BATCHES or columns >= 32_000
         for tiles in (1, 3, 40, 64):
-            blocks = -(-rows.sections // rows.sections_of_block(tiles))
-            assert blocks == 1 or blocks * tiles <= row_striding.BLOCKS
-        assert rows.sections_of_block(1) == 1
+            of_block = rows.sections_of_block(tiles)
+            assert of_block % rows.threads_per_row == 0 or of_block == rows.sections
+            blocks = -(-rows.sections // of_block)
+            assert blocks == 1 or blocks * tiles * rows.threads <= row_striding.SPLIT_THREADS
         assert rows.sections_of_block(65) == rows.sections
-    assert strided_rows(224, (4,), STATE).sections == 1
+    assert strided_rows(224, (4,), STATE, MANY, False).sections == 4
 
 
-def assert_phases(device: Any, launches: int) -> None:
-    """Rows of several sections take so many launches; some have."""
-    phases = {
-        phase
-        for phase in ("SPLIT", "MERGE", "WHOLE")
-        for name in strided_kernels(device)
-        if f", {phase}, " in name
-    }
-    assert phases == ({"WHOLE"} if launches == 1 else {"SPLIT", "MERGE"})
+def phases(device: Any) -> set[str]:
+    """Those of the kernels that have run."""
+    names = strided_kernels(device)
+    return {p for p in ("SPLIT", "MERGE", "WHOLE") if any(f", {p}, " in name for name in names)}
 
 
 @pytest.mark.parametrize(
@@ -143,12 +164,13 @@ def assert_phases(device: Any, launches: int) -> None:
 def test_sections_of_every_structure(
     case: RowCase, shape: tuple[int, int], launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block works on a tile alone, or several share it."""
+    """A block works on a tile alone, or several share it; shares have several sections."""
+    monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
     monkeypatch.setattr(row_striding, "FEW_TILES", 0 if launches == 1 else 64)
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, "transposed")
-        assert_phases(device, launches)
+        assert phases(device) == ({"WHOLE"} if launches == 1 else {"SPLIT", "MERGE"})
 
 
 @pytest.mark.parametrize(
@@ -162,33 +184,46 @@ def test_sections_of_every_structure(
 def test_the_same_bits_in_one_launch_and_in_two(
     dtype: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With some sections of a tile in each block, and with one."""
+    """With some sections of a tile in each block, and with one; with one thread a row and more."""
     rng = np.random.default_rng(5)
     x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
     target = rng.integers(0, shape[1], (shape[0], *shape[2:]))
     target[0, 0] = -100
+    monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
     bits = set()
-    for few_tiles, blocks in ((0, 256), (64, 256), (64, 4)):
+    for few_tiles, threads, enough in (
+        (0, 1, 1),
+        (0, 1, 1 << 16),
+        (64, 1 << 19, 1),
+        (64, 2048, 99),
+    ):
         monkeypatch.setattr(row_striding, "FEW_TILES", few_tiles)
-        monkeypatch.setattr(row_striding, "BLOCKS", blocks)
+        monkeypatch.setattr(row_striding, "SPLIT_THREADS", threads)
+        monkeypatch.setattr(row_striding, "ENOUGH_THREADS", enough)
         with installed(multiprocessors=3, seed=1) as device:
             arrays = device.asarray(x), device.asarray(target)
             results = [cross_entropy(*arrays, reduction="none"), cross_entropy(*arrays)]
             results += value_and_grad(cross_entropy)(*arrays)
-            assert_phases(device, 2 if few_tiles else 1)
+            assert ("SPLIT" in phases(device)) == (few_tiles > 0)
             bits.add(tuple(result.get().tobytes() for result in results))
     assert len(bits) == 1
 
 
 @pytest.mark.parametrize(("dtype", "threads"), [("float32", 16), ("float16", 16), ("float16", 32)])
 def test_teams_of_long_rows(dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they work on shorter ones."""
-    shared = {2: {16: 500} if threads == 16 else {}, 4: {}}
-    monkeypatch.setattr(row_striding, "MOST_ELEMENTS", shared)
-    assert strided_rows(230, (DTYPES[dtype].itemsize,), STATE).threads_per_row == threads
+    """As they work on shorter ones, of several sections in a share."""
+    monkeypatch.setattr(row_striding, "SHARE_WORDS", 4)
+    monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(row_striding, "MOST_SHARES", threads // 2)
+    monkeypatch.setattr(row_striding, "FEW_TILES", 0)
+    monkeypatch.setattr(row_striding, "LONG_THREADS", threads // 4)
+    size = DTYPES[dtype].itemsize
+    team = strided_rows(530, (size,), STATE, 140, True)
+    assert team.threads_per_row == threads // 2
+    assert team.share > 1
     rng = np.random.default_rng(3)
-    x = (3 * rng.standard_normal((2, 230, 70))).astype(DTYPES[dtype])
-    target = rng.integers(0, 230, (2, 70))
+    x = (3 * rng.standard_normal((2, 530, 70))).astype(DTYPES[dtype])
+    target = rng.integers(0, 530, (2, 70))
     with installed(multiprocessors=3, seed=1) as device:
         got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
         assert strided_kernels(device)
@@ -405,8 +440,8 @@ def test_short_rows_are_held_by_one_thread(shape: tuple[int, int, int]) -> None:
 
 def test_probabilities_take_more_words() -> None:
     """Two arrays that are read: a thread holds half as many classes."""
-    assert strided_rows(40, (4,), STATE).stays
-    assert not strided_rows(40, (4, 4), STATE).stays
+    assert strided_rows(40, (4,), STATE, MANY, False).stays
+    assert not strided_rows(40, (4, 4), STATE, MANY, False).stays
     operands = PROBABILITIES.draw(np.random.default_rng(11), (70, 40), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, PROBABILITIES, operands, "transposed")

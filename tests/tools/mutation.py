@@ -155,7 +155,7 @@ EQUIVALENT: dict[str, str] = {
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
-    "if (first <= end) f(load<0>(rows, first));": "a batch of no elements",
+    "if (first <= end) f(load<0, LAST>(rows, first));": "a batch of no elements",
     "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
         "of a row that is not there nothing is read"
     ),

@@ -296,9 +296,17 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
-    # Sections of long rows: each in a block of its own above; several in one; all in one launch.
-    for blocks, few_tiles in (2, row_striding.FEW_TILES), (1, 0):
-        with _planned(module=row_striding, BLOCKS=blocks, FEW_TILES=few_tiles):
+    # Sections of long rows: in many blocks; several of a thread; all in one launch, of many
+    # threads and of one.
+    few, many, one = row_striding.FEW_TILES, row_striding.SPLIT_THREADS, 1
+    for few_tiles, threads, enough in (few, many, many), (few, 4096, one), (0, one, one):
+        with _planned(
+            module=row_striding,
+            LEAST_BATCHES=1,
+            FEW_TILES=few_tiles,
+            SPLIT_THREADS=threads,
+            ENOUGH_THREADS=enough,
+        ):
             check(draw((2, 460, 40)))
             check(draw((1, 1800, 10), BFLOAT16))
     check(draw((1, 260, 256), BFLOAT16))  # a whole tile
