@@ -418,17 +418,17 @@ class RowLaunches(Launches):
 
     def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
-        function, tile_rows = self._of_loss(), self._tile_rows(rows)
-        tiles = -(-self._rows.number // tile_rows)
-        of_block = rows.sections_of_block(tiles)
-        if of_block == rows.sections:
-            self._add(function, self._side_by_side(rows, results, "WHOLE", of_block), results)
+        function, sections = self._of_loss(), rows.sections
+        if not rows.of_block:
+            self._add(function, self._side_by_side(rows, results, "WHOLE", sections), results)
             return
-        left = (LEFT_BYTES + self._state * rows.sections) * tile_rows
-        memory = (self._add_scratch(left * tiles),)
+        tile_rows = self._tile_rows(rows)
+        left = (LEFT_BYTES + self._state * sections) * tile_rows
+        memory = (self._add_scratch(left * -(-self._rows.number // tile_rows)),)
         nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
-        self._add(function, self._side_by_side(rows, nothing, "SPLIT", of_block, memory), nothing)
-        of_block = of_block if results.wanted else rows.sections
+        split = self._side_by_side(rows, nothing, "SPLIT", rows.of_block, memory)
+        self._add(function, split, nothing)
+        of_block = rows.of_block if results.wanted else sections
         self._add(function, self._side_by_side(rows, results, "MERGE", of_block, memory), results)
 
     def _tile_rows(self, rows: StridedRows) -> int:

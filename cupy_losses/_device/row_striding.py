@@ -22,25 +22,26 @@ LEAST_BATCHES = 4  # of a section
 MOST_SECTIONS = 16  # of a share
 
 # With gradients as many threads as shares work on a row: what a multiprocessor works on is in the
-# L2 cache still when it is read again. Longer rows are too long for that.
+# L2 cache still when it is read again. Rows of more than MOST_SHARES are too long for that.
 LONG_THREADS = 16  # of such rows
-# Without gradients one thread works on a row, or on a pair of rows of half precision as many as
-# have PAIR_SHARES of it each. More do where rows are few.
+# Without gradients one thread works on a row where there are many, or on a pair of rows of half
+# precision as many as have PAIR_SHARES of it each.
 PAIR_SHARES = 2
 PAIR_THREADS = 16  # at most
-ENOUGH_THREADS = 1 << 16  # of all rows
+ENOUGH_THREADS = 1 << 17  # of all rows; with fewer rows several threads work on one
+FEW_ROWS_THREADS = 8  # at least
 THREADS_PER_ROW = (1, 4, 8, 16, 32)  # few, as each is a kernel
 
-# Where there are few tiles, several blocks work on the sections of one.
-FEW_TILES = 64
-SPLIT_THREADS = 1 << 19  # of a launch over few tiles, about
+# Where there are few tiles of long rows, several blocks work on the sections of one.
+FEW_TILES = 96
+SPLIT_THREADS_PER_ROW = 16
+SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same where a thread has at most WIDE_WORDS at a time
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
-LONG_NEIGHBOURS = 16  # the same of MOST_SHARES threads and rows that are too long for the cache
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 
 # The threads that a multiprocessor is to hold, by the most words that each holds.
@@ -61,6 +62,7 @@ class StridedRows:
         section: The batches of a section of a row.
         share: The sections of a share.
         shares: The shares of a row.
+        of_block: How many sections of a tile a block works on; 0 for all of them.
 
     """
 
@@ -73,19 +75,12 @@ class StridedRows:
     section: int = 1
     share: int = 1
     shares: int = 1
+    of_block: int = 0
 
     @property
     def sections(self) -> int:
         """The sections of a row."""
         return self.share * self.shares
-
-    def sections_of_block(self, tiles: int) -> int:
-        """How many sections of a tile a block works on; all of them where there are many tiles."""
-        if tiles > FEW_TILES:
-            return self.sections
-        blocks = max(1, SPLIT_THREADS // (tiles * self.threads))
-        of_thread = -(-self.sections // (blocks * self.threads_per_row))
-        return min(self.sections, of_thread * self.threads_per_row)
 
 
 def strided_rows(
@@ -126,22 +121,32 @@ def _in_shares(
     section = min(of_share, max(LEAST_BATCHES, -(-of_share // MOST_SECTIONS)))
     share = -(-of_share // section)
     shares = -(-batches // (section * share))
+
     is_cached = columns * words <= SHARE_WORDS * MOST_SHARES
+    tiles = -(-rows // NEIGHBOURS)
+    is_split = not is_cached and tiles <= FEW_TILES
     if gradients:
         least = shares if is_cached else LONG_THREADS
+    elif width == 2:
+        least = min(PAIR_THREADS, shares // PAIR_SHARES)
     else:
-        least = min(PAIR_THREADS, shares // PAIR_SHARES) if width == 2 else 1
+        least = 1 if rows >= ENOUGH_THREADS else FEW_ROWS_THREADS
     wanted = min(shares, max(least, -(-ENOUGH_THREADS // rows)))
+    if is_split:
+        wanted = SPLIT_THREADS_PER_ROW
     threads_per_row = min(threads for threads in THREADS_PER_ROW if threads >= wanted)
-    many = is_cached or threads_per_row < MOST_SHARES
-    neighbours = NEIGHBOURS if many else LONG_NEIGHBOURS
-    threads = max(WIDE_THREADS, neighbours * threads_per_row)
+    threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
     while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
         threads //= 2
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
     team = _team(threads, threads_per_row, count, 0, False, held)
-    return replace(team, section=section, share=share, shares=shares)
+    of_block, sections = 0, share * shares
+    if is_split:
+        blocks = max(1, SPLIT_THREADS // (tiles * threads))
+        of_block = -(-sections // (blocks * threads_per_row)) * threads_per_row
+        of_block = of_block if of_block < sections else 0
+    return replace(team, section=section, share=share, shares=shares, of_block=of_block)
 
 
 def _team(

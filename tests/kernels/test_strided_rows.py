@@ -54,7 +54,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
         for columns in range(2, 5000):
             rows = strided_rows(columns, sizes, STATE, MANY, gradients)
             assert rows.threads % 32 == 0
-            assert rows.threads // rows.threads_per_row >= 16  # rows side by side
+            assert rows.threads // rows.threads_per_row >= 32  # rows side by side
             least = min(
                 (
                     threads_per_row
@@ -106,7 +106,7 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
             }
             orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
             assert len(orders) == 1
-            if columns >= 1000:
+            if columns == 1000:
                 few, many = (strided_rows(columns, sizes, STATE, n, False) for n in (30, MANY))
                 assert few.threads_per_row > many.threads_per_row
 
@@ -142,13 +142,22 @@ def test_sections_follow_from_the_length_of_a_row() -> None:
         assert rows.shares <= row_striding.MOST_SHARES
         assert rows.share <= row_striding.MOST_SECTIONS
         assert rows.section <= row_striding.LEAST_BATCHES or columns >= 32_000
-        for tiles in (1, 3, 40, 64):
-            of_block = rows.sections_of_block(tiles)
-            assert of_block % rows.threads_per_row == 0 or of_block == rows.sections
-            blocks = -(-rows.sections // of_block)
-            assert blocks == 1 or blocks * tiles * rows.threads <= row_striding.SPLIT_THREADS
-        assert rows.sections_of_block(65) == rows.sections
+        assert rows.of_block == 0
     assert strided_rows(224, (4,), STATE, MANY, False).sections == 4
+
+
+@pytest.mark.quick
+def test_several_blocks_work_on_few_tiles_of_long_rows() -> None:
+    for size, columns, n in itertools.product((2, 4, 8), (5000, 10**6), (1, 30, 1000)):
+        rows = strided_rows(columns, (size,), STATE, n, False)
+        blocks = -(-rows.sections // rows.of_block)
+        of_tile = rows.threads // rows.threads_per_row * (2 if size == 2 else 1)
+        tiles = -(-n // of_tile)
+        assert blocks > 1
+        assert rows.of_block % rows.threads_per_row == 0
+        assert blocks * tiles * rows.threads <= row_striding.SPLIT_THREADS
+    for columns, n in ((1000, 30), (5000, MANY)):
+        assert strided_rows(columns, (4,), STATE, n, False).of_block == 0
 
 
 def phases(device: Any) -> set[str]:
@@ -165,7 +174,8 @@ def test_sections_of_every_structure(
     case: RowCase, shape: tuple[int, int], launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block works on a tile alone, or several share it; shares have several sections."""
-    monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
+    for name in ("LEAST_BATCHES", "SHARE_WORDS", "SPLIT_THREADS_PER_ROW"):
+        monkeypatch.setattr(row_striding, name, 4)
     monkeypatch.setattr(row_striding, "FEW_TILES", 0 if launches == 1 else 64)
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
@@ -189,14 +199,11 @@ def test_the_same_bits_in_one_launch_and_in_two(
     x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
     target = rng.integers(0, shape[1], (shape[0], *shape[2:]))
     target[0, 0] = -100
+    for name in ("SHARE_WORDS", "MOST_SHARES", "SPLIT_THREADS_PER_ROW"):
+        monkeypatch.setattr(row_striding, name, 8)
     monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
     bits = set()
-    for few_tiles, threads, enough in (
-        (0, 1, 1),
-        (0, 1, 1 << 16),
-        (64, 1 << 19, 1),
-        (64, 2048, 99),
-    ):
+    for few_tiles, threads, enough in ((0, 1, 1), (0, 1, MANY), (64, MANY, 1), (64, 4096, 1)):
         monkeypatch.setattr(row_striding, "FEW_TILES", few_tiles)
         monkeypatch.setattr(row_striding, "SPLIT_THREADS", threads)
         monkeypatch.setattr(row_striding, "ENOUGH_THREADS", enough)

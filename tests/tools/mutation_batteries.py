@@ -298,11 +298,12 @@ def strided(device: Device) -> None:
     check(draw((1, 33, 40), np.float64))
     # Sections of long rows: in many blocks; several of a thread; all in one launch, of many
     # threads and of one.
-    few, many, one = row_striding.FEW_TILES, row_striding.SPLIT_THREADS, 1
-    for few_tiles, threads, enough in (few, many, many), (few, 4096, one), (0, one, one):
+    for few_tiles, threads, enough in (64, 1 << 18, 1), (64, 4096, 1), (0, 1, 1 << 18), (0, 1, 1):
         with _planned(
             module=row_striding,
             LEAST_BATCHES=1,
+            SHARE_WORDS=8,
+            MOST_SHARES=8,
             FEW_TILES=few_tiles,
             SPLIT_THREADS=threads,
             ENOUGH_THREADS=enough,
