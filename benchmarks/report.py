@@ -359,9 +359,7 @@ sweep, and that of `benchmarks.run --only orders`.
 This picture is made of `benchmarks/results/h200-classes-last.json`, `h200-row-lengths.json`,
 `h200-strided.json` and `h200-orders.json`, all beside torch only. Where torch is missing, its
 bfloat16 loss was more than 1% off. What the constants of kernels over rows were chosen by is in
-`benchmarks/results/h200-rows-tuning.txt`. It says which lines of the other files are of other
-constants: 2000 classes ahead of pixels, 32000 of them in float32, label smoothing and `nll_loss`
-over 128 elements, and more than 131072 classes of float32 with their gradient.
+`benchmarks/results/h200-rows-tuning.txt`.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)
 """

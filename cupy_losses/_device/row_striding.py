@@ -19,7 +19,9 @@ BATCH = 16  # words of a batch of a longer row
 SHARE_WORDS = 64
 MOST_SHARES = 32
 LEAST_BATCHES = 4  # of a section
-MOST_SECTIONS = 16  # of a share
+SECTIONS = 16  # of a share, or more, so that they have no more batches than these:
+MOST_BATCHES = 32
+MOST_SECTIONS = 64
 
 # With gradients as many threads as shares work on a row: what a multiprocessor works on is in the
 # L2 cache still when it is read again. Rows of more than MOST_SHARES are too long for that.
@@ -118,7 +120,8 @@ def _in_shares(
     while shares > 1 and columns * words <= SHARE_WORDS * (shares // 2):
         shares //= 2
     of_share = -(-batches // shares)
-    section = min(of_share, max(LEAST_BATCHES, -(-of_share // MOST_SECTIONS)))
+    section = max(LEAST_BATCHES, min(MOST_BATCHES, -(-of_share // SECTIONS)))
+    section = min(of_share, max(section, -(-of_share // MOST_SECTIONS)))
     share = -(-of_share // section)
     shares = -(-batches // (section * share))
 

@@ -142,6 +142,7 @@ def test_sections_follow_from_the_length_of_a_row() -> None:
         assert rows.shares <= row_striding.MOST_SHARES
         assert rows.share <= row_striding.MOST_SECTIONS
         assert rows.section <= row_striding.LEAST_BATCHES or columns >= 32_000
+        assert rows.section <= row_striding.MOST_BATCHES or columns >= 10**6
         assert rows.of_block == 0
     assert strided_rows(224, (4,), STATE, MANY, False).sections == 4
 
@@ -156,6 +157,8 @@ def test_several_blocks_work_on_few_tiles_of_long_rows() -> None:
         assert blocks > 1
         assert rows.of_block % rows.threads_per_row == 0
         assert blocks * tiles * rows.threads <= row_striding.SPLIT_THREADS
+        states = rows.threads // rows.threads_per_row * (2 if size == 2 else 1) * rows.shares
+        assert states * STATE <= row_striding.STATE_BYTES
     for columns, n in ((1000, 30), (5000, MANY)):
         assert strided_rows(columns, (4,), STATE, n, False).of_block == 0
 
