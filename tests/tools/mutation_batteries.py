@@ -309,10 +309,11 @@ def strided(device: Device) -> None:
             ENOUGH_THREADS=enough,
         ):
             check(draw((2, 460, 40)))
+            check(draw((1, 784, 20)))  # 49 sections
             check(draw((1, 1800, 10), BFLOAT16))
     check(draw((1, 260, 256), BFLOAT16))  # a whole tile
     with _planned(module=plan_rows, TILE_SEGMENTS=2):
-        check(draw((1, 13, 128 * 5 + 1)))
+        check(draw((1, 13, 256 * 2 + 1)))  # one row in the last tile
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "blocks_per_multiprocessor", 1)
         forget()
