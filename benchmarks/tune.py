@@ -81,8 +81,8 @@ CONSTANTS = [
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
     Constant(row_striding, "SHARE_WORDS", (32, 64, 128), strided=True),
-    Constant(row_striding, "LONG_THREADS", (8, 16, 32), strided=True),
-    Constant(row_striding, "ENOUGH_THREADS", (1 << 15, 1 << 16, 1 << 17), strided=True),
+    Constant(row_striding, "MANY_THREADS", (8, 16, 32), strided=True),
+    Constant(row_striding, "ENOUGH_THREADS", (1 << 16, 1 << 17, 1 << 18), strided=True),
 ]
 
 

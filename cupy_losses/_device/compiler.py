@@ -135,8 +135,8 @@ def _give_shared_memory(compiled: Any, pointer: int, wanted: Specialisation) -> 
     compiled.max_dynamic_shared_size_bytes = most
     compiled.preferred_shared_memory_carveout = 100
     blocks = driver.occupancy(pointer, wanted.threads, wanted.shared)
-    bytes = blocks * (wanted.shared + compiled.shared_size_bytes + BLOCK_RESERVE)
+    taken = blocks * (wanted.shared + compiled.shared_size_bytes + BLOCK_RESERVE)
     available = driver.shared_memory_of_multiprocessor(wanted.device)
-    percent = max(percent, min(100, -(-100 * bytes // available)))
+    percent = max(percent, min(100, -(-100 * taken // available)))
     compiled.preferred_shared_memory_carveout = percent
     return blocks

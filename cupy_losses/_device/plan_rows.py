@@ -458,7 +458,8 @@ class RowLaunches(Launches):
         sections = int64(rows.section), *map(int32, (rows.share, rows.shares, of_block))
         types, arguments = (layout, team, phase), (layout_bytes, *sections)
         of_tile = self._tile_rows(rows)
-        shared = self._state * rows.shares * of_tile if rows.threads_per_row > 1 else 0
+        merges = rows.threads_per_row > 1 and phase != "SPLIT"
+        shared = self._state * rows.shares * of_tile if merges else 0
         schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads, shared)
         return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
 

@@ -16,27 +16,25 @@ WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
 BATCH = 16  # words of a batch of a longer row
 
 # Longer rows are divided into shares, and these into sections, by their lengths alone.
-SHARE_WORDS = 64
+SHARE_WORDS = 64  # of a share of up to MOST_SHARES, about
 MOST_SHARES = 32
 LEAST_BATCHES = 4  # of a section
 SECTIONS = 16  # of a share, or more, so that they have no more batches than these:
 MOST_BATCHES = 32
 MOST_SECTIONS = 64
 
-# With gradients as many threads as shares work on a row: what a multiprocessor works on is in the
-# L2 cache still when it is read again. Rows of more than MOST_SHARES are too long for that.
-LONG_THREADS = 16  # of such rows
-# Without gradients one thread works on a row where there are many, or on a pair of rows of half
-# precision as many as have PAIR_SHARES of it each.
-PAIR_SHARES = 2
-PAIR_THREADS = 16  # at most
-ENOUGH_THREADS = 1 << 17  # of all rows; with fewer rows several threads work on one
-FEW_ROWS_THREADS = 8  # at least
-THREADS_PER_ROW = (1, 4, 8, 16, 32)  # few, as each is a kernel
+# Few numbers of threads, as each is a kernel: two of each dtype and pass. With gradients as many as
+# shares work on a row, up to MANY_THREADS: what a multiprocessor works on is in the L2 cache still
+# when it is read again. Rows of more than MOST_SHARES are too long for that.
+MANY_THREADS = 16
+CACHED_THREADS = 8  # with gradients, of up to as many shares
+PAIR_THREADS = 4  # without gradients, of up to PAIR_SHARES of pairs of rows of half precision
+PAIR_SHARES = 16
+ENOUGH_THREADS = 1 << 17  # without gradients one works on another row, if there are as many
 
-# Where there are few tiles of long rows, several blocks work on the sections of one.
+# Where there are few tiles of long rows, several blocks work on the sections of one, with
+# MANY_THREADS for a row.
 FEW_TILES = 96
-SPLIT_THREADS_PER_ROW = 16
 SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 
 # The more rows a block has side by side, the fewer parts of a line of memory are written apart.
@@ -125,19 +123,14 @@ def _in_shares(
     share = -(-of_share // section)
     shares = -(-batches // (section * share))
 
-    is_cached = columns * words <= SHARE_WORDS * MOST_SHARES
     tiles = -(-rows // NEIGHBOURS)
-    is_split = not is_cached and tiles <= FEW_TILES
+    is_split = columns * words > SHARE_WORDS * MOST_SHARES and tiles <= FEW_TILES
     if gradients:
-        least = shares if is_cached else LONG_THREADS
+        threads_per_row = CACHED_THREADS if shares <= CACHED_THREADS else MANY_THREADS
     elif width == 2:
-        least = min(PAIR_THREADS, shares // PAIR_SHARES)
+        threads_per_row = PAIR_THREADS if shares <= PAIR_SHARES else MANY_THREADS
     else:
-        least = 1 if rows >= ENOUGH_THREADS else FEW_ROWS_THREADS
-    wanted = min(shares, max(least, -(-ENOUGH_THREADS // rows)))
-    if is_split:
-        wanted = SPLIT_THREADS_PER_ROW
-    threads_per_row = min(threads for threads in THREADS_PER_ROW if threads >= wanted)
+        threads_per_row = 1 if rows >= ENOUGH_THREADS else MANY_THREADS
     threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
     while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
         threads //= 2

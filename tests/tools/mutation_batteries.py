@@ -304,6 +304,7 @@ def strided(device: Device) -> None:
             LEAST_BATCHES=1,
             SHARE_WORDS=8,
             MOST_SHARES=8,
+            MANY_THREADS=8,
             FEW_TILES=few_tiles,
             SPLIT_THREADS=threads,
             ENOUGH_THREADS=enough,
