@@ -98,3 +98,20 @@ def test_what_fails_is_tried_again(compiled: list[str], monkeypatch: pytest.Monk
         with pytest.raises(driver.CompileError):
             compiler.kernels(wanted("a", "wrong"))
     assert len(compiler.kernels(wanted("a"))) == 1
+
+
+@pytest.mark.quick
+def test_shared_memory_that_blocks_do_not_take_is_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Percent of 228 KiB; plans of the same kernel keep the most that one of them needs."""
+    loaded = SimpleNamespace(
+        max_dynamic_shared_size_bytes=48 << 10,
+        preferred_shared_memory_carveout=-1,
+        shared_size_bytes=1 << 10,
+    )
+    monkeypatch.setattr(driver, "shared_memory_of_multiprocessor", lambda _: 228 << 10)
+    monkeypatch.setattr(driver, "occupancy", lambda *_: 2)
+    for kib, percent in ((10, 11), (100, 90), (10, 90), (120, 100)):
+        wanted = Specialisation("", "", 256, 0, shared=kib << 10)
+        assert compiler._give_shared_memory(loaded, 0, wanted) == 2
+        assert loaded.preferred_shared_memory_carveout == percent
+    assert loaded.max_dynamic_shared_size_bytes == 120 << 10
