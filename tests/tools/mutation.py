@@ -49,6 +49,7 @@ ROW_FILES = (
     "kernels/row_epilogue.cuh",
     "kernels/row_states.cuh",
     "kernels/row_worker.cuh",
+    "kernels/strided_batch.cuh",
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
@@ -56,7 +57,7 @@ ROW_FILES = (
     "losses/sums.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
-STRIDED_FILE = "kernels/strided_rows.cu"
+STRIDED_FILES = ("kernels/strided_rows.cu", "kernels/strided_batch.cuh")
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 FILES = (
     "kernels/pointwise.cu",
@@ -468,7 +469,7 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(pointwise)
     if mutant.file in TILE_FILES:
         batteries.append(tiles)
-    elif mutant.file == STRIDED_FILE:
+    elif mutant.file in STRIDED_FILES:
         batteries.append(strided)
     elif mutant.file == MULTILABEL_FILE:
         batteries.append(multilabel)

@@ -1,0 +1,157 @@
+// The team of threads of rows that lie side by side, and its batches: the elements that one thread
+// has of each of its rows, in registers.
+#pragma once
+#include "kernels/row.cuh"
+#include "memory/instructions.cuh"
+
+// THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows, in batches of
+// COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
+// THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
+// k of VECTORS: the elements of array k in WIDTH rows are one access. A multiprocessor is to hold
+// RESIDENT blocks.
+template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
+          int RESIDENT_, unsigned VECTORS_>
+struct StridedTeam {
+  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
+                       RESIDENT = RESIDENT_;
+  static constexpr int COUNT = COUNT_, SURE = SURE_;
+  static constexpr bool STAYS = STAYS_;
+  static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
+  static constexpr unsigned VECTORS = VECTORS_;
+  static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
+                       ROWS = NEIGHBOURS * WIDTH;  // of a tile
+
+  static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
+  static DEVICE int neighbour() { return int(threadIdx.x) % NEIGHBOURS; }
+  // The first one of its rows in a tile.
+  static DEVICE int row() { return neighbour() * WIDTH; }
+};
+
+// A batch of one thread: elements of each of its rows, of every array that the loss reads element
+// by element. The first SURE elements are there, others where they are ahead of column `end`.
+template <class Row, class Loss, class Team, int SURE, class K = Range<Row::INPUTS>>
+struct StridedBatch;
+
+template <class Row, class Loss, class Team, int SURE, int... K>
+struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
+  using T = typename Row::Scalar;
+  using N = typename Row::N;
+  using Column = typename Row::Column;
+  static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH;
+  // Elements of WIDTH rows as one access moves them: two of half precision in one register.
+  template <int S>
+  using Stored = Vector<typename Row::template Element<S>, WIDTH>;
+  template <int S>
+  using Kept = Packed<Stored<S>>;
+
+  Column first, end;
+  Tuple<Kept<K>...> vectors[BATCH];
+
+  DEVICE Column column(int k) const { return first + k * Team::STEP; }
+  DEVICE bool holds(int k) const { return k < SURE || column(k) < end; }
+  // Whether a column is one of these.
+  DEVICE bool has(Column column) const {
+    const Column behind = column - first;
+    return behind >= 0 && behind < BATCH * Team::STEP && behind % Team::STEP == 0;
+  }
+  // Makes the element of row v of the first operand in a column -inf. Bits say which: one
+  // instruction makes seven predicates of bits, but only one of a comparison.
+  DEVICE void hide(int v, Column hidden) {
+    using E = typename Row::template Element<FIRST>;
+    constexpr int WORDS = (BATCH + 31) / 32;
+    const E infinite = convert<E>(T(-INFINITY));
+    const int place = int(hidden - first) / Team::STEP;
+    unsigned bits[WORDS];
+#pragma unroll
+    for (int w = 0; w < WORDS; ++w) bits[w] = opaque(place / 32 == w ? 1u << place % 32 : 0u);
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      auto& elements = get<FIRST>(vectors[k]);
+      const bool hides = bits[k / 32] >> k % 32 & 1u;
+      if constexpr (WIDTH == 1) {
+        if (hides) elements = packed(Stored<FIRST>{{infinite}});
+      } else {
+        // One instruction, where unpacking and packing a pair would take three.
+        static_assert(WIDTH == 2 && sizeof(E) == 2, "a pair is a word");
+        const unsigned both = packed(Stored<FIRST>{{infinite, infinite}});
+        if (hides) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
+      }
+    }
+  }
+
+  // Those of place k in row V: get<i>() of it is the number in operand i.
+  template <int V>
+  DEVICE auto numbers(const Row& row, int k) const {
+    return numbers<V>(Range<Loss::OPERANDS + int(Loss::WEIGHTED)>(), row, k);
+  }
+
+  // Those of row V.
+  template <int V>
+  struct Of {
+    static constexpr int WIDTH = 4, COUNT = BATCH / WIDTH;  // places for sums
+    const StridedBatch& batch;
+    const Row& row;
+
+    // The largest number of the first operand, and `so_far`.
+    DEVICE T largest(T so_far) const {
+      if constexpr (HAS_PAIRS) {
+        const auto found = batch.largest_pair();
+        return larger(so_far, convert<T>(V == 0 ? found.x : found.y));
+      } else {
+#pragma unroll
+        for (int k = 0; k < BATCH; ++k) {
+          if (batch.holds(k)) so_far = larger(so_far, plain(batch.template number<V, 0>(row, k)));
+        }
+        return so_far;
+      }
+    }
+    // f(place, column, x) for each element.
+    DEVICE void each(auto f) const {
+#pragma unroll
+      for (int k = 0; k < BATCH; ++k) {
+        if (batch.holds(k)) {
+          f(k % WIDTH, batch.column(k), batch.template numbers<V>(row, k));
+        }
+      }
+    }
+  };
+
+ private:
+  // Two numbers are compared at once.
+  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && WIDTH == 2;
+  // The largest numbers of the first operand in both rows.
+  DEVICE auto largest_pair() const {
+    const auto pair_at = [&](int k) {
+      const auto both = bits_as<Stored<FIRST>>(get<FIRST>(vectors[k]));
+      return pair(both.at[0], both.at[1]);
+    };
+    const auto none = convert<typename Row::template Element<FIRST>>(lowest<T>());
+    auto found = pair(none, none);
+#pragma unroll
+    for (int k = 0; k < BATCH; ++k) {
+      if (holds(k)) found = __hmax2(found, pair_at(k));
+    }
+    return found;
+  }
+  template <int V, int S>
+  DEVICE Real<T> real(int k) const {
+    return Real<T>(widen<T>(bits_as<Stored<S>>(get<S>(vectors[k]))).at[V]);
+  }
+  template <int V, int I>
+  DEVICE N number(const Row& row, int k) const {
+    using Loaded = typename Row::template Loaded<I>;
+    if constexpr (I == Loss::OPERANDS && bool(Loss::READS >> I & 1u)) {
+      return N(Real<T>(convert<T>(row.load_weight(column(k)))));
+    } else if constexpr (!bool(Loss::READS >> I & 1u)) {
+      return N(0.0);
+    } else if constexpr (Loaded::HAS_SLOPE) {
+      return N(real<V, Row::FIRST + I>(k), real<V, Loaded::SLOPE>(k));
+    } else {
+      return N(real<V, Row::FIRST + I>(k));
+    }
+  }
+  template <int V, int... I>
+  DEVICE auto numbers(Indices<I...>, const Row& row, int k) const {
+    return Tuple<Repeat<N, I>...>{{number<V, I>(row, k)}...};
+  }
+};
