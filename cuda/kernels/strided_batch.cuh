@@ -1,5 +1,5 @@
-// The team of threads of rows that lie side by side, and its batches: the elements that one thread
-// has of each of its rows, in registers.
+// The team of threads of rows that lie side by side, and its batches: the elements of one thread in
+// each of its rows, in registers.
 #pragma once
 #include "kernels/row.cuh"
 #include "memory/instructions.cuh"
@@ -22,18 +22,20 @@ struct StridedTeam {
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
 
   static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
-  static DEVICE int neighbour() { return int(threadIdx.x) % NEIGHBOURS; }
+  static DEVICE int neighbour() { return int(threadIdx.x % unsigned(NEIGHBOURS)); }
   // The first one of its rows in a tile.
   static DEVICE int row() { return neighbour() * WIDTH; }
 };
 
 // A batch of one thread: elements of each of its rows, of every array that the loss reads element
-// by element. The first SURE elements are there, others where they are ahead of column `end`.
-template <class Row, class Loss, class Team, int SURE, class K = Range<Row::INPUTS>>
+// by element. The first SURE elements are there, others where they are ahead of column `end`. With
+// OTHERS_HIDDEN those that are not there are hidden from the loss, and nothing asks which they are.
+template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN,
+          class K = Range<Row::INPUTS>>
 struct StridedBatch;
 
-template <class Row, class Loss, class Team, int SURE, int... K>
-struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
+template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int... K>
+struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
@@ -54,27 +56,50 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     const Column behind = column - first;
     return behind >= 0 && behind < BATCH * Team::STEP && behind % Team::STEP == 0;
   }
-  // Makes the element of row v of the first operand in a column -inf. Bits say which: one
-  // instruction makes seven predicates of bits, but only one of a comparison.
-  DEVICE void hide(int v, Column hidden) {
-    using E = typename Row::template Element<FIRST>;
-    constexpr int WORDS = (BATCH + 31) / 32;
-    const E infinite = convert<E>(T(-INFINITY));
-    const int place = int(hidden - first) / Team::STEP;
+  // Takes the elements of array S at place k from load(), if they are there.
+  template <int S>
+  DEVICE void take(int k, auto load) {
+    auto& elements = get<S>(vectors[k]);
+    if (holds(k)) {
+      elements = load();
+    } else if constexpr (OTHERS_HIDDEN) {
+      elements = repeated<S>(S == FIRST ? T(-INFINITY) : T(0));
+    }
+  }
+
+  // A bit for each place. One instruction makes seven predicates of bits, but only one of a
+  // comparison.
+  struct Places {
+    static constexpr int WORDS = (BATCH + 31) / 32;
     unsigned bits[WORDS];
+    DEVICE bool has(int k) const { return bits[k / 32] >> k % 32 & 1u; }
+  };
+  DEVICE Places place_of(Column column) const {
+    const int place = has(column) ? int(column - first) / Team::STEP : -1;
+    Places places;
 #pragma unroll
-    for (int w = 0; w < WORDS; ++w) bits[w] = opaque(place / 32 == w ? 1u << place % 32 : 0u);
+    for (int w = 0; w < Places::WORDS; ++w) {
+      places.bits[w] = opaque(place >= 0 && place / 32 == w ? 1u << place % 32 : 0u);
+    }
+    return places;
+  }
+  // Whether a loss that HIDES an element is told which one it is. It stays in the maximum, which is
+  // precise enough for half precision, and takes no instruction.
+  static constexpr bool TELLS =
+      Loss::HIDES && Team::STAYS && is_half<typename Row::template Element<FIRST>>;
+  // Else the elements of row v of the first operand at these places become -inf.
+  DEVICE void hide(int v, const Places& hidden) {
 #pragma unroll
     for (int k = 0; k < BATCH; ++k) {
       auto& elements = get<FIRST>(vectors[k]);
-      const bool hides = bits[k / 32] >> k % 32 & 1u;
+      const auto infinite = repeated<FIRST>(T(-INFINITY));
+      if (!hidden.has(k)) continue;
       if constexpr (WIDTH == 1) {
-        if (hides) elements = packed(Stored<FIRST>{{infinite}});
+        elements = infinite;
       } else {
         // One instruction, where unpacking and packing a pair would take three.
-        static_assert(WIDTH == 2 && sizeof(E) == 2, "a pair is a word");
-        const unsigned both = packed(Stored<FIRST>{{infinite, infinite}});
-        if (hides) elements = __byte_perm(elements, both, v == 0 ? 0x3254 : 0x5410);
+        static_assert(WIDTH == 2 && sizeof(infinite) == 4, "a pair is a word");
+        elements = __byte_perm(elements, infinite, v == 0 ? 0x3254 : 0x5410);
       }
     }
   }
@@ -91,6 +116,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     static constexpr int WIDTH = 4, COUNT = BATCH / WIDTH;  // places for sums
     const StridedBatch& batch;
     const Row& row;
+    Places hidden;  // from a loss that is told
 
     // The largest number of the first operand, and `so_far`.
     DEVICE T largest(T so_far) const {
@@ -100,23 +126,40 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
       } else {
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
-          if (batch.holds(k)) so_far = larger(so_far, plain(batch.template number<V, 0>(row, k)));
+          if (!batch.counts(k)) continue;
+          so_far = larger(so_far, plain(batch.template number<V, 0>(row, k)));
         }
         return so_far;
       }
     }
-    // f(place, column, x) for each element.
+    // f(place, column, x) for each element, or f(place, column, x, counts).
     DEVICE void each(auto f) const {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
-        if (batch.holds(k)) {
-          f(k % WIDTH, batch.column(k), batch.template numbers<V>(row, k));
+        if (!batch.counts(k)) continue;
+        const auto x = batch.template numbers<V>(row, k);
+        if constexpr (TELLS) {
+          f(k % WIDTH, batch.column(k), x, !hidden.has(k));
+        } else {
+          f(k % WIDTH, batch.column(k), x);
         }
       }
     }
   };
 
  private:
+  // Whether the loss takes the element of place k.
+  DEVICE bool counts(int k) const { return OTHERS_HIDDEN || holds(k); }
+  // A number in all rows, as it is kept.
+  template <int S>
+  static DEVICE Kept<S> repeated(T number) {
+    Stored<S> vector;
+#pragma unroll
+    for (int v = 0; v < WIDTH; ++v) {
+      vector.at[v] = convert<typename Row::template Element<S>>(number);
+    }
+    return packed(vector);
+  }
   // Two numbers are compared at once.
   static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && WIDTH == 2;
   // The largest numbers of the first operand in both rows.
@@ -129,7 +172,7 @@ struct StridedBatch<Row, Loss, Team, SURE, Indices<K...>> {
     auto found = pair(none, none);
 #pragma unroll
     for (int k = 0; k < BATCH; ++k) {
-      if (holds(k)) found = __hmax2(found, pair_at(k));
+      if (counts(k)) found = __hmax2(found, pair_at(k));
     }
     return found;
   }

@@ -36,9 +36,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Index = typename Layout::Index;
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
-  template <int SURE>
-  using Batch = StridedBatch<Row, Loss, Team, SURE>;
   static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH;
+  // Not with gradients, which take longer then, nor for single elements of half precision, for
+  // which the registers do not do.
+  static constexpr bool OTHERS_HIDDEN =
+      Loss::HIDES && Team::STAYS && WANTED == 0 &&
+      WIDTH * sizeof(typename Row::template Element<FIRST>) >= sizeof(unsigned);
+  template <int SURE>
+  using Batch = StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN>;
 
   const Loss& loss;
   const Layout& layout;
@@ -78,7 +83,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   template <int SURE, bool LAST>
   DEVICE Batch<SURE> load(const Rows& rows, Column first) const {
-    Batch<SURE> batch{first, Column(columns)};
+    Batch<SURE> batch;  // without elements where there is no row
+    if constexpr (!OTHERS_HIDDEN) batch = {};
+    batch.first = first;
+    batch.end = Column(columns);
     if (rows.present) (load_array<K, LAST>(batch, rows), ...);
     return batch;
   }
@@ -139,30 +147,37 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
 #pragma unroll
       for (int k = 0; k < Team::COUNT; ++k) {
-        if (!batch.holds(k)) continue;
-        auto& vector = get<S>(batch.vectors[k]);
-        if constexpr (IS_VECTOR<S>) {
-          using Kept = typename B::template Kept<S>;
-          const auto* const from =
-              reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
-          vector = LAST ? __ldcs(from) : *from;
-        } else {
-          vector = packed(Stored<S>{{*address<S>(rows, V, batch.first, k)...}});
-        }
+        batch.template take<S>(k, [&] {
+          if constexpr (IS_VECTOR<S>) {
+            using Kept = typename B::template Kept<S>;
+            const auto* const from =
+                reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
+            return LAST ? __ldcs(from) : *from;
+          } else {
+            return packed(Stored<S>{{*address<S>(rows, V, batch.first, k)...}});
+          }
+        });
       }
     }
   }
+  // Where element k of a batch is. With a step that is opaque here, an offset is a product, one
+  // instruction. Else it is a sum of the one before, two instructions, and takes fewer registers.
   template <int S>
   DEVICE auto* address(const Rows& rows, int v, Column first, int k) const {
-    return row_at(rows, v).template address<S>(first) + k * (long long)(step<S>());
+    constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 && (WIDTH == 1 || S < Row::INPUTS);
+    Step step = this->template step<S>();
+    if constexpr (PRODUCT) step = opaque(step);
+    return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
   template <bool FIRST, int R, class B>
   DEVICE void add_of(State& state, B& batch, const Row& row, const Context& context) const {
     if (context.status != ACTIVE) return;
-    if constexpr (Loss::HIDES) {
-      if (batch.has(context.column)) batch.hide(R, context.column);
+    typename B::template Of<R> elements{batch, row, {}};
+    if constexpr (B::TELLS) {
+      elements.hidden = batch.place_of(context.column);
+    } else if constexpr (Loss::HIDES) {
+      if (batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
     }
-    typename B::template Of<R> elements{batch, row};
     loss.template add<FIRST>(state, row, context, elements);
   }
 

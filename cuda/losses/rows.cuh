@@ -18,7 +18,8 @@
 //                    the first operand, or y
 //                    Where elements are held in registers, add() and epilogue() get those of any
 //                    row. They must not read what only the context of an active row has.
-//   HIDES            whether the element of context.column is -inf for `add`
+//   HIDES            whether `add` leaves out the element of context.column: it is -inf, or
+//                    elements.each(f) calls f(place, column, x, counts), and it does not count
 //   merge(a, b)      a and b together; with the same bits as merge(b, a)
 //   rescale_to, merge_rescaled
 //                    for many states: see below
@@ -492,9 +493,13 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     const auto terms = state.template rescale<FIRST>(maximum);
     SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
     HalvedSum<N> mass, spread;
-    elements.each([&](int place, auto column, const auto& x) {
+    elements.each([&](int place, auto column, const auto& x, auto... counts) {
       const N own = term(terms, get<0>(x));
-      sums.add(place, SMOOTHED && column == target.column ? N(0.0) : own);
+      if constexpr (SMOOTHED) {
+        sums.add(place, column == target.column ? N(0.0) : own);
+      } else if ((counts && ...)) {
+        sums.add(place, own);
+      }
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass.add(place, counts);
@@ -748,9 +753,9 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
-    elements.each([&](int, auto, const auto& x) {
+    elements.each([&](int, auto, const auto& x, auto... counts) {
       const N violation = threshold + get<0>(x);
-      if (violation > 0.0) {
+      if ((counts && ...) && violation > 0.0) {
         sum = sum + (SQUARED ? violation * violation : violation);
         slopes = slopes + slope(violation);
       }

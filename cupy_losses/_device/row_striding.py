@@ -6,8 +6,8 @@ alone; the threads depend on the number of rows and on what is wanted, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 # As measured on an H200. One kernel serves all rows between two of COUNTS, though elements that may
 # not be there take as long as others.
@@ -44,7 +44,9 @@ WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 
-# The threads that a multiprocessor is to hold, by the most words that each holds.
+# The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
+# whose rows stay, and others.
+THREADS_OF_LOSS = {24: 1024, 40: 768, 56: 640, 64: 512}
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
 
 
@@ -101,9 +103,16 @@ def strided_rows(
                 break
             if columns <= threads_per_row * count:
                 threads = WIDE_THREADS if count * words <= WIDE_WORDS else THREADS
-                sure = longest // threads_per_row
-                team = _team(threads, threads_per_row, count, sure, True, count * words)
-                return replace(team, shares=threads_per_row)
+                at_once = THREADS_BY_WORDS if gradients else THREADS_OF_LOSS
+                return StridedRows(
+                    threads,
+                    threads_per_row,
+                    count,
+                    sure=longest // threads_per_row,
+                    stays=True,
+                    resident=_resident(threads, count * words, at_once),
+                    shares=threads_per_row,
+                )
             longest = threads_per_row * count
     return _in_shares(columns, width, words, state * width, max(1, rows // width), gradients)
 
@@ -136,19 +145,26 @@ def _in_shares(
         threads //= 2
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
-    team = _team(threads, threads_per_row, count, 0, False, held)
     of_block, sections = 0, share * shares
     if is_split:
         blocks = max(1, SPLIT_THREADS // (tiles * threads))
         of_block = -(-sections // (blocks * threads_per_row)) * threads_per_row
         of_block = of_block if of_block < sections else 0
-    return replace(team, section=section, share=share, shares=shares, of_block=of_block)
+    return StridedRows(
+        threads,
+        threads_per_row,
+        count,
+        sure=0,
+        stays=False,
+        resident=_resident(threads, held, THREADS_BY_WORDS),
+        section=section,
+        share=share,
+        shares=shares,
+        of_block=of_block,
+    )
 
 
-def _team(
-    threads: int, threads_per_row: int, count: int, sure: int, stays: bool, words: int
-) -> StridedRows:
-    """A thread has so many words in registers."""
-    most = min(most for most in THREADS_BY_WORDS if most >= words)
-    resident = max(1, THREADS_BY_WORDS[most] // threads)
-    return StridedRows(threads, threads_per_row, count, sure, stays, resident)
+def _resident(threads: int, words: int, at_once: Mapping[int, int]) -> int:
+    """The blocks that a multiprocessor is to hold, of threads that hold so many words."""
+    most = min(most for most in at_once if most >= words)
+    return max(1, at_once[most] // threads)
