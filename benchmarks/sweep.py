@@ -45,10 +45,13 @@ QUICK_CLASSES = [2, 21, 333, 1000, 32000, 131072]
 STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((8, 21, 1024, 1024), rows.classes),
     ((64, 1000, 64, 64), rows.classes),
+    ((64, 1000, 63, 63), rows.classes),
     ((8, 19, 512, 1024), rows.classes),
     ((8, 21, 513, 513), rows.classes),
+    ((32, 21, 513, 513), rows.classes),
     ((16, 80, 256, 320), rows.classes),
     ((16, 150, 128, 437), rows.classes),
+    ((16, 150, 129, 437), rows.classes),
     ((32, 3, 1024, 1365), rows.classes),
     ((1024, 2, 65536), rows.classes),
     ((16, 2000, 4096), rows.classes),

@@ -7,15 +7,15 @@
 // THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows, in batches of
 // COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
 // THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
-// k of VECTORS: the elements of array k in WIDTH rows are one access. A multiprocessor is to hold
-// RESIDENT blocks.
+// k of VECTORS: the elements of array k in WIDTH rows are one access. Gradients that are STAGED go
+// through shared memory. A multiprocessor is to hold RESIDENT blocks.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          int RESIDENT_, unsigned VECTORS_>
+          int RESIDENT_, unsigned VECTORS_, bool STAGED_>
 struct StridedTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
                        RESIDENT = RESIDENT_;
   static constexpr int COUNT = COUNT_, SURE = SURE_;
-  static constexpr bool STAYS = STAYS_;
+  static constexpr bool STAYS = STAYS_, STAGED = STAGED_;
   static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = VECTORS_;
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,

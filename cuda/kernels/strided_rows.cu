@@ -9,7 +9,8 @@
 // are in the L2 cache still, if it is not too long. Where there are few rows, the sections of a
 // tile are the work of several blocks, in two launches. Bytes of device memory an element, with
 // operands and gradients of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a
-// row is too long.
+// row is too long. Gradients that begin within sectors of memory go through shared memory, see
+// kernels/strided_stage.cuh, or have wider tiles.
 //
 // Order of summation: the elements of a section in order, in batches, then the sections of a share
 // in order, then shares in order. All that follows from the length of a row and the dtypes. The
@@ -19,7 +20,7 @@
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
-#include "kernels/strided_batch.cuh"
+#include "kernels/strided_stage.cuh"
 
 // The work of a block on its tiles.
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
@@ -129,6 +130,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
     }
   }
+  // The same for a tile, by all threads of the block, through shared memory if it is one stretch.
+  DEVICE void differentiate_tile(const auto& batch, long long tile, const Rows& rows,
+                                 const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
+                                 unsigned& turn) const {
+    const long long begin = tile * Team::ROWS;
+    const int count = int(min((long long)(Team::ROWS), n - begin));
+    const auto from = locate(begin), to = locate(begin + count - 1);
+    if (is_stretch(from, to, count)) {
+      stage(Range<Loss::OPERANDS>(), batch, from, count, rows, contexts, done, turn);
+    } else if (rows.present) {
+      differentiate(batch, rows, contexts, done);
+    }
+  }
 
  private:
   template <int S>
@@ -181,6 +195,54 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     loss.template add<FIRST>(state, row, context, elements);
   }
 
+  // Whether the rows from one to another lie side by side in all gradients.
+  DEVICE bool is_stretch(const auto& from, const auto& to, int count) const {
+    return ((K < Row::INPUTS || to.offset[K] - from.offset[K] == count - 1) && ...);
+  }
+  template <int... I>
+  DEVICE void stage(Indices<I...>, const auto& batch, const auto& from, int count, const Rows& rows,
+                    const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
+                    unsigned& turn) const {
+    (stage_operand<I>(batch, from, count, rows, contexts, done, turn), ...);
+  }
+  template <int I>
+  DEVICE void stage_operand(const auto& batch, const auto& from, int count, const Rows& rows,
+                            const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
+                            unsigned& turn) const {
+    if constexpr (bool(WANTED >> I & 1u)) {
+      constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+      using E = typename Row::template Element<G>;
+      using Stage = StridedStage<E, Team>;
+      const Stage stage{get<G>(pointers) + from.offset[G], layout.template step<G>(), count};
+#pragma unroll
+      for (int begin = 0; begin < Team::COUNT; begin += Stage::COUNT) {
+        auto& staged = Stage::columns(turn++);
+        const auto place_of = [&](int k) {
+          return stage.place(staged, k - begin, batch.column(k), Team::row());
+        };
+        if (rows.present) {
+#pragma unroll
+          for (int k = begin; k < begin + Stage::COUNT && k < Team::COUNT; ++k) {
+            if (!batch.holds(k)) continue;
+            E* const place = place_of(k);
+            ((place[V] = convert<E>(slope<I, V>(batch, rows, contexts, done, k))), ...);
+          }
+          if constexpr (Loss::SINGLE && I == 0) {
+            const auto put_target = [&](int v) {
+              if (contexts[v].status != ACTIVE) return;
+              const Column k = contexts[v].column - batch.first;
+              if (k < begin || k >= begin + Stage::COUNT) return;
+              place_of(int(k))[v] = convert<E>(slope_of_target(contexts[v], done[v]));
+            };
+            (put_target(V), ...);
+          }
+        }
+        __syncthreads();
+        stage.store(staged, begin, columns);
+      }
+    }
+  }
+
   template <int... I>
   DEVICE void write(Indices<I...>, const auto& batch, const Rows& rows,
                     const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
@@ -191,22 +253,32 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void write_operand(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                             const Finished (&done)[WIDTH]) const {
     if constexpr (bool(WANTED >> I & 1u)) {
-      const auto slope = [&](auto which, int k) {
-        constexpr int R = decltype(which)::value;
-        const Row row = row_at(rows, R);
-        const N slope = loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k),
-                                                     batch.template numbers<R>(row, k));
-        return derivative(slope);
-      };
       if (((contexts[V].status == ACTIVE) && ...)) {
-        write_slopes<I>(batch, rows, slope);
+        write_slopes<I>(batch, rows, [&](auto which, int k) {
+          return slope_of_active<I, decltype(which)::value>(batch, rows, contexts, done, k);
+        });
       } else {
         write_slopes<I>(batch, rows, [&](auto which, int k) {
-          const Status status = contexts[decltype(which)::value].status;
-          return status == ACTIVE ? slope(which, k) : without_loss<T>(status);
+          return slope<I, decltype(which)::value>(batch, rows, contexts, done, k);
         });
       }
     }
+  }
+  // The gradient by operand I of the element of place k in row R.
+  template <int I, int R>
+  DEVICE T slope(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+                 const Finished (&done)[WIDTH], int k) const {
+    const Status status = contexts[R].status;
+    if (status != ACTIVE) return without_loss<T>(status);
+    return slope_of_active<I, R>(batch, rows, contexts, done, k);
+  }
+  template <int I, int R>
+  DEVICE T slope_of_active(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+                           const Finished (&done)[WIDTH], int k) const {
+    const Row row = row_at(rows, R);
+    const auto numbers = batch.template numbers<R>(row, k);
+    return derivative(
+        loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k), numbers));
   }
   template <int I>
   DEVICE void write_slopes(const auto& batch, const Rows& rows, auto slope) const {
@@ -226,9 +298,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void write_target(const auto& batch, const Row& row, const Context& context,
                            const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
-    const N slope = loss.gradient_of_target(context, done);
-    *row.template address<Row::INPUTS>(context.column) =
-        convert<typename Row::template Element<Row::INPUTS>>(derivative(slope));
+    using E = typename Row::template Element<Row::INPUTS>;
+    *row.template address<Row::INPUTS>(context.column) = convert<E>(slope_of_target(context, done));
+  }
+  DEVICE T slope_of_target(const Context& context, const Finished& done) const {
+    return derivative(loss.gradient_of_target(context, done));
   }
 };
 
@@ -281,6 +355,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
+  [[maybe_unused]] unsigned turn = 0;
   while (segment < segments) {
     // The next tile of the segment, or the first one of the next segment.
     const bool ends = tile + segments >= tiles;
@@ -396,7 +471,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
 
-    if constexpr (GRADIENTS && Team::STAYS) {
+    if constexpr (GRADIENTS && Team::STAGED) {
+      work.differentiate_tile(batch, tile, rows, contexts, done, turn);
+    } else if constexpr (GRADIENTS && Team::STAYS) {
       if (rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
       for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {

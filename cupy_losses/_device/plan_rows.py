@@ -207,7 +207,7 @@ class RowLaunches(Launches):
             results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
             self._add(self._of_loss(), self._tiled(tile, outputs), results)
-        elif strided := self._strided(bool(wanted)):
+        elif strided := self._strided(outputs):
             self._add_side_by_side(strided, results)
         elif team.splits:
             memory = self._add_scratch(LEFT_BYTES * self._rows.number * (1 + team.splits))
@@ -271,13 +271,15 @@ class RowLaunches(Launches):
         of_loss = self._loss.hides, self._loss.precise
         return row_tile(rows.columns, size, elements, numbers, kept, *of_loss)
 
-    def _strided(self, gradients: bool) -> StridedRows | None:
+    def _strided(self, outputs: Sequence[RowArray]) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
         if not read or not self._memory.apart or self._memory.is_held_apart:
             return None
         rows, sizes = self._rows, [item_size(a.dtype) for a in read]
-        return strided_rows(rows.columns, sizes, self._state, rows.number, gradients)
+        in_parts = any(rows.lies_in_parts(array, self._inputs) for array in outputs)
+        of_rows = rows.columns, sizes, self._state, rows.number
+        return strided_rows(*of_rows, bool(outputs), in_parts)
 
     @property
     def _number(self) -> int:
@@ -433,7 +435,7 @@ class RowLaunches(Launches):
 
     def _tile_rows(self, rows: StridedRows) -> int:
         """The rows of a tile."""
-        return rows.threads // rows.threads_per_row * self._strided_width
+        return rows.threads // rows.threads_per_row * self._width(rows)
 
     def _side_by_side(
         self,
@@ -449,11 +451,12 @@ class RowLaunches(Launches):
         pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, self._inputs)]
         team = template(
             "StridedTeam",
-            *map(str, (rows.threads, rows.threads_per_row, self._strided_width)),
+            *map(str, (rows.threads, rows.threads_per_row, self._width(rows))),
             *map(str, (rows.count, rows.sure)),
             rows.stays,
             str(rows.resident),
             bits(pairs),
+            rows.staged,
         )
         sections = int64(rows.section), *map(int32, (rows.share, rows.shares, of_block))
         types, arguments = (layout, team, phase), (layout_bytes, *sections)
@@ -463,11 +466,11 @@ class RowLaunches(Launches):
         schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads, shared)
         return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
 
-    @property
-    def _strided_width(self) -> int:
-        """The rows that a thread reads at once where they lie side by side."""
+    def _width(self, rows: StridedRows) -> int:
+        """The rows that a thread of those that lie side by side has: pairs in half precision."""
         main = self._inputs[self._problem.leading]
-        return 2 if self._rows.has_pairs(main, self._inputs) else 1
+        pairs = item_size(main.dtype) == 2 and self._rows.number % 2 == 0
+        return 2 if self._rows.has_pairs(main, self._inputs) or (rows.staged and pairs) else 1
 
     def _in_tiles(
         self,

@@ -13,6 +13,9 @@ from .._core.shapes import IterationSpace, Shape, coalesce, dense_strides
 from .launch import int64, iteration_space
 from .plan import VECTOR_BYTES, Address, bits, template
 
+SECTOR_BYTES = 32  # of device memory, which are written at once
+LONG_STRETCH = 1024  # rows, so that tiles do not often reach from one into the next
+
 
 @dataclass(frozen=True)
 class RowArray:
@@ -105,6 +108,18 @@ class Rows:
         return item_size(array.dtype) == 2 and not (
             array.misaligned % 4 or any(step % 2 for step in steps)
         )
+
+    def lies_in_parts(self, array: RowArray, others: Sequence[RowArray]) -> bool:
+        """Whether long stretches of neighbouring rows begin within sectors of memory.
+
+        `others` lie beside the array.
+        """
+        space = coalesce(self.axes, self.space.shape, [array.strides, *(a.strides for a in others)])
+        if not space.shape or space.shape[-1] < LONG_STRETCH or space.strides[0][-1] != 1:
+            return False
+        steps = (*space.strides[0][:-1], self.step(array))
+        size = item_size(array.dtype)
+        return bool(array.misaligned) or any(size * step % SECTOR_BYTES for step in steps)
 
     def extent(self, array: RowArray) -> int:
         """The elements between the first and the last one of an array; 0 if it runs backwards."""

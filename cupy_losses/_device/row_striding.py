@@ -37,11 +37,15 @@ ENOUGH_THREADS = 1 << 17  # without gradients one works on another row, if there
 FEW_TILES = 96
 SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 
-# The more rows a block has side by side, the fewer parts of a line of memory are written apart.
+# The more rows a block has side by side, the fewer sectors of memory are written in parts where
+# gradients begin within sectors.
 THREADS = 128  # of a block
-WIDE_THREADS = 256  # the same where a thread has at most WIDE_WORDS at a time
+WIDE_THREADS = (
+    256  # the same where a thread has at most WIDE_WORDS at a time, and for such gradients
+)
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
+MANY_NEIGHBOURS = 64  # the same for such gradients
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 
 # The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
@@ -65,6 +69,7 @@ class StridedRows:
         share: The sections of a share.
         shares: The shares of a row.
         of_block: How many sections of a tile a block works on; 0 for all of them.
+        staged: Whether gradients go through shared memory: see kernels/strided_stage.cuh.
 
     """
 
@@ -78,6 +83,7 @@ class StridedRows:
     share: int = 1
     shares: int = 1
     of_block: int = 0
+    staged: bool = False
 
     @property
     def sections(self) -> int:
@@ -86,12 +92,17 @@ class StridedRows:
 
 
 def strided_rows(
-    columns: int, sizes: Sequence[int], state: int, rows: int, gradients: bool
+    columns: int,
+    sizes: Sequence[int],
+    state: int,
+    rows: int,
+    gradients: bool,
+    in_parts: bool = False,
 ) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
-    many there are.
+    many there are. `in_parts`: the gradients begin within sectors of memory.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -102,7 +113,9 @@ def strided_rows(
             if count * words > WORDS:
                 break
             if columns <= threads_per_row * count:
-                threads = WIDE_THREADS if count * words <= WIDE_WORDS else THREADS
+                held, alone = count * words, threads_per_row == 1
+                is_wide = held <= WIDE_WORDS or in_parts
+                threads = WIDE_THREADS if is_wide else THREADS
                 at_once = THREADS_BY_WORDS if gradients else THREADS_OF_LOSS
                 return StridedRows(
                     threads,
@@ -110,15 +123,23 @@ def strided_rows(
                     count,
                     sure=longest // threads_per_row,
                     stays=True,
-                    resident=_resident(threads, count * words, at_once),
+                    resident=_resident(threads, held, at_once),
                     shares=threads_per_row,
+                    staged=in_parts and alone,
                 )
             longest = threads_per_row * count
-    return _in_shares(columns, width, words, state * width, max(1, rows // width), gradients)
+    state, rows = state * width, max(1, rows // width)
+    return _in_shares(columns, width, words, state, rows, gradients, in_parts)
 
 
 def _in_shares(
-    columns: int, width: int, words: int, state: int, rows: int, gradients: bool
+    columns: int,
+    width: int,
+    words: int,
+    state: int,
+    rows: int,
+    gradients: bool,
+    in_parts: bool,
 ) -> StridedRows:
     """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
     count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
@@ -140,7 +161,8 @@ def _in_shares(
         threads_per_row = PAIR_THREADS if shares <= PAIR_SHARES else MANY_THREADS
     else:
         threads_per_row = 1 if rows >= ENOUGH_THREADS else MANY_THREADS
-    threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
+    neighbours = MANY_NEIGHBOURS if in_parts and not is_split else NEIGHBOURS
+    threads = max(WIDE_THREADS, neighbours * threads_per_row)
     while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
         threads //= 2
     # One thread has the states and contexts of two rows besides.

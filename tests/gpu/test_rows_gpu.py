@@ -47,6 +47,26 @@ def test_cross_entropy(shape: tuple[int, int], dtype: Any) -> None:
     assert ((gradient.double() - exact_gradient).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pixels", [1024, 1026, 1089], ids=str)
+@pytest.mark.parametrize("classes", [3, 12, 21, 48, 80, 150, 1000])
+def test_classes_ahead_of_pixels(classes: int, pixels: int, dtype: Any) -> None:
+    """Gradients that begin at sectors of memory, within them, and tiles of two images."""
+    generator = torch.Generator("cuda").manual_seed(classes + pixels)
+    x = (3 * torch.randn(4, classes, pixels, device="cuda", generator=generator)).to(dtype)
+    target = torch.randint(0, classes, (4, pixels), device="cuda", generator=generator)
+    target[:, ::7] = -100
+    wide = x.double().requires_grad_()
+    exact = F.cross_entropy(wide, target)
+    (exact_gradient,) = torch.autograd.grad(exact, wide)
+    value, gradient = value_and_grad(cross_entropy)(x, target)
+    assert torch.equal(value, cross_entropy(x, target))
+    half = dtype == torch.bfloat16
+    torch.testing.assert_close(value.double(), exact, rtol=4e-3 if half else 3e-7, atol=0)
+    bound = (2.0**-8 if half else 1e-6) * exact_gradient.abs().max()
+    assert ((gradient.double() - exact_gradient).abs() <= bound).all()
+
+
 @pytest.mark.parametrize("scale", [1, 8, 30, 1e4])
 @pytest.mark.parametrize("columns", [2, 3, 8, 10, 32, 100, 1000, 4096, 50_257, 128_256, 1_000_000])
 def test_every_loss_is_exact(columns: int, scale: float) -> None:

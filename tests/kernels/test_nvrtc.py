@@ -297,9 +297,11 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     loss = multiclass._CROSS_ENTROPY[False, False, False]
     call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
     with planned() as planned_names:
-        for columns in (12, 16, 21, 32, 48, 64, 150, 900, 2000, 8000, 32000):
-            shape = (8, columns, 4096)
-            operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", 8, 4096)
+        for columns, pixels in itertools.product(
+            (12, 16, 21, 32, 48, 64, 150, 900, 2000, 8000, 32000), (4096, 4097)
+        ):
+            shape = (8, columns, pixels)
+            operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", 8, pixels)
             problem = Problem(call, asked, operands, (0, 0), shape, False, device=0)
             loss.plan(NO_ARRAYS, problem)
     names = [name for name in planned_names if name.startswith("strided_rows<")]

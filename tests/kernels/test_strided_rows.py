@@ -14,14 +14,14 @@ import torch
 from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vjp
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import row_striding
+from cupy_losses._device import row_arrays, row_striding
 from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
 from ..emulator import installed
-from ..tables.arrays import DTYPES
+from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import RowCase
 from ..tools import levels
 from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise, names
@@ -93,15 +93,33 @@ def test_threads_of_rows_that_do_not_stay() -> None:
 
 
 @pytest.mark.quick
+def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
+    """Where one thread has a row, they are staged."""
+    for columns, rows_of_tile, staged in (
+        (21, 256, True),
+        (60, 256, True),
+        (80, 128, False),
+        (150, 64, False),
+        (1000, 64, False),
+    ):
+        team = strided_rows(columns, (4,), STATE, MANY, gradients=True, in_parts=True)
+        assert (team.threads // team.threads_per_row, team.staged) == (rows_of_tile, staged)
+        aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
+        assert not aligned.staged
+        assert aligned.count == team.count
+        assert aligned.threads <= team.threads
+
+
+@pytest.mark.quick
 def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
     """Not from the number of rows, or from what is wanted: the threads do. Few have more."""
     for sizes in ((4,), (2,), (8,), (2, 2)):
         for columns in (20, 100, 230, 700, 1000, 1025, 5000, 32_000, 10**6):
             teams = {
-                strided_rows(columns, sizes, state, rows, gradients)
+                strided_rows(columns, sizes, state, rows, *gradients)
                 for state in (STATE, 2 * STATE)
                 for rows in (1, 30, 4160, MANY)
-                for gradients in (False, True)
+                for gradients in ((False, False), (True, False), (True, True))
             }
             orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
             assert len(orders) == 1
@@ -293,6 +311,31 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
         assert team[2] == ("2" if pairs else "1")
 
 
+@pytest.mark.parametrize("pixels", [64, 63])
+@pytest.mark.parametrize(("dtype", "ahead"), [("bfloat16", 80.0), ("float16", 9.0)])
+@pytest.mark.parametrize("columns", levels.first([21, 150]))
+def test_small_losses_of_half_precision(
+    columns: int, dtype: str, ahead: float, pixels: int
+) -> None:
+    """A class may be ahead of the others by far: its loss is precise beside itself."""
+    rng = np.random.default_rng(15)
+    x = rng.standard_normal((1, columns, pixels)).astype(np.float32)
+    target = rng.integers(0, columns, (1, pixels))
+    leads = x.max(axis=1) + np.linspace(0, ahead, pixels, dtype=np.float32)
+    np.put_along_axis(x, target[:, None], leads[:, None], axis=1)
+    half = (x + np.float32(20)).astype(DTYPES[dtype])
+    wide = half.astype(np.float64)
+    own = np.take_along_axis(wide, target[:, None], axis=1)
+    others = np.exp(wide - own)
+    np.put_along_axis(others, target[:, None], 0.0, axis=1)
+    exact = np.log1p(others.sum(axis=1))
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = device.asarray(half), device.asarray(target)
+        each = cross_entropy(*arrays, reduction="none").get()
+        assert strided_kernels(device)
+    assert ulps(each, exact) <= 1
+
+
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 def test_any_place_in_memory(dtype: str) -> None:
     """Bits do not depend on alignment, nor on the other rows of a call."""
@@ -318,6 +361,50 @@ def test_any_place_in_memory(dtype: str) -> None:
             assert strided_kernels(device)
         assert bits[0] == bits[1]
         assert alone.tobytes() == each[1:2, 5:6].tobytes()
+
+
+# With an odd number of pixels classes begin within sectors of memory; with a few more than 1024,
+# tiles reach from an image into the next one.
+STAGED = [
+    ("float32", (2, 21, 1031)),
+    ("bfloat16", (3, 17, 1031)),
+    ("bfloat16", (2, 13, 2050)),  # pairs that are aligned
+    ("float16", (1, 60, 1025)),  # single rows, as there is no whole number of pairs
+    ("float32", (1, 40, 1031)),
+    ("float64", (1, 21, 1027)),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        levels.case(*case, default=k < 3, id=f"{case[0]}-{case[1]}".replace(" ", ""))
+        for k, case in enumerate(STAGED)
+    ],
+)
+def test_gradients_through_shared_memory(
+    dtype: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as without: of rows that are ignored or invalid, too."""
+    rng = np.random.default_rng(8)
+    x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
+    target = rng.integers(0, shape[1], shape[::2])
+    target[:, ::7], target[:, 3::50] = -100, shape[1]
+    probabilities = rng.dirichlet(np.ones(shape[1]), shape[::2]).swapaxes(1, 2).astype(x.dtype)
+    bits, staged = [], []
+    for staging in (True, False):
+        if not staging:
+            monkeypatch.setattr(row_arrays, "LONG_STRETCH", 1 << 30)
+        with installed(multiprocessors=3, seed=1) as device:
+            logits = device.asarray(x)
+            _, by_class = value_and_grad(cross_entropy)(logits, device.asarray(target))
+            both = value_and_grad(cross_entropy, argnums=(0, 1))
+            _, by_probabilities = both(logits, device.asarray(probabilities))
+            bits.append([a.get().tobytes() for a in (by_class, *by_probabilities)])
+            teams = [name[name.index("StridedTeam<") :] for name in strided_kernels(device)]
+            staged.append(any(team.split(">")[0].endswith("true") for team in teams))
+    assert bits[0] == bits[1]
+    assert staged == [True, False]
 
 
 @pytest.mark.parametrize("shape", levels.first([(2, 21, 34), (1, 90, 34), (1, 1100, 5)]))

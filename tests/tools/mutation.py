@@ -50,6 +50,7 @@ ROW_FILES = (
     "kernels/row_states.cuh",
     "kernels/row_worker.cuh",
     "kernels/strided_batch.cuh",
+    "kernels/strided_stage.cuh",
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
@@ -57,7 +58,11 @@ ROW_FILES = (
     "losses/sums.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
-STRIDED_FILES = ("kernels/strided_rows.cu", "kernels/strided_batch.cuh")
+STRIDED_FILES = (
+    "kernels/strided_rows.cu",
+    "kernels/strided_batch.cuh",
+    "kernels/strided_stage.cuh",
+)
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 FILES = (
     "kernels/pointwise.cu",

@@ -296,6 +296,12 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
+    # Gradients through shared memory; tiles that reach into the next image.
+    for shape, dtype in ((2, 13, 1031), np.float32), ((1, 13, 1026), BFLOAT16):
+        hosts = draw(shape, dtype)
+        check(hosts)
+        hosts[1][0, :3] = shape[1], -1, -100
+        check(hosts)
     # Sections of long rows: in many blocks; several of a thread; all in one launch, of many
     # threads and of one.
     for few_tiles, threads, enough in (64, 1 << 18, 1), (64, 4096, 1), (0, 1, 1 << 18), (0, 1, 1):
