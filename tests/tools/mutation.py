@@ -155,9 +155,6 @@ EQUIVALENT: dict[str, str] = {
     "return (of_p < T(-100) ? T(-100) : of_p) - (of_rest <= T(-100) ? T(-100) : of_rest);": (
         "the same number both ways"
     ),
-    'static_assert(order<P> <= 1, "the exponent of pow must be a parameter or a number");': (
-        "what it lets through does not compile either"
-    ),
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
@@ -177,9 +174,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
-    'static_assert(sizeof(Left) < LEFT_BYTES, "more than there is room for");': (
-        "nothing takes all of the room"
-    ),
     "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
     "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
     "if (PHASE == SPLIT && split != 0) left<Context>(memory, index) = context;": (
@@ -343,12 +337,32 @@ EQUIVALENT: dict[str, str] = {
     "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
         "the same number"
     ),
+    "const auto from = locate(begin), to = locate(begin - count - 1);": (
+        "gradients that do not go through shared memory"
+    ),
+    "if constexpr (S < FIRST + Loss::OPERANDS || Row::template is_read<S>()) {": (
+        "elements that nothing takes"
+    ),
+    "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
+    "static constexpr bool HAS_PAIRS = ARCHITECTURE > 800 && WIDTH == 2;": (
+        "numbers compared one by one: slower"
+    ),
+    "__shared__ __align__(8) unsigned char both[2][sizeof(Columns)];": (
+        "shared memory of the emulator is aligned"
+    ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
 }
 
 
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
+    "Loss::HIDES && Team::STAYS && WANTED == 0 &&": "whether places are asked for",
+    (
+        "constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 && (WIDTH == 1 || S < Row::INPUTS);"
+    ): "how an offset is computed",
+    (
+        "static constexpr int COUNT = SIZE > 4 ? 4 : 8;  // columns at a time, each the work of a warp"
+    ): "another number of columns at a time",
     (
         "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"
     ): "which banks elements come to",
@@ -388,6 +402,10 @@ def of_no_mutant() -> list[str]:
         code = mutant.after.strip()
         fitting |= {mutant.before.strip(), code, f"{mutant.file}: {code}"}
     return [key for key in (*EQUIVALENT, *IDLE) if key not in fitting]
+
+
+# What lines begin with that compute nothing.
+NO_CODE = "#", "template", "using", "struct", "static_assert"
 
 
 @dataclass(frozen=True)
@@ -430,7 +448,7 @@ def mutants(files: Sequence[str] = FILES) -> Iterator[Mutant]:
         text = (sources.source_folder() / file).read_text(encoding="utf-8")
         for number, line in emulated(text):
             code = line.split("//")[0]
-            if not code.strip() or code.lstrip().startswith(("#", "template", "using", "struct")):
+            if not code.strip() or code.lstrip().startswith(NO_CODE):
                 continue
             for pattern, replacement, rule in RULES:
                 for match in re.finditer(pattern, code):

@@ -297,7 +297,11 @@ def strided(device: Device) -> None:
         check(hosts)
     check(draw((1, 33, 40), np.float64))
     # Gradients through shared memory; tiles that reach into the next image.
-    for shape, dtype in ((2, 13, 1031), np.float32), ((1, 13, 1026), BFLOAT16):
+    for shape, dtype in (
+        ((2, 13, 1031), np.float32),
+        ((1, 13, 1026), BFLOAT16),
+        ((1, 13, 1031), np.float64),
+    ):
         hosts = draw(shape, dtype)
         check(hosts)
         hosts[1][0, :3] = shape[1], -1, -100
