@@ -45,7 +45,7 @@ WIDE_THREADS = (
 )
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
-MANY_NEIGHBOURS = 64  # the same for such gradients
+MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 
 # The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
@@ -161,8 +161,9 @@ def _in_shares(
         threads_per_row = PAIR_THREADS if shares <= PAIR_SHARES else MANY_THREADS
     else:
         threads_per_row = 1 if rows >= ENOUGH_THREADS else MANY_THREADS
-    neighbours = MANY_NEIGHBOURS if in_parts and not is_split else NEIGHBOURS
-    threads = max(WIDE_THREADS, neighbours * threads_per_row)
+    threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
+    if in_parts and not is_split:
+        threads = MOST_THREADS
     while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
         threads //= 2
     # One thread has the states and contexts of two rows besides.

@@ -100,6 +100,7 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (60, 256, True),
         (80, 128, False),
         (150, 64, False),
+        (300, 128, False),
         (1000, 64, False),
     ):
         team = strided_rows(columns, (4,), STATE, MANY, gradients=True, in_parts=True)
