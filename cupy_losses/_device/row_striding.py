@@ -40,13 +40,12 @@ SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 # The more rows a block has side by side, the fewer sectors of memory are written in parts where
 # gradients begin within sectors.
 THREADS = 128  # of a block
-WIDE_THREADS = (
-    256  # the same where a thread has at most WIDE_WORDS at a time, and for such gradients
-)
+WIDE_THREADS = 256  # the same for such gradients, or if a thread has at most WIDE_WORDS at a time
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
+STATE_BYTES_OF_MANY = 36 << 10  # the same with MOST_THREADS, of whose rows more is kept besides
 
 # The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
 # whose rows stay, and others.
@@ -162,10 +161,12 @@ def _in_shares(
     else:
         threads_per_row = 1 if rows >= ENOUGH_THREADS else MANY_THREADS
     threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
-    if in_parts and not is_split:
-        threads = MOST_THREADS
-    while threads_per_row > 1 and threads // threads_per_row * shares * state > STATE_BYTES:
+    of_row = shares * state
+    while threads_per_row > 1 and threads // threads_per_row * of_row > STATE_BYTES:
         threads //= 2
+    many = MOST_THREADS // threads_per_row
+    if in_parts and not is_split and many * of_row <= STATE_BYTES_OF_MANY:
+        threads = MOST_THREADS
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
     of_block, sections = 0, share * shares
