@@ -358,10 +358,12 @@ EQUIVALENT: dict[str, str] = {
 IDLE: dict[str, str] = {
     "Loss::HIDES && Team::STAYS && WANTED == 0 &&": "whether places are asked for",
     (
-        "constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 && (WIDTH == 1 || S < Row::INPUTS);"
+        "constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 &&"
+        " (WIDTH == 1 || S < Row::INPUTS);"
     ): "how an offset is computed",
     (
-        "static constexpr int COUNT = SIZE > 4 ? 4 : 8;  // columns at a time, each the work of a warp"
+        "static constexpr int COUNT = SIZE > 4 ? 4 : 8;"
+        "  // columns at a time, each the work of a warp"
     ): "another number of columns at a time",
     (
         "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"
