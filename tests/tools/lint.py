@@ -40,8 +40,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.tools.lint")
     parser.add_argument("--check", action="store_true", help="change nothing")
     check = parser.parse_args().check
-    codes = [subprocess.run(line, cwd=ROOT, check=False).returncode for line in commands(check)]
-    return int(any(codes))
+    failed = [
+        " ".join(Path(word).name for word in line[:4] if not word.startswith("-"))
+        for line in commands(check)
+        if subprocess.run(line, cwd=ROOT, check=False).returncode != 0
+    ]
+    print(f"failed: {', '.join(failed)}" if failed else "style, types and format: passed")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
