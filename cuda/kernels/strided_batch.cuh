@@ -8,9 +8,10 @@
 // COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
 // THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
 // k of VECTORS: the elements of array k in WIDTH rows are one access. Gradients that are STAGED go
-// through shared memory. A multiprocessor is to hold RESIDENT blocks.
+// through shared memory. The last OVERLAP rows of a tile are in the next tile, too. A
+// multiprocessor is to hold RESIDENT blocks.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          int RESIDENT_, unsigned VECTORS_, bool STAGED_>
+          int RESIDENT_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
 struct StridedTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
                        RESIDENT = RESIDENT_;
@@ -20,6 +21,7 @@ struct StridedTeam {
   static constexpr unsigned VECTORS = VECTORS_;
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
+  static constexpr int OVERLAP = OVERLAP_, OWN_ROWS = ROWS - OVERLAP;
 
   static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
   static DEVICE int neighbour() { return int(threadIdx.x % unsigned(NEIGHBOURS)); }
@@ -27,19 +29,20 @@ struct StridedTeam {
   static DEVICE int row() { return neighbour() * WIDTH; }
 };
 
-// A batch of one thread: elements of each of its rows, of every array that the loss reads element
-// by element. The first SURE elements are there, others where they are ahead of column `end`. With
-// OTHERS_HIDDEN those that are not there are hidden from the loss, and nothing asks which they are.
-template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN,
+// A batch of one thread: elements of each of its rows, STEP columns apart, of every array that the
+// loss reads element by element. The first SURE elements are there, others where they are ahead of
+// column `end`. With OTHERS_HIDDEN those that are not there are hidden from the loss, and nothing
+// asks which they are.
+template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int STEP,
           class K = Range<Row::INPUTS>>
 struct StridedBatch;
 
-template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int... K>
-struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, Indices<K...>> {
+template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int STEP_, int... K>
+struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
-  static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH;
+  static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH, STEP = STEP_;
   // Elements of WIDTH rows as one access moves them: two of half precision in one register.
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
@@ -49,12 +52,12 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, Indices<K...>> {
   Column first, end;
   Tuple<Kept<K>...> vectors[BATCH];
 
-  DEVICE Column column(int k) const { return first + k * Team::STEP; }
+  DEVICE Column column(int k) const { return first + k * STEP; }
   DEVICE bool holds(int k) const { return k < SURE || column(k) < end; }
   // Whether a column is one of these.
   DEVICE bool has(Column column) const {
     const Column behind = column - first;
-    return behind >= 0 && behind < BATCH * Team::STEP && behind % Team::STEP == 0;
+    return behind >= 0 && behind < BATCH * STEP && behind % STEP == 0;
   }
   // Takes the elements of array S at place k from load(), if they are there.
   template <int S>
@@ -75,7 +78,7 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, Indices<K...>> {
     DEVICE bool has(int k) const { return bits[k / 32] >> k % 32 & 1u; }
   };
   DEVICE Places place_of(Column column) const {
-    const int place = has(column) ? int(column - first) / Team::STEP : -1;
+    const int place = has(column) ? int(column - first) / STEP : -1;
     Places places;
 #pragma unroll
     for (int w = 0; w < Places::WORDS; ++w) {

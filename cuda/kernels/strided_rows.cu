@@ -9,8 +9,11 @@
 // are in the L2 cache still, if it is not too long. Where there are few rows, the sections of a
 // tile are the work of several blocks, in two launches. Bytes of device memory an element, with
 // operands and gradients of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a
-// row is too long. Gradients that begin within sectors of memory go through shared memory, see
-// kernels/strided_stage.cuh, or have wider tiles.
+// row is too long.
+//
+// Gradients may begin within sectors of memory. Those of rows in registers go through shared
+// memory, see kernels/strided_stage.cuh. Tiles of longer rows overlap by the rows of a sector, so
+// that each has all that it needs for the gradients of whole sectors.
 //
 // Order of summation: the elements of a section in order, in batches, then the sections of a share
 // in order, then shares in order. All that follows from the length of a row and the dtypes. The
@@ -43,8 +46,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   static constexpr bool OTHERS_HIDDEN =
       Loss::HIDES && Team::STAYS && WANTED == 0 &&
       WIDTH * sizeof(typename Row::template Element<FIRST>) >= sizeof(unsigned);
-  template <int SURE>
-  using Batch = StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN>;
+  template <int SURE, int STEP = Team::STEP>
+  using Batch = StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP>;
 
   const Loss& loss;
   const Layout& layout;
@@ -60,7 +63,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   };
   DEVICE auto locate(long long row) const { return layout.rows.locate(Index(row)); }
   DEVICE Rows rows_of(long long tile) const {
-    const long long first = tile * Team::ROWS + Team::row(), there = min(first, n - WIDTH);
+    const long long first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
     // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
     Rows rows{{locate(there + V)...}, first, first < n};
     return rows;
@@ -82,9 +85,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       f(load<Team::COUNT, LAST>(rows, first));
     if (first < end) f(load<0, LAST>(rows, first));
   }
-  template <int SURE, bool LAST>
-  DEVICE Batch<SURE> load(const Rows& rows, Column first) const {
-    Batch<SURE> batch;  // without elements where there is no row
+  template <int SURE, bool LAST, int STEP = Team::STEP>
+  DEVICE auto load(const Rows& rows, Column first) const {
+    Batch<SURE, STEP> batch;  // without elements where there is no row
     if constexpr (!OTHERS_HIDDEN) batch = {};
     batch.first = first;
     batch.end = Column(columns);
@@ -134,7 +137,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void differentiate_tile(const auto& batch, long long tile, const Rows& rows,
                                  const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
                                  unsigned& turn) const {
-    const long long begin = tile * Team::ROWS;
+    const long long begin = tile * Team::OWN_ROWS;
     const int count = int(min((long long)(Team::ROWS), n - begin));
     const auto from = locate(begin), to = locate(begin + count - 1);
     if (is_stretch(from, to, count)) {
@@ -143,17 +146,50 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       differentiate(batch, rows, contexts, done);
     }
   }
+  // The same for a tile whose elements are read again, by all threads of the block: gradients of
+  // the sectors that begin in its own rows. Columns that are as far apart as a sector has elements
+  // begin at the same place of one. In these a thread has the row that is as far behind the first
+  // such sector as the thread is behind the first one.
+  DEVICE void differentiate_sectors(long long tile, const Context* contexts_of_rows,
+                                    const Finished* finished) const {
+    static_assert(WIDTH == 1, "a thread has one row");
+    using E = typename Row::template Element<Row::INPUTS>;
+    constexpr int SECTOR = Team::OVERLAP;
+    static_assert(SECTOR * sizeof(E) == 32, "the elements of a sector");
+    const long long begin = tile * Team::OWN_ROWS, end = begin + Team::OWN_ROWS;
+    const unsigned place = place_in_sector(begin), place_of_next = place_in_sector(end);
+    const unsigned step = unsigned(layout.template step<Row::INPUTS>());
+    for (Column part = Team::thread();; part += Team::THREADS_PER_ROW) {
+      const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
+      if (first >= Column(columns)) break;
+      const unsigned behind = unsigned(first) * step;
+      // Rows up to a sector that begins in this tile, or in the next one. No tile is ahead of 0.
+      const int ahead = begin == 0 ? 0 : int(-(place + behind) % SECTOR);
+      const int ahead_of_next = int(-(place_of_next + behind) % SECTOR);
+      const int own = ahead + Team::row();
+      if (own >= Team::OWN_ROWS + ahead_of_next || begin + own >= n) continue;
+      const Rows rows{{locate(begin + own)}, begin + own, true};
+      const Context context[WIDTH] = {contexts_of_rows[own]};
+      const Finished done[WIDTH] = {finished[own]};
+      differentiate(load<0, true, SECTOR>(rows, first), rows, context, done);
+    }
+  }
 
  private:
+  // Where the gradient of a row begins in column 0, in elements, modulo those of a sector.
+  DEVICE unsigned place_in_sector(long long row) const {
+    const auto* const gradient = row_at(row).template address<Row::INPUTS>(Column(0));
+    return unsigned(reinterpret_cast<unsigned long long>(gradient) / sizeof(*gradient));
+  }
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
   static constexpr bool IS_VECTOR = WIDTH == 1 || bool(Team::VECTORS >> S & 1u);
   // From one element of a batch to the next. An unsigned one takes one instruction.
   using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
-  template <int S>
+  template <int S, int STEP>
   DEVICE Step step() const {
-    return Step(Team::STEP) * Step(layout.template step<S>());
+    return Step(STEP) * Step(layout.template step<S>());
   }
 
   template <int S, bool LAST, class B>
@@ -165,10 +201,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
           if constexpr (IS_VECTOR<S>) {
             using Kept = typename B::template Kept<S>;
             const auto* const from =
-                reinterpret_cast<const Kept*>(address<S>(rows, 0, batch.first, k));
+                reinterpret_cast<const Kept*>(address<S, B::STEP>(rows, 0, batch.first, k));
             return LAST ? __ldcs(from) : *from;
           } else {
-            return packed(Stored<S>{{*address<S>(rows, V, batch.first, k)...}});
+            return packed(Stored<S>{{*address<S, B::STEP>(rows, V, batch.first, k)...}});
           }
         });
       }
@@ -176,10 +212,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // Where element k of a batch is. With a step that is opaque here, an offset is a product, one
   // instruction. Else it is a sum of the one before, two instructions, and takes fewer registers.
-  template <int S>
+  template <int S, int STEP>
   DEVICE auto* address(const Rows& rows, int v, Column first, int k) const {
     constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 && (WIDTH == 1 || S < Row::INPUTS);
-    Step step = this->template step<S>();
+    Step step = this->template step<S, STEP>();
     if constexpr (PRODUCT) step = opaque(step);
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
@@ -280,8 +316,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return derivative(
         loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k), numbers));
   }
-  template <int I>
-  DEVICE void write_slopes(const auto& batch, const Rows& rows, auto slope) const {
+  template <int I, class B>
+  DEVICE void write_slopes(const B& batch, const Rows& rows, auto slope) const {
     constexpr int G = Row::INPUTS + ones_below(WANTED, I);
     using E = typename Row::template Element<G>;
 #pragma unroll
@@ -289,9 +325,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       if (!batch.holds(k)) continue;
       const Stored<G> slopes{{convert<E>(slope(Constant<V>(), k))...}};
       if constexpr (IS_VECTOR<G>) {
-        store_vector<WIDTH>(address<G>(rows, 0, batch.first, k), slopes);
+        store_vector<WIDTH>(address<G, B::STEP>(rows, 0, batch.first, k), slopes);
       } else {
-        ((*address<G>(rows, V, batch.first, k) = slopes.at[V]), ...);
+        ((*address<G, B::STEP>(rows, V, batch.first, k) = slopes.at[V]), ...);
       }
     }
   }
@@ -327,7 +363,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using State = typename Work::State;
   using Finished = typename Work::Finished;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
-  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, THREADS_PER_ROW = Team::THREADS_PER_ROW;
+  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, OWN_ROWS = Team::OWN_ROWS,
+                THREADS_PER_ROW = Team::THREADS_PER_ROW;
 
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
   if (given.is_done) return;
@@ -340,7 +377,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
-  const long long tiles = (n + ROWS - 1) / ROWS;
+  const long long tiles = (n + OWN_ROWS - 1) / OWN_ROWS;
   const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
@@ -351,11 +388,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = THREADS_PER_ROW == 1;
-  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
+  constexpr bool OVERLAPS = Team::OVERLAP != 0;
+  // Those of a tile may still be read when those of the next one are there.
+  Context* contexts_of_rows = states_of_block<Context, ALONE ? 1 : OVERLAPS ? 2 * ROWS : ROWS>();
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
-  [[maybe_unused]] unsigned turn = 0;
+  [[maybe_unused]] unsigned turn = 0;  // of shared memory
   while (segment < segments) {
     // The next tile of the segment, or the first one of the next segment.
     const bool ends = tile + segments >= tiles;
@@ -377,8 +416,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         contexts[v] = context_of(work.row_at(rows, v), rows.first + v, rows.present);
       }
     } else {
+      if constexpr (OVERLAPS) contexts_of_rows += turn++ % 2 == 0 ? ROWS : -ROWS;
       if (mine < ROWS) {
-        const long long index = tile * ROWS + mine;
+        const long long index = tile * OWN_ROWS + mine;
         contexts_of_rows[mine] = context_of(work.row_at(index), index, index < n);
       }
       __syncthreads();
@@ -457,11 +497,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         for (int share = 0; share < shares; ++share) {
           state = merge(state, states_of_shares[share * ROWS + mine]);
         }
-        const long long index = tile * ROWS + mine;
+        const long long index = tile * OWN_ROWS + mine;
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                                    merged_in_warp<1>(state), VALUES != NO_VALUES,
                                                    factor, reciprocal);
-        if (index < n && split == 0) take<VALUES, Loss>(outcome, index, value, sum, counted);
+        if (index < n && mine < OWN_ROWS && split == 0) {
+          take<VALUES, Loss>(outcome, index, value, sum, counted);
+        }
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
       if constexpr (GRADIENTS) {
@@ -473,6 +515,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
     if constexpr (GRADIENTS && Team::STAGED) {
       work.differentiate_tile(batch, tile, rows, contexts, done, turn);
+    } else if constexpr (GRADIENTS && OVERLAPS) {
+      work.differentiate_sectors(tile, contexts_of_rows, finished);
     } else if constexpr (GRADIENTS && Team::STAYS) {
       if (rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {

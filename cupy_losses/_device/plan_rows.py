@@ -29,7 +29,7 @@ from .plan import (
     template,
 )
 from .plan_pointwise import Launches, Quotient, identity
-from .row_arrays import RowArray, Rows
+from .row_arrays import SECTOR_BYTES, RowArray, Rows
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
 from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
@@ -279,7 +279,20 @@ class RowLaunches(Launches):
         rows, sizes = self._rows, [item_size(a.dtype) for a in read]
         in_parts = any(rows.lies_in_parts(array, self._inputs) for array in outputs)
         of_rows = rows.columns, sizes, self._state, rows.number
-        return strided_rows(*of_rows, bool(outputs), in_parts)
+        overlap = self._overlap(outputs) if in_parts else 0
+        return strided_rows(*of_rows, bool(outputs), in_parts, overlap)
+
+    def _overlap(self, outputs: Sequence[RowArray]) -> int:
+        """How many rows that lie side by side two tiles may share: those of a sector of gradients.
+
+        None of gradients that overwrite an operand: the other tile may not have read it yet. None
+        of half precision, where a sector has too many.
+        """
+        dtypes = self._inputs[self._problem.leading].dtype, *(array.dtype for array in outputs)
+        sizes = [item_size(dtype) for dtype in dtypes]
+        if len(outputs) > 1 or self._loss.overwrites or min(sizes) < 4:
+            return 0
+        return SECTOR_BYTES // sizes[-1]
 
     @property
     def _number(self) -> int:
@@ -457,13 +470,15 @@ class RowLaunches(Launches):
             str(rows.resident),
             bits(pairs),
             rows.staged,
+            str(rows.overlap),
         )
         sections = int64(rows.section), *map(int32, (rows.share, rows.shares, of_block))
         types, arguments = (layout, team, phase), (layout_bytes, *sections)
         of_tile = self._tile_rows(rows)
+        own_rows = of_tile - rows.overlap
         merges = rows.threads_per_row > 1 and phase != "SPLIT"
         shared = self._state * rows.shares * of_tile if merges else 0
-        schedule = self._in_tiles("strided_rows", types, arguments, of_tile, rows.threads, shared)
+        schedule = self._in_tiles("strided_rows", types, arguments, own_rows, rows.threads, shared)
         return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
 
     def _width(self, rows: StridedRows) -> int:

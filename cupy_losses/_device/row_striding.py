@@ -44,6 +44,7 @@ WIDE_THREADS = 256  # the same for such gradients, or if a thread has at most WI
 WIDE_WORDS = 32
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
+OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 STATE_BYTES_OF_MANY = 36 << 10  # the same with MOST_THREADS, of whose rows more is kept besides
 
@@ -69,6 +70,7 @@ class StridedRows:
         shares: The shares of a row.
         of_block: How many sections of a tile a block works on; 0 for all of them.
         staged: Whether gradients go through shared memory: see kernels/strided_stage.cuh.
+        overlap: How many rows of a tile the next one has, too.
 
     """
 
@@ -83,6 +85,7 @@ class StridedRows:
     shares: int = 1
     of_block: int = 0
     staged: bool = False
+    overlap: int = 0
 
     @property
     def sections(self) -> int:
@@ -97,11 +100,13 @@ def strided_rows(
     rows: int,
     gradients: bool,
     in_parts: bool = False,
+    overlap: int = 0,
 ) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
-    many there are. `in_parts`: the gradients begin within sectors of memory.
+    many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
+    rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -128,7 +133,7 @@ def strided_rows(
                 )
             longest = threads_per_row * count
     state, rows = state * width, max(1, rows // width)
-    return _in_shares(columns, width, words, state, rows, gradients, in_parts)
+    return _in_shares(columns, width, words, state, rows, gradients, in_parts, overlap)
 
 
 def _in_shares(
@@ -139,6 +144,7 @@ def _in_shares(
     rows: int,
     gradients: bool,
     in_parts: bool,
+    overlap: int,
 ) -> StridedRows:
     """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
     count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
@@ -167,6 +173,7 @@ def _in_shares(
     many = MOST_THREADS // threads_per_row
     if in_parts and not is_split and many * of_row <= STATE_BYTES_OF_MANY:
         threads = MOST_THREADS
+    overlaps = not is_split and OVERLAPPED * overlap <= threads // threads_per_row
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
     of_block, sections = 0, share * shares
@@ -185,6 +192,7 @@ def _in_shares(
         share=share,
         shares=shares,
         of_block=of_block,
+        overlap=overlap if overlaps else 0,
     )
 
 

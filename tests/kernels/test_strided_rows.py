@@ -94,19 +94,22 @@ def test_threads_of_rows_that_do_not_stay() -> None:
 
 @pytest.mark.quick
 def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
-    """Where one thread has a row, they are staged."""
-    for columns, rows_of_tile, staged in (
-        (21, 256, True),
-        (60, 256, True),
-        (80, 128, False),
-        (150, 64, False),
-        (300, 128, False),
-        (1000, 64, False),
+    """Where one thread has a row, they are staged; tiles of rows that are read again overlap."""
+    for columns, rows_of_tile, staged, overlap in (
+        (21, 256, True, 0),
+        (60, 256, True, 0),
+        (80, 128, False, 0),
+        (150, 64, False, 0),
+        (300, 128, False, 8),
+        (1000, 64, False, 8),
+        (2000, 32, False, 8),
     ):
-        team = strided_rows(columns, (4,), STATE, MANY, gradients=True, in_parts=True)
+        team = strided_rows(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
         assert (team.threads // team.threads_per_row, team.staged) == (rows_of_tile, staged)
+        assert team.overlap == overlap
         aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
         assert not aligned.staged
+        assert aligned.overlap == 0
         assert aligned.count == team.count
         assert aligned.threads <= team.threads
 
@@ -368,43 +371,55 @@ def test_any_place_in_memory(dtype: str) -> None:
 # tiles reach from an image into the next one.
 STAGED = [
     ("float32", (2, 21, 1031)),
+    ("float32", (2, 230, 1031)),  # tiles that overlap
     ("bfloat16", (3, 17, 1031)),
     ("bfloat16", (2, 13, 2050)),  # pairs that are aligned
     ("float16", (1, 60, 1025)),  # single rows, as there is no whole number of pairs
     ("float32", (1, 40, 1031)),
     ("float64", (1, 21, 1027)),
+    ("float64", (1, 120, 1027)),
+    ("float32", (1, 1030, 1025)),
 ]
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [
-        levels.case(*case, default=k < 3, id=f"{case[0]}-{case[1]}".replace(" ", ""))
+        levels.case(*case, default=k < 4, id=f"{case[0]}-{case[1]}".replace(" ", ""))
         for k, case in enumerate(STAGED)
     ],
 )
-def test_gradients_through_shared_memory(
+def test_gradients_that_begin_within_sectors(
     dtype: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same bits as without: of rows that are ignored or invalid, too."""
+    """The same bits as of others: of rows that are ignored or invalid, and in place, too."""
     rng = np.random.default_rng(8)
     x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
     target = rng.integers(0, shape[1], shape[::2])
     target[:, ::7], target[:, 3::50] = -100, shape[1]
     probabilities = rng.dirichlet(np.ones(shape[1]), shape[::2]).swapaxes(1, 2).astype(x.dtype)
-    bits, staged = [], []
-    for staging in (True, False):
-        if not staging:
+    bits, losses, staged = [], [], []
+    for in_parts in (True, False):
+        if not in_parts:
             monkeypatch.setattr(row_arrays, "LONG_STRETCH", 1 << 30)
         with installed(multiprocessors=3, seed=1) as device:
-            logits = device.asarray(x)
-            _, by_class = value_and_grad(cross_entropy)(logits, device.asarray(target))
-            both = value_and_grad(cross_entropy, argnums=(0, 1))
-            _, by_probabilities = both(logits, device.asarray(probabilities))
-            bits.append([a.get().tobytes() for a in (by_class, *by_probabilities)])
+            logits, classes = device.asarray(x), device.asarray(target)
+            _, by_class = value_and_grad(cross_entropy)(logits, classes)
+            of_probabilities = logits, device.asarray(probabilities)
+            losses.append(cross_entropy(*of_probabilities).get())
+            loss, by_logits = value_and_grad(cross_entropy)(*of_probabilities)
+            losses.append(loss.get())
+            _, by_both = value_and_grad(cross_entropy, argnums=(0, 1))(*of_probabilities)
             teams = [name[name.index("StridedTeam<") :] for name in strided_kernels(device)]
-            staged.append(any(team.split(">")[0].endswith("true") for team in teams))
+            ends = {tuple(team.split(">")[0].split(", ")[-2:]) for team in teams}
+            staged.append(ends != {("false", "0")})
+            in_place = functools.partial(cross_entropy, overwrite_input=True)
+            _, overwritten = value_and_grad(in_place)(device.asarray(x, writable=True), classes)
+            gradients = by_class, by_logits, *by_both, overwritten
+            bits.append([a.get().tobytes() for a in gradients])
     assert bits[0] == bits[1]
+    assert bits[0][0] == bits[0][-1]
+    assert len({loss.tobytes() for loss in losses}) == 1
     assert staged == [True, False]
 
 

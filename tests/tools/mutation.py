@@ -351,6 +351,15 @@ EQUIVALENT: dict[str, str] = {
         "shared memory of the emulator is aligned"
     ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
+    "const Column first = part / SECTOR * (SECTOR + Team::COUNT) + part % SECTOR;": (
+        "writes the same gradients several times"
+    ),
+    "if (first > Column(columns)) break;": "a batch of no columns",
+    "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
+    "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
+    "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
+        "parts of sectors: slower"
+    ),
 }
 
 

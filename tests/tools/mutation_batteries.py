@@ -37,6 +37,7 @@ from cupy_losses._device import (
     plan_multilabel,
     plan_pointwise,
     plan_rows,
+    row_arrays,
     row_striding,
     row_team,
 )
@@ -306,6 +307,12 @@ def strided(device: Device) -> None:
         check(hosts)
         hosts[1][0, :3] = shape[1], -1, -100
         check(hosts)
+    # Tiles that overlap, so that gradients are whole sectors.
+    with _planned(module=row_arrays, LONG_STRETCH=64):
+        hosts = draw((2, 230, 131))
+        check(hosts)
+        hosts[1][0, :3] = 230, -1, -100
+        check(hosts)
     # Sections of long rows: in many blocks; several of a thread; all in one launch, of many
     # threads and of one.
     for few_tiles, threads, enough in (64, 1 << 18, 1), (64, 4096, 1), (0, 1, 1 << 18), (0, 1, 1):
@@ -322,6 +329,7 @@ def strided(device: Device) -> None:
             check(draw((2, 460, 40)))
             check(draw((1, 784, 20)))  # 49 sections
             check(draw((1, 1800, 10), BFLOAT16))
+            check(draw((1, 530, 64), BFLOAT16))  # a whole tile of pairs
     check(draw((1, 260, 256), BFLOAT16))  # a whole tile
     with _planned(module=plan_rows, TILE_SEGMENTS=2):
         check(draw((1, 13, 256 * 2 + 1)))  # one row in the last tile
@@ -332,6 +340,8 @@ def strided(device: Device) -> None:
         check(draw((1, 260, 300)))
         check(draw((1, 900, 40), BFLOAT16))
         check(draw((1, 1100, 40)))
+        with _planned(module=row_arrays, LONG_STRETCH=64):
+            check(draw((2, 230, 131)))
     forget()
     weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
     check(draw((1, 21, 40)), **weighted)
