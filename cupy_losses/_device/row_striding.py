@@ -101,12 +101,14 @@ def strided_rows(
     gradients: bool,
     in_parts: bool = False,
     overlap: int = 0,
+    in_pairs: bool = True,
 ) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
     many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
     rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
+    `in_pairs`: a thread has two rows, if their elements have two bytes.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -133,7 +135,7 @@ def strided_rows(
                 )
             longest = threads_per_row * count
     state, rows = state * width, max(1, rows // width)
-    return _in_shares(columns, width, words, state, rows, gradients, in_parts, overlap)
+    return _in_shares(columns, width, words, state, rows, gradients, in_parts, overlap, in_pairs)
 
 
 def _in_shares(
@@ -145,6 +147,7 @@ def _in_shares(
     gradients: bool,
     in_parts: bool,
     overlap: int,
+    in_pairs: bool,
 ) -> StridedRows:
     """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
     count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
@@ -170,8 +173,8 @@ def _in_shares(
     of_row = shares * state
     while threads_per_row > 1 and threads // threads_per_row * of_row > STATE_BYTES:
         threads //= 2
-    many = MOST_THREADS // threads_per_row
-    if in_parts and not is_split and many * of_row <= STATE_BYTES_OF_MANY:
+    of_many = MOST_THREADS // threads_per_row * (of_row if in_pairs else of_row // width)
+    if in_parts and not is_split and of_many <= STATE_BYTES_OF_MANY:
         threads = MOST_THREADS
     overlaps = not is_split and OVERLAPPED * overlap <= threads // threads_per_row
     # One thread has the states and contexts of two rows besides.

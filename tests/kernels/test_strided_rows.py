@@ -110,6 +110,14 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
         assert not aligned.staged
         assert aligned.overlap == 0
+    for columns, in_pairs, rows_of_tile in (
+        (300, False, 128),
+        (1000, False, 64),
+        (1000, True, 32),  # pairs of rows
+        (2000, False, 32),
+    ):
+        team = strided_rows(columns, (2,), STATE, MANY, True, in_parts=True, in_pairs=in_pairs)
+        assert team.threads // team.threads_per_row == rows_of_tile
         assert aligned.count == team.count
         assert aligned.threads <= team.threads
 
