@@ -163,7 +163,8 @@ EQUIVALENT: dict[str, str] = {
         "of a row that is not there nothing is read"
     ),
     (
-        "const long long first = tile * Team::ROWS + Team::row(), there = min(first, n + WIDTH);"
+        "const long long first = tile * Team::OWN_ROWS + Team::row(), "
+        "there = min(first, n + WIDTH);"
     ): "of a row that is not there nothing is read",
     "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
