@@ -110,6 +110,8 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
         assert not aligned.staged
         assert aligned.overlap == 0
+        assert aligned.count == team.count
+        assert aligned.threads <= team.threads
     for columns, in_pairs, rows_of_tile in (
         (300, False, 128),
         (1000, False, 64),
@@ -118,8 +120,6 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
     ):
         team = strided_rows(columns, (2,), STATE, MANY, True, in_parts=True, in_pairs=in_pairs)
         assert team.threads // team.threads_per_row == rows_of_tile
-        assert aligned.count == team.count
-        assert aligned.threads <= team.threads
 
 
 @pytest.mark.quick
