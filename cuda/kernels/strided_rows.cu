@@ -389,8 +389,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = THREADS_PER_ROW == 1;
   constexpr bool OVERLAPS = Team::OVERLAP != 0;
-  // Those of a tile may still be read when those of the next one are there.
-  Context* contexts_of_rows = states_of_block<Context, ALONE ? 1 : OVERLAPS ? 2 * ROWS : ROWS>();
+  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
@@ -416,11 +415,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         contexts[v] = context_of(work.row_at(rows, v), rows.first + v, rows.present);
       }
     } else {
-      if constexpr (OVERLAPS) contexts_of_rows += turn++ % 2 == 0 ? ROWS : -ROWS;
+      Context context{};  // without {} ptxas spills more
       if (mine < ROWS) {
         const long long index = tile * OWN_ROWS + mine;
-        contexts_of_rows[mine] = context_of(work.row_at(index), index, index < n);
+        context = context_of(work.row_at(index), index, index < n);
       }
+      if constexpr (OVERLAPS) __syncthreads();  // those of the tile before have been read
+      if (mine < ROWS) contexts_of_rows[mine] = context;
       __syncthreads();
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) contexts[v] = contexts_of_rows[Team::row() + v];

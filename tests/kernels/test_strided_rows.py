@@ -14,7 +14,7 @@ import torch
 from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vjp
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import row_arrays, row_striding
+from cupy_losses._device import plan_rows, row_arrays, row_striding
 from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
@@ -429,6 +429,20 @@ def test_gradients_that_begin_within_sectors(
     assert bits[0][0] == bits[0][-1]
     assert len({loss.tobytes() for loss in losses}) == 1
     assert staged == [True, False]
+
+
+def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The targets of a tile do not come while others are still read for gradients."""
+    monkeypatch.setattr(row_arrays, "LONG_STRETCH", 64)
+    monkeypatch.setattr(plan_rows, "TILE_SEGMENTS", 1)
+    rng = np.random.default_rng(16)
+    x, target = rng.standard_normal((2, 230, 131), np.float32), rng.integers(0, 230, (2, 131))
+    with installed(multiprocessors=1, seed=1) as device:
+        got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
+        (name,) = set(strided_kernels(device))
+        assert name.split("StridedTeam<")[1].split(">")[0].endswith(", 8")
+    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
+        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", levels.first([(2, 21, 34), (1, 90, 34), (1, 1100, 5)]))

@@ -358,6 +358,9 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
+    "context = context_of(work.row_at(index), index, index <= n);": (
+        "the last row in place of one that is not there"
+    ),
     "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
         "parts of sectors: slower"
     ),

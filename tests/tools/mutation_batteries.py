@@ -340,7 +340,10 @@ def strided(device: Device) -> None:
         check(draw((1, 260, 300)))
         check(draw((1, 900, 40), BFLOAT16))
         check(draw((1, 1100, 40)))
-        with _planned(module=row_arrays, LONG_STRETCH=64):
+        with (
+            _planned(module=row_arrays, LONG_STRETCH=64),
+            _planned(module=plan_rows, TILE_SEGMENTS=2),
+        ):
             check(draw((2, 230, 131)))
     forget()
     weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
