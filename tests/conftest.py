@@ -14,7 +14,9 @@ parameter occurs: tests/tools/levels.py chooses. One seed of the emulator's sche
 all, and one architecture.
 
 `pytest -m exhaustive` runs the rest: all specialisations, seeds, layouts, dtypes and
-architectures, and a sample of mutants. `pytest -m ""` runs both.
+architectures, and a sample of mutants. `pytest -m ""` runs both. CI leaves out those of them that
+are marked `release`: mutants, and kernels on the emulator, which take most of the time. Run them
+before a release and after a change of kernels.
 
 `pytest -m quick` runs what the default level has on small NumPy arrays, and a few kernels on the
 emulator.
@@ -74,6 +76,12 @@ def is_quick(item: pytest.Item) -> bool:
     return on_numpy and item.get_closest_marker("exhaustive") is None
 
 
+def is_of_a_release(item: pytest.Item) -> bool:
+    """Whether an exhaustive test takes too long for CI: the emulator compiles its kernels."""
+    on_emulator = isinstance(item, pytest.Function) and hasattr(item.module, "installed")
+    return on_emulator and item.get_closest_marker("exhaustive") is not None
+
+
 def would_run_on_a_gpu(item: pytest.Item) -> bool:
     """Whether a test runs once more where there is a GPU."""
     return isinstance(item, pytest.Function) and not FIXTURES.keys().isdisjoint(item.fixturenames)
@@ -113,6 +121,8 @@ def pytest_collection_modifyitems(
     exhaustive = sum(item.get_closest_marker("exhaustive") is not None for item in items)
     for item in filter(is_quick, items):
         item.add_marker("quick")
+    for item in filter(is_of_a_release, items):
+        item.add_marker("release")
     yield
     exhaustive -= sum(item.get_closest_marker("exhaustive") is not None for item in items)
     reason_of = {item: lacking(item) for item in items}

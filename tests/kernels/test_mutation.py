@@ -83,6 +83,7 @@ def test_every_call_of_a_fence_has_a_mutant() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.release
 def test_the_battery_passes_without_a_bug() -> None:
     emulator.require()
     first = next(mutants(SHARED_FILES))  # both batteries
@@ -102,6 +103,7 @@ def test_what_does_not_compile_is_not_found() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.release
 def test_a_sample_is_found() -> None:
     emulator.require()
     results = run(sample(ONE_IN))
