@@ -15,7 +15,7 @@ all, and one architecture.
 
 `pytest -m exhaustive` runs the rest: all specialisations, seeds, layouts, dtypes and
 architectures, and a sample of mutants. `pytest -m ""` runs both. CI leaves out those of them that
-are marked `release`: mutants, and kernels on the emulator, which take most of the time. Run them
+are marked `release`: mutants, and kernels on the emulator, which take long to compile. Run them
 before a release and after a change of kernels.
 
 `pytest -m quick` runs what the default level has on small NumPy arrays, and a few kernels on the
