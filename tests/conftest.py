@@ -78,8 +78,9 @@ def is_quick(item: pytest.Item) -> bool:
 
 def is_of_a_release(item: pytest.Item) -> bool:
     """Whether an exhaustive test takes too long for CI: the emulator compiles its kernels."""
-    on_emulator = isinstance(item, pytest.Function) and hasattr(item.module, "installed")
-    return on_emulator and item.get_closest_marker("exhaustive") is not None
+    if not isinstance(item, pytest.Function) or item.get_closest_marker("exhaustive") is None:
+        return False
+    return item.module.__package__ == "tests.kernels" and hasattr(item.module, "installed")
 
 
 def would_run_on_a_gpu(item: pytest.Item) -> bool:
