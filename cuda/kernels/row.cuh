@@ -74,6 +74,13 @@ struct RowOf {
   DEVICE auto* address(Column column) const {
     return get<K>(pointers) + at.offset[K] + (long long)(column)*layout.template step<K>();
   }
+  // The same of an element that is there: its offset is computed as narrow as it is.
+  template <int K>
+  DEVICE auto* element(Column column) const {
+    using Offset = typename Layout::Offset;
+    const Offset behind = Offset(column) * Offset(layout.template step<K>());
+    return get<K>(pointers) + (at.offset[K] + behind);
+  }
   // Whether `count` elements from an address on may be read. A vector in which the row begins or
   // ends then takes no longer than others.
   template <int K>
@@ -100,7 +107,7 @@ struct RowOf {
   };
   template <int I>
   DEVICE Loaded<I> load(Column column) const {
-    return {*address<FIRST + I>(column), *address<Loaded<I>::SLOPE>(column)};
+    return {*element<FIRST + I>(column), *element<Loaded<I>::SLOPE>(column)};
   }
   template <int I>
   DEVICE N number(Column column) const {

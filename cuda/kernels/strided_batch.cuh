@@ -43,11 +43,12 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   using N = typename Row::N;
   using Column = typename Row::Column;
   static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH, STEP = STEP_;
-  // Elements of WIDTH rows as one access moves them: two of half precision in one register.
+  // Elements of WIDTH rows as one access moves them. They are kept in whole registers: two of half
+  // precision in one, and one of it, too, as the compiler merges shorter words.
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
-  using Kept = Packed<Stored<S>>;
+  using Kept = Select<(sizeof(Stored<S>) < sizeof(unsigned)), unsigned, Packed<Stored<S>>>;
 
   Column first, end;
   Tuple<Kept<K>...> vectors[BATCH];
@@ -78,11 +79,14 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     DEVICE bool has(int k) const { return bits[k / 32] >> k % 32 & 1u; }
   };
   DEVICE Places place_of(Column column) const {
-    const int place = has(column) ? int(column - first) / STEP : -1;
+    // Large if it is ahead of these, or none of every STEP-th one. Bits behind the last place are
+    // not read.
+    const Column behind = column - first;
+    const unsigned place = behind % STEP == 0 ? unsigned(behind) / STEP : ~0u;
     Places places;
 #pragma unroll
     for (int w = 0; w < Places::WORDS; ++w) {
-      places.bits[w] = opaque(place >= 0 && place / 32 == w ? 1u << place % 32 : 0u);
+      places.bits[w] = opaque(place - 32 * w < 32 ? 1u << (place - 32 * w) : 0u);
     }
     return places;
   }
@@ -153,22 +157,23 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
  private:
   // Whether the loss takes the element of place k.
   DEVICE bool counts(int k) const { return OTHERS_HIDDEN || holds(k); }
-  // A number in all rows, as it is kept.
+  // A number in all of a register: what is kept of one that is there, in all rows.
   template <int S>
   static DEVICE Kept<S> repeated(T number) {
-    Stored<S> vector;
+    using E = typename Row::template Element<S>;
+    Vector<E, sizeof(Kept<S>) / sizeof(E)> vector;
 #pragma unroll
-    for (int v = 0; v < WIDTH; ++v) {
-      vector.at[v] = convert<typename Row::template Element<S>>(number);
-    }
-    return packed(vector);
+    for (E& element : vector.at) element = convert<E>(number);
+    return bits_as<Kept<S>>(vector);
   }
-  // Two numbers are compared at once.
-  static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && WIDTH == 2;
+  // Numbers of half precision are compared in pairs, whether or not a thread has both.
+  static constexpr bool HAS_PAIRS =
+      ARCHITECTURE >= 800 && is_half<typename Row::template Element<FIRST>>;
   // The largest numbers of the first operand in both rows.
   DEVICE auto largest_pair() const {
     const auto pair_at = [&](int k) {
-      const auto both = bits_as<Stored<FIRST>>(get<FIRST>(vectors[k]));
+      using Element = typename Row::template Element<FIRST>;
+      const auto both = bits_as<Vector<Element, 2>>(get<FIRST>(vectors[k]));
       return pair(both.at[0], both.at[1]);
     };
     const auto none = convert<typename Row::template Element<FIRST>>(lowest<T>());

@@ -41,29 +41,27 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
   static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH;
-  // Not with gradients, which take longer then, nor for single elements of half precision, for
-  // which the registers do not do.
-  static constexpr bool OTHERS_HIDDEN =
-      Loss::HIDES && Team::STAYS && WANTED == 0 &&
-      WIDTH * sizeof(typename Row::template Element<FIRST>) >= sizeof(unsigned);
+  // Not with gradients, which take longer then.
+  static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 0;
   template <int SURE, int STEP = Team::STEP>
   using Batch = StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP>;
 
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
-  const long long n, columns, section_batches;  // batches of a section
+  const Index n;
+  const long long columns, section_batches;  // batches of a section
 
   // The rows of a thread in a tile, if they are `present`. Else they are the last rows, of which
   // nothing is read, as other threads may overwrite their elements with gradients.
   struct Rows {
     typename decltype(Layout::rows)::Location at[WIDTH];
-    long long first;
+    Index first;
     bool present;
   };
-  DEVICE auto locate(long long row) const { return layout.rows.locate(Index(row)); }
-  DEVICE Rows rows_of(long long tile) const {
-    const long long first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
+  DEVICE auto locate(Index row) const { return layout.rows.locate(row); }
+  DEVICE Rows rows_of(Index tile) const {
+    const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
     // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
     Rows rows{{locate(there + V)...}, first, first < n};
     return rows;
@@ -71,7 +69,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE Row row_at(const Rows& rows, int v) const {
     return {layout, pointers, rows.at[v], Column(columns)};
   }
-  DEVICE Row row_at(long long row) const {
+  DEVICE Row row_at(Index row) const {
     return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
   }
   // f(batch) for each batch of a section. LAST: its elements are not read again.
@@ -134,11 +132,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   // The same for a tile, by all threads of the block, through shared memory if it is one stretch.
-  DEVICE void differentiate_tile(const auto& batch, long long tile, const Rows& rows,
+  DEVICE void differentiate_tile(const auto& batch, Index tile, const Rows& rows,
                                  const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
                                  unsigned& turn) const {
-    const long long begin = tile * Team::OWN_ROWS;
-    const int count = int(min((long long)(Team::ROWS), n - begin));
+    const Index begin = tile * Team::OWN_ROWS;
+    const int count = int(min(Index(Team::ROWS), n - begin));
     const auto from = locate(begin), to = locate(begin + count - 1);
     if (is_stretch(from, to, count)) {
       stage(Range<Loss::OPERANDS>(), batch, from, count, rows, contexts, done, turn);
@@ -150,13 +148,13 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // the sectors that begin in its own rows. Columns that are as far apart as a sector has elements
   // begin at the same place of one. In these a thread has the row that is as far behind the first
   // such sector as the thread is behind the first one.
-  DEVICE void differentiate_sectors(long long tile, const Context* contexts_of_rows,
+  DEVICE void differentiate_sectors(Index tile, const Context* contexts_of_rows,
                                     const Finished* finished) const {
     static_assert(WIDTH == 1, "a thread has one row");
     using E = typename Row::template Element<Row::INPUTS>;
     constexpr int SECTOR = Team::OVERLAP;
     static_assert(SECTOR * sizeof(E) == 32, "the elements of a sector");
-    const long long begin = tile * Team::OWN_ROWS, end = begin + Team::OWN_ROWS;
+    const Index begin = tile * Team::OWN_ROWS, end = begin + Team::OWN_ROWS;
     const unsigned place = place_in_sector(begin), place_of_next = place_in_sector(end);
     const unsigned step = unsigned(layout.template step<Row::INPUTS>());
     for (Column part = Team::thread();; part += Team::THREADS_PER_ROW) {
@@ -177,7 +175,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
  private:
   // Where the gradient of a row begins in column 0, in elements, modulo those of a sector.
-  DEVICE unsigned place_in_sector(long long row) const {
+  DEVICE unsigned place_in_sector(Index row) const {
     const auto* const gradient = row_at(row).template address<Row::INPUTS>(Column(0));
     return unsigned(reinterpret_cast<unsigned long long>(gradient) / sizeof(*gradient));
   }
@@ -199,9 +197,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       for (int k = 0; k < Team::COUNT; ++k) {
         batch.template take<S>(k, [&] {
           if constexpr (IS_VECTOR<S>) {
-            using Kept = typename B::template Kept<S>;
-            const auto* const from =
-                reinterpret_cast<const Kept*>(address<S, B::STEP>(rows, 0, batch.first, k));
+            const auto* const from = reinterpret_cast<const Packed<Stored<S>>*>(
+                address<S, B::STEP>(rows, 0, batch.first, k));
             return LAST ? __ldcs(from) : *from;
           } else {
             return packed(Stored<S>{{*address<S, B::STEP>(rows, V, batch.first, k)...}});
@@ -211,12 +208,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   // Where element k of a batch is. With a step that is opaque here, an offset is a product, one
-  // instruction. Else it is a sum of the one before, two instructions, and takes fewer registers.
+  // instruction. Else it is a sum of the one before, two of them.
   template <int S, int STEP>
   DEVICE auto* address(const Rows& rows, int v, Column first, int k) const {
-    constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 && (WIDTH == 1 || S < Row::INPUTS);
     Step step = this->template step<S, STEP>();
-    if constexpr (PRODUCT) step = opaque(step);
+    if constexpr (sizeof(Step) == 4) step = opaque(step);
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
   template <bool FIRST, int R, class B>
@@ -362,6 +358,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Context = typename Work::Context;
   using State = typename Work::State;
   using Finished = typename Work::Finished;
+  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, OWN_ROWS = Team::OWN_ROWS,
                 THREADS_PER_ROW = Team::THREADS_PER_ROW;
@@ -370,21 +367,21 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, pointers, n, columns, section_batches};
+  const Work work{loss, layout, pointers, Index(n), columns, section_batches};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
-  const long long tiles = (n + OWN_ROWS - 1) / OWN_ROWS;
+  const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS - 1)) / OWN_ROWS;
   const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
   const int split = int(blockIdx.x % blocks), begin = split * per_block;
   const int end = PHASE == WHOLE ? sections : min(sections, begin + per_block);
-  const int workers = int(gridDim.x / blocks);
-  long long segment = blockIdx.x / blocks, tile = segment;
+  const unsigned workers = gridDim.x / blocks;
+  Index segment = blockIdx.x / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = THREADS_PER_ROW == 1;
@@ -394,16 +391,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
   [[maybe_unused]] unsigned turn = 0;  // of shared memory
-  while (segment < segments) {
+  while (segment < all) {
     // The next tile of the segment, or the first one of the next segment.
-    const bool ends = tile + segments >= tiles;
-    const long long next_tile = ends ? segment + workers : tile + segments;
+    const bool ends = tile + all >= tiles;
+    const Index next_tile = ends ? segment + workers : tile + all;
     const Rows rows = work.rows_of(tile);
     typename Work::template Batch<Team::SURE> batch;
     if constexpr (Team::STAYS) batch = work.template load<Team::SURE, false>(rows, Team::thread());
     Context contexts[WIDTH];
     // Elements may be overwritten already where another launch has left the context.
-    const auto context_of = [&](const auto& row, long long index, bool present) {
+    const auto context_of = [&](const auto& row, Index index, bool present) {
       if constexpr (PHASE == MERGE) return left<Context>(memory, index);
       const Context context = work.context_of(row, present);
       if (PHASE == SPLIT && split == 0) left<Context>(memory, index) = context;
@@ -417,8 +414,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       Context context{};  // without {} ptxas spills more
       if (mine < ROWS) {
-        const long long index = tile * OWN_ROWS + mine;
-        context = context_of(work.row_at(index), index, index < n);
+        const Index index = tile * OWN_ROWS + mine;
+        context = context_of(work.row_at(index), index, index < work.n);
       }
       if constexpr (OVERLAPS) __syncthreads();  // those of the tile before have been read
       if (mine < ROWS) contexts_of_rows[mine] = context;
@@ -498,11 +495,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         for (int share = 0; share < shares; ++share) {
           state = merge(state, states_of_shares[share * ROWS + mine]);
         }
-        const long long index = tile * OWN_ROWS + mine;
+        const Index index = tile * OWN_ROWS + mine;
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                                    merged_in_warp<1>(state), VALUES != NO_VALUES,
                                                    factor, reciprocal);
-        if (index < n && mine < OWN_ROWS && split == 0) {
+        if (index < work.n && mine < OWN_ROWS && split == 0) {
           take<VALUES, Loss>(outcome, index, value, sum, counted);
         }
         if constexpr (GRADIENTS) finished[mine] = outcome.done;

@@ -231,7 +231,7 @@ struct SumsOfPlaces {
   Sum at[PLACES];
   DEVICE SumsOfPlaces() {
 #pragma unroll
-    for (int j = 0; j < PLACES; ++j) at[j] = FROM_ONE ? Sum::of(N(1.0)) : Sum::zero();
+    for (int j = 0; j < PLACES; ++j) at[j] = Sum::of(N(FROM_ONE ? 1.0 : -0.0));
   }
   DEVICE void add(int place, N x) {
     if constexpr (FROM_ONE) {

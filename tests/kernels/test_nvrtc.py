@@ -298,7 +298,7 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
     with planned() as planned_names:
         for columns, pixels in itertools.product(
-            (12, 16, 21, 32, 48, 64, 150, 900, 2000, 8000, 32000), (4096, 4097)
+            (12, 16, 21, 32, 48, 64, 150, 200, 900, 2000, 8000, 32000), (4096, 4097)
         ):
             shape = (8, columns, pixels)
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", 8, pixels)
@@ -309,7 +309,7 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     program = static_checks.compile_program(source, names, 90)
     assert len(program.kernels) >= 7
     for kernel in program.kernels:
-        assert kernel.spills <= 56, kernel.name
+        assert kernel.spills <= 48, kernel.name
         assert not list(static_checks.double_findings(kernel)), kernel.name
 
 

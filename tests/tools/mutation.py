@@ -163,8 +163,7 @@ EQUIVALENT: dict[str, str] = {
         "of a row that is not there nothing is read"
     ),
     (
-        "const long long first = tile * Team::OWN_ROWS + Team::row(), "
-        "there = min(first, n + WIDTH);"
+        "const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n + WIDTH);"
     ): "of a row that is not there nothing is read",
     "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
@@ -345,8 +344,18 @@ EQUIVALENT: dict[str, str] = {
         "elements that nothing takes"
     ),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
-    "static constexpr bool HAS_PAIRS = ARCHITECTURE > 800 && WIDTH == 2;": (
+    "ARCHITECTURE > 800 && is_half<typename Row::template Element<FIRST>>;": (
         "numbers compared one by one: slower"
+    ),
+    "Vector<E, sizeof(Kept<S>) * sizeof(E)> vector;": "its first register is taken",
+    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED != 0;": (
+        "elements that are not there are left out"
+    ),
+    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 1;": (
+        "elements that are not there are left out"
+    ),
+    "const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS + 1)) / OWN_ROWS;": (
+        "a tile of no rows"
     ),
     "__shared__ __align__(8) unsigned char both[2][sizeof(Columns)];": (
         "shared memory of the emulator is aligned"
@@ -358,7 +367,7 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
-    "context = context_of(work.row_at(index), index, index <= n);": (
+    "context = context_of(work.row_at(index), index, index <= work.n);": (
         "the last row in place of one that is not there"
     ),
     "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
@@ -369,11 +378,6 @@ EQUIVALENT: dict[str, str] = {
 
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
-    "Loss::HIDES && Team::STAYS && WANTED == 0 &&": "whether places are asked for",
-    (
-        "constexpr bool PRODUCT = Team::STAYS && sizeof(Step) == 4 &&"
-        " (WIDTH == 1 || S < Row::INPUTS);"
-    ): "how an offset is computed",
     (
         "static constexpr int COUNT = SIZE > 4 ? 4 : 8;"
         "  // columns at a time, each the work of a warp"
