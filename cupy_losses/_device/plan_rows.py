@@ -428,8 +428,16 @@ class RowLaunches(Launches):
         begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
         places = int32(tile.rows, tile.bytes, *begins)
         arguments, shared = (layout_bytes, places), 2 * tile.bytes
-        return self._in_tiles(
-            "row_tiles", (layout, team), arguments, tile.rows, tile.threads, shared
+        segments = min(-(-self._rows.number // tile.rows), TILE_SEGMENTS)
+        return Schedule(
+            "row_tiles",
+            (layout, team),
+            arguments,
+            tile.threads,
+            segments,
+            segments,
+            limited=True,
+            shared=shared,
         )
 
     def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
@@ -479,29 +487,24 @@ class RowLaunches(Launches):
         own_rows = of_tile - rows.overlap
         merges = rows.threads_per_row > 1 and phase != "SPLIT"
         shared = self._state * rows.shares * of_tile if merges else 0
-        schedule = self._in_tiles("strided_rows", types, arguments, own_rows, rows.threads, shared)
-        return replace(schedule, blocks=-(-rows.sections // of_block), memory=memory)
+        segments = min(-(-self._rows.number // own_rows), rows.segments)
+        return Schedule(
+            "strided_rows",
+            types,
+            arguments,
+            rows.threads,
+            segments,
+            segments,
+            blocks=-(-rows.sections // of_block),
+            shared=shared,
+            memory=memory,
+        )
 
     def _width(self, rows: StridedRows) -> int:
         """The rows that a thread of those that lie side by side has: pairs in half precision."""
         main = self._inputs[self._problem.leading]
         pairs = item_size(main.dtype) == 2 and self._rows.number % 2 == 0
         return 2 if self._rows.has_pairs(main, self._inputs) or (rows.staged and pairs) else 1
-
-    def _in_tiles(
-        self,
-        kernel: str,
-        types: tuple[str, ...],
-        arguments: tuple[bytes, ...],
-        rows: int,
-        threads: int,
-        shared: int = 0,
-    ) -> Schedule:
-        """By blocks that take tiles of rows."""
-        segments = min(-(-self._rows.number // rows), TILE_SEGMENTS)
-        return Schedule(
-            kernel, types, arguments, threads, segments, segments, limited=True, shared=shared
-        )
 
     def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
         """The counters and the partial sums of segments, and of groups of these."""

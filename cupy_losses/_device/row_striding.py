@@ -37,20 +37,28 @@ ENOUGH_THREADS = 1 << 17  # without gradients one works on another row, if there
 FEW_TILES = 96
 SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 
+# Partial sums of a reduced loss, at most; each is the work of a block. There are more blocks than
+# run at once: the next one begins when one ends, so that none waits for a slow one, and those that
+# run at once have tiles that lie together.
+SEGMENTS = 4096
+SEGMENTS_OF_HALVES = 2048  # the same in half precision
+
 # The more rows a block has side by side, the fewer sectors of memory are written in parts where
 # gradients begin within sectors.
 THREADS = 128  # of a block
-WIDE_THREADS = 256  # the same for such gradients, or if a thread has at most WIDE_WORDS at a time
-WIDE_WORDS = 32
+WIDE_THREADS = 256  # the same for such gradients, or of longer rows
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 STATE_BYTES_OF_MANY = 36 << 10  # the same with MOST_THREADS, of whose rows more is kept besides
 
-# The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
-# whose rows stay, and others.
-THREADS_OF_LOSS = {24: 1024, 40: 768, 56: 640, 64: 512}
+# The threads that a multiprocessor is to hold, by the most words that each holds. Where rows stay
+# and a thread has one of up to four bytes an element: of a loss alone, and of gradients that begin
+# within sectors. Where other rows stay: of a loss alone. Then of all others.
+THREADS_OF_LOSS = {16: 1280, 24: 1152, 32: 1024, 40: 896, 48: 768, 64: 640}
+THREADS_IN_PARTS = {24: 1024, 40: 768, 56: 640, 64: 512}
+THREADS_OF_WIDE_LOSS = {24: 1024, 40: 768, 56: 640, 64: 512}
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
 
 
@@ -65,6 +73,7 @@ class StridedRows:
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
         resident: The blocks that a multiprocessor is to hold.
+        segments: The parts that the tiles are divided into, at most.
         section: The batches of a section of a row.
         share: The sections of a share.
         shares: The shares of a row.
@@ -80,6 +89,7 @@ class StridedRows:
     sure: int
     stays: bool
     resident: int
+    segments: int
     section: int = 1
     share: int = 1
     shares: int = 1
@@ -119,19 +129,20 @@ def strided_rows(
             if count * words > WORDS:
                 break
             if columns <= threads_per_row * count:
-                held, alone = count * words, threads_per_row == 1
-                is_wide = held <= WIDE_WORDS or in_parts
-                threads = WIDE_THREADS if is_wide else THREADS
-                at_once = THREADS_BY_WORDS if gradients else THREADS_OF_LOSS
+                staged = in_parts and threads_per_row == 1
+                is_wide = max(sizes) > 4 or (width == 2 and (in_pairs or staged))
+                threads = WIDE_THREADS if in_parts else THREADS
+                at_once = _threads_at_once(gradients, in_parts, is_wide)
                 return StridedRows(
                     threads,
                     threads_per_row,
                     count,
                     sure=longest // threads_per_row,
                     stays=True,
-                    resident=_resident(threads, held, at_once),
+                    resident=_resident(threads, count * words, at_once),
+                    segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
                     shares=threads_per_row,
-                    staged=in_parts and alone,
+                    staged=staged,
                 )
             longest = threads_per_row * count
     state, rows = state * width, max(1, rows // width)
@@ -191,12 +202,23 @@ def _in_shares(
         sure=0,
         stays=False,
         resident=_resident(threads, held, THREADS_BY_WORDS),
+        segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
         section=section,
         share=share,
         shares=shares,
         of_block=of_block,
         overlap=overlap if overlaps else 0,
     )
+
+
+def _threads_at_once(gradients: bool, in_parts: bool, is_wide: bool) -> Mapping[int, int]:
+    """The threads that a multiprocessor is to hold, of rows that stay in registers.
+
+    `is_wide`: a thread has two rows, or elements of eight bytes.
+    """
+    if not gradients:
+        return THREADS_OF_WIDE_LOSS if is_wide else THREADS_OF_LOSS
+    return THREADS_IN_PARTS if in_parts and not is_wide else THREADS_BY_WORDS
 
 
 def _resident(threads: int, words: int, at_once: Mapping[int, int]) -> int:

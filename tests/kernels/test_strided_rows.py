@@ -14,7 +14,7 @@ import torch
 from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vjp
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import plan_rows, row_arrays, row_striding
+from cupy_losses._device import row_arrays, row_striding
 from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
@@ -434,7 +434,7 @@ def test_gradients_that_begin_within_sectors(
 def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The targets of a tile do not come while others are still read for gradients."""
     monkeypatch.setattr(row_arrays, "LONG_STRETCH", 64)
-    monkeypatch.setattr(plan_rows, "TILE_SEGMENTS", 1)
+    monkeypatch.setattr(row_striding, "SEGMENTS", 1)
     rng = np.random.default_rng(16)
     x, target = rng.standard_normal((2, 230, 131), np.float32), rng.integers(0, 230, (2, 131))
     with installed(multiprocessors=1, seed=1) as device:

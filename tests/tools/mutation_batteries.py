@@ -282,7 +282,7 @@ def strided(device: Device) -> None:
         arrays = [device.asarray(host) for host in hosts]
         compare(device, cross_entropy, hosts, arrays, (0,), 16, **options)
 
-    for shape in (2, 11, 65), (1, 16, 128), (1, 21, 129), (2, 70, 65), (1, 1100, 17), (2, 1056, 8):
+    for shape in (2, 11, 65), (1, 16, 128), (1, 21, 129), (2, 150, 65), (1, 1100, 17), (2, 1056, 8):
         hosts = draw(shape)
         check(hosts)
         hosts[1][0, :3] = shape[1], -1, -100
@@ -297,6 +297,9 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
+    x, target = draw((1, 21, 33))
+    backwards = device.asarray(np.ascontiguousarray(x[:, ::-1]))[:, ::-1]
+    compare(device, cross_entropy, (x, target), [backwards, device.asarray(target)], (0,), 16)
     # Gradients through shared memory; tiles that reach into the next image.
     for shape, dtype in (
         ((2, 13, 1031), np.float32),
@@ -331,20 +334,19 @@ def strided(device: Device) -> None:
             check(draw((1, 1800, 10), BFLOAT16))
             check(draw((1, 530, 64), BFLOAT16))  # a whole tile of pairs
     check(draw((1, 260, 256), BFLOAT16))  # a whole tile
-    with _planned(module=plan_rows, TILE_SEGMENTS=2):
-        check(draw((1, 13, 256 * 2 + 1)))  # one row in the last tile
+    with _planned(module=row_striding, SEGMENTS=2):
+        check(draw((1, 13, 128 * 4 + 1)))  # one row in the last tile
+        with _planned(module=row_arrays, LONG_STRETCH=64):
+            check(draw((2, 230, 131)))
+    # Several segments of one block, where gradients are computed anew.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "blocks_per_multiprocessor", 1)
         forget()
-        check(draw((1, 13, 128 * 7)))  # several segments of one block
-        check(draw((1, 260, 300)))
-        check(draw((1, 900, 40), BFLOAT16))
-        check(draw((1, 1100, 40)))
-        with (
-            _planned(module=row_arrays, LONG_STRETCH=64),
-            _planned(module=plan_rows, TILE_SEGMENTS=2),
-        ):
-            check(draw((2, 230, 131)))
+        _anticipation(device, cross_entropy, draw((1, 13, 128 * 7)))
+        _anticipation(device, cross_entropy, draw((1, 260, 300)))
+        _anticipation(device, cross_entropy, draw((1, 1100, 40)))
+        with _planned(module=row_striding, LEAST_BATCHES=1, SHARE_WORDS=8, MOST_SHARES=8):
+            _anticipation(device, cross_entropy, draw((2, 460, 80)))
     forget()
     weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
     check(draw((1, 21, 40)), **weighted)
