@@ -223,7 +223,8 @@ DEVICE Dual<X> term(const auto& terms, Dual<X> x) {
 
 // Sums of COUNT numbers up to 1 in each place of a vector of WIDTH. Several sums let a thread add
 // without waiting for the addition before. There is one for each place; with errors there are two
-// for all places, or one if numbers are few. Sums with errors begin with 1, the largest number.
+// for all places, or one if numbers are few. Sums with errors begin with 1, the largest number, and
+// others with -0, which the compiler need not add.
 template <class Sum, class N, int WIDTH, int COUNT>
 struct SumsOfPlaces {
   static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
