@@ -159,6 +159,9 @@ EQUIVALENT: dict[str, str] = {
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "if (begin > share.end) return;": "a batch of no elements",
     "if (first <= end) f(load<0, LAST>(rows, first));": "a batch of no elements",
+    (
+        "const Column end = Column(columns) - first <= length ? Column(columns) : first + length;"
+    ): "the same end",
     "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
         "of a row that is not there nothing is read"
     ),
@@ -344,6 +347,10 @@ EQUIVALENT: dict[str, str] = {
         "elements that nothing takes"
     ),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
+    "static constexpr int WORDS = (BATCH + 31) * 32;": "words that are not used",
+    "static constexpr int WIDTH = 4, COUNT = BATCH * WIDTH;": (
+        "sums of few elements in another order"
+    ),
     "ARCHITECTURE > 800 && is_half<typename Row::template Element<FIRST>>;": (
         "numbers compared one by one: slower"
     ),
