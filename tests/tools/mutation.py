@@ -162,6 +162,25 @@ EQUIVALENT: dict[str, str] = {
     (
         "const Column end = Column(columns) - first <= length ? Column(columns) : first + length;"
     ): "the same end",
+    "for (int begin = 0; begin <= Team::COUNT; begin += Stage::COUNT) {": "a turn of no columns",
+    "const auto from = locate(begin), to = locate(begin + count - 2);": (
+        "gradients without shared memory: slower"
+    ),
+    "return ((K < Row::INPUTS || to.offset[K] + from.offset[K] == count - 1) && ...);": (
+        "gradients without shared memory: slower"
+    ),
+    "return ((K < Row::INPUTS || to.offset[K] - from.offset[K] == count + 1) && ...);": (
+        "gradients without shared memory: slower"
+    ),
+    "if (contexts[v].status != ACTIVE) ;": (
+        "the gradient of an ignored row is 0, and the class of another one is not there"
+    ),
+    "for (int k = begin; k < begin + Stage::COUNT && k <= Team::COUNT; ++k) {": (
+        "a column that is not there"
+    ),
+    "if constexpr (S < FIRST + Loss::OPERANDS || Row::template is_read<S>()) {": (
+        "elements that nothing takes"
+    ),
     "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
         "of a row that is not there nothing is read"
     ),
@@ -342,9 +361,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "const auto from = locate(begin), to = locate(begin - count - 1);": (
         "gradients that do not go through shared memory"
-    ),
-    "if constexpr (S < FIRST + Loss::OPERANDS || Row::template is_read<S>()) {": (
-        "elements that nothing takes"
     ),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
     "static constexpr int WORDS = (BATCH + 31) * 32;": "words that are not used",

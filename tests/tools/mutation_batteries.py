@@ -301,16 +301,19 @@ def strided(device: Device) -> None:
     x, target = draw((1, 21, 33))
     backwards = device.asarray(np.ascontiguousarray(x[:, ::-1]))[:, ::-1]
     compare(device, cross_entropy, (x, target), [backwards, device.asarray(target)], (0,), 16)
-    # Gradients through shared memory; tiles that reach into the next image.
+    # Gradients through shared memory; tiles that reach into the next image, one with a row alone.
     for shape, dtype in (
-        ((2, 13, 1031), np.float32),
+        ((2, 13, 1279), np.float32),
         ((1, 13, 1026), BFLOAT16),
         ((1, 13, 1031), np.float64),
     ):
         hosts = draw(shape, dtype)
         check(hosts)
         hosts[1][0, :3] = shape[1], -1, -100
-        check(hosts)
+        check(hosts, ignore_index=3)
+    scores, probabilities = draw((2, 13, 1031))[0], rng.random((2, 13, 1031)).astype(np.float32)
+    arrays = [device.asarray(scores), device.asarray(probabilities)]
+    compare(device, cross_entropy, (scores, probabilities), arrays, (0, 1), 16)
     # Tiles that overlap, so that gradients are whole sectors.
     with _planned(module=row_arrays, LONG_STRETCH=64):
         hosts = draw((2, 230, 131))
