@@ -43,8 +43,8 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   using N = typename Row::N;
   using Column = typename Row::Column;
   static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH, STEP = STEP_;
-  // Elements of WIDTH rows as one access moves them. They are kept in whole registers: two of half
-  // precision in one, and one of it, too, as the compiler merges shorter words.
+  // Elements of WIDTH rows as one access moves them. They are kept in whole registers, two of half
+  // precision in one, or one alone: shorter words take the compiler instructions to merge.
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
@@ -157,7 +157,7 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
  private:
   // Whether the loss takes the element of place k.
   DEVICE bool counts(int k) const { return OTHERS_HIDDEN || holds(k); }
-  // A number in all of a register: what is kept of one that is there, in all rows.
+  // A number as it is kept in all rows, and in all of a register.
   template <int S>
   static DEVICE Kept<S> repeated(T number) {
     using E = typename Row::template Element<S>;
@@ -169,7 +169,7 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   // Numbers of half precision are compared in pairs, whether or not a thread has both.
   static constexpr bool HAS_PAIRS =
       ARCHITECTURE >= 800 && is_half<typename Row::template Element<FIRST>>;
-  // The largest numbers of the first operand in both rows.
+  // The largest numbers of the first operand, in x and y of a pair of rows, or in x.
   DEVICE auto largest_pair() const {
     const auto pair_at = [&](int k) {
       using Element = typename Row::template Element<FIRST>;

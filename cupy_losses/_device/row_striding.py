@@ -53,12 +53,11 @@ OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
 STATE_BYTES_OF_MANY = 36 << 10  # the same with MOST_THREADS, of whose rows more is kept besides
 
-# The threads that a multiprocessor is to hold, by the most words that each holds. Where rows stay
-# and a thread has one of up to four bytes an element: of a loss alone, and of gradients that begin
-# within sectors. Where other rows stay: of a loss alone. Then of all others.
+# The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
+# where rows stay and a thread has one of up to four bytes an element; of gradients of such rows
+# that begin within sectors, and of a loss alone where other rows stay; and of all others.
 THREADS_OF_LOSS = {16: 1280, 24: 1152, 32: 1024, 40: 896, 48: 768, 64: 640}
-THREADS_IN_PARTS = {24: 1024, 40: 768, 56: 640, 64: 512}
-THREADS_OF_WIDE_LOSS = {24: 1024, 40: 768, 56: 640, 64: 512}
+THREADS_BETWEEN = {24: 1024, 40: 768, 56: 640, 64: 512}
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
 
 
@@ -216,9 +215,9 @@ def _threads_at_once(gradients: bool, in_parts: bool, is_wide: bool) -> Mapping[
 
     `is_wide`: a thread has two rows, or elements of eight bytes.
     """
-    if not gradients:
-        return THREADS_OF_WIDE_LOSS if is_wide else THREADS_OF_LOSS
-    return THREADS_IN_PARTS if in_parts and not is_wide else THREADS_BY_WORDS
+    if gradients:
+        return THREADS_BETWEEN if in_parts and not is_wide else THREADS_BY_WORDS
+    return THREADS_BETWEEN if is_wide else THREADS_OF_LOSS
 
 
 def _resident(threads: int, words: int, at_once: Mapping[int, int]) -> int:
