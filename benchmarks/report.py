@@ -360,10 +360,8 @@ This picture is made of `benchmarks/results/h200-classes-last.json`, `h200-row-l
 `h200-strided.json` and `h200-orders.json`, all beside torch only. Where torch is missing, its
 bfloat16 loss was more than 1% off. `h200-strided-compiled.json` has strided classes beside
 torch.compile too, with kernels of before the last tuning. There torch.compile takes 6% less time
-for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. In
-`h200-strided.json` a reduced loss has 2048 partial sums; float32 has had 4096 since, whose times
-are in `benchmarks/results/h200-rows-tuning.txt`, with what the constants of kernels over rows were
-chosen by.
+for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. What the
+constants of kernels over rows were chosen by is in `benchmarks/results/h200-rows-tuning.txt`.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)
 """

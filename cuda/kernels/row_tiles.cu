@@ -89,7 +89,10 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   static DEVICE auto element_of(const auto& numbers, int j) {
     return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
   }
-  DEVICE T largest(T) const { return maximum; }
+  // If `maximum` was not found ahead, that of this thread.
+  DEVICE T largest(T so_far) const {
+    return Loss::ANCHORED ? larger(so_far, own_largest()) : maximum;
+  }
 
   // The largest number of the first operand that this thread has; not -inf, even if all are.
   DEVICE T own_largest() const {
@@ -244,12 +247,13 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 };
 
-// The states of all threads of a row have the same maximum: they are merged without rescaling.
+// Where the largest element of a row is found first, the states of all its threads have the same
+// maximum, and are merged without rescaling.
 struct SameMaximum {
   static constexpr int COUNT = 1;
 };
-template <class State>
-constexpr bool has_maximum = requires(State state) { state.maximum; };
+template <class Loss, class State>
+constexpr bool finds_maximum = !Loss::ANCHORED && requires(State state) { state.maximum; };
 
 // A tile: how many rows it has, the bytes of all its arrays in shared memory, and where each
 // begins.
@@ -273,6 +277,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS>;
+  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
   using Elements = ThreadShare<Row, Loss, Team>;
   static constexpr int FIRST = Row::FIRST;
 
@@ -280,7 +285,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Layout& layout;
   const Places& places;
   const Pointers& pointers;
-  const long long n;
+  const Index n;
   const int columns;
 
   // Whether array S has a tile in shared memory, and whether it is copied there. Elements that the
@@ -295,14 +300,12 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE int count() const {
     return (Team::ELEMENTS >> S & 1u) ? columns : 1;
   }
-  DEVICE int rows_of(long long tile) const {
-    using Index = typename Layout::Index;
-    return int(min(Index(places.rows), Index(n) - Index(tile) * Index(places.rows)));
+  DEVICE int rows_of(Index tile) const {
+    return int(min(Index(places.rows), n - tile * places.rows));
   }
 
   // To shared memory, without waiting.
-  DEVICE void load(const Copies& copies, unsigned turn, long long tile,
-                   unsigned char* stage) const {
+  DEVICE void load(const Copies& copies, unsigned turn, Index tile, unsigned char* stage) const {
     if (threadIdx.x >= Copies::COPYING) return;
     if constexpr (WANTED != 0) Copies::wait_for_stores();
     (load_array<K>(copies, turn, tile, stage), ...);
@@ -310,22 +313,21 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // The pointers, to shared memory where a tile is there, or where it is COPIED there.
   template <bool COPIED = false>
-  DEVICE Pointers staged(long long tile, unsigned char* stage) const {
+  DEVICE Pointers staged(Index tile, unsigned char* stage) const {
     Pointers staged = pointers;
     (stage_pointer<K, COPIED>(staged, tile, stage), ...);
     return staged;
   }
   // Row `own` of a tile.
   template <bool COPIED = false>
-  DEVICE Row row_at(long long tile, int own, const Pointers& staged) const {
-    using Index = typename Layout::Index;
-    Row row{layout, staged, layout.rows.locate(Index(tile * places.rows + own)), columns};
+  DEVICE Row row_at(Index tile, int own, const Pointers& staged) const {
+    Row row{layout, staged, layout.rows.locate(tile * places.rows + own), columns};
     ((is_at<K, COPIED> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
     return row;
   }
 
   // The context of a row. Hides the element of its class.
-  DEVICE auto prologue(long long tile, int own, unsigned char* stage) const {
+  DEVICE auto prologue(Index tile, int own, unsigned char* stage) const {
     const Pointers copied = staged<true>(tile, stage);
     const Row row = row_at<true>(tile, own, copied);
     const auto context = loss.prologue(row, loss.prefetch(row));
@@ -337,7 +339,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // The elements of an active row.
   DEVICE Elements elements_of(const Row& row, bool active) const {
     Elements elements(row);
-    if constexpr (has_maximum<State>) {
+    if constexpr (finds_maximum<Loss, State>) {
       if (active) elements.maximum = elements.own_largest();
       elements.maximum = LargestInWarp<Team::THREADS_PER_ROW>()(elements.maximum);
     }
@@ -345,8 +347,9 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What the threads of a row accumulate together, in all of them.
   DEVICE Accumulated accumulate(Elements& elements, const auto& context) const {
-    return merge_rescaled_in_warp<Team::THREADS_PER_ROW>(
-        accumulate<Team::PARTS>(elements, context, 0));
+    const Accumulated own = accumulate<Team::PARTS>(elements, context, 0);
+    if constexpr (Loss::ANCHORED) return merged_in_warp<Team::THREADS_PER_ROW>(own);
+    return merge_rescaled_in_warp<Team::THREADS_PER_ROW>(own);
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
@@ -391,7 +394,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // From shared memory to the gradients.
-  DEVICE void store(long long tile, const Pointers& staged) const {
+  DEVICE void store(Index tile, const Pointers& staged) const {
     each_wanted([&](auto which) {
       constexpr int I = decltype(which)::value, G = Row::INPUTS + ones_below(WANTED, I);
       Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
@@ -401,11 +404,11 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
  private:
   template <int S>
-  DEVICE long long first_of(long long tile) const {
-    return tile * places.rows * count<S>();
+  DEVICE long long first_of(Index tile) const {
+    return (long long)(tile) * (places.rows * count<S>());
   }
   template <int S>
-  DEVICE void load_array(const Copies& copies, unsigned turn, long long tile,
+  DEVICE void load_array(const Copies& copies, unsigned turn, Index tile,
                          unsigned char* stage) const {
     if constexpr (IS_COPIED<S>) {
       copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
@@ -415,7 +418,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S, bool COPIED>
   static constexpr bool is_at = COPIED ? IS_COPIED<S> : IS_STAGED<S>;
   template <int S, bool COPIED>
-  DEVICE void stage_pointer(Pointers& staged, long long tile, unsigned char* stage) const {
+  DEVICE void stage_pointer(Pointers& staged, Index tile, unsigned char* stage) const {
     if constexpr (is_at<S, COPIED>) {
       // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
       const int behind = misalignment(get<S>(pointers));
@@ -429,15 +432,22 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       State state = State::empty();
       elements.part = part;
       if constexpr (Loss::READS != 0) {
-        if (context.status == ACTIVE) {
-          loss.template add<true>(state, elements.row, context, elements);
-        }
+        if (context.status == ACTIVE) add(state, elements, context);
       }
       return rescale_to(state, SameMaximum());
     } else {
       const Accumulated half = accumulate<COUNT / 2>(elements, context, part);
-      return merge_rescaled(half, accumulate<COUNT / 2>(elements, context, part + COUNT / 2));
+      const Accumulated other = accumulate<COUNT / 2>(elements, context, part + COUNT / 2);
+      if constexpr (Loss::ANCHORED) return merge(half, other);
+      return merge_rescaled(half, other);
     }
+  }
+  // Adds the elements of this thread in a part to an empty state.
+  DEVICE void add(State& state, Elements& elements, const auto& context) const {
+    if constexpr (Loss::ANCHORED) {
+      if (loss.add_anchored(state, elements.row, context, elements)) return;
+    }
+    loss.template add<true>(state, elements.row, context, elements);
   }
   // Changes an element in shared memory.
   template <int S>
@@ -469,29 +479,30 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
   const auto given = Factor::of<GRADIENTS>(grad_output, guess);
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, places, pointers, n, int(columns)};
+  const Work work{loss, layout, places, pointers, Index(n), int(columns)};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
-  const long long tiles = (n + places.rows - 1) / places.rows;
-  long long segment = blockIdx.x, tile = segment;
+  const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
+  Index segment = blockIdx.x, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   const auto copies = Work::Copies::begin();
   if (tile < tiles) work.load(copies, 0, tile, shared);
-  for (unsigned turn = 0; segment < segments; ++turn) {
+  for (unsigned turn = 0; segment < all; ++turn) {
     // The next tile of the segment, or the first one of the next segment.
-    const bool ends = tile + segments >= tiles;
-    const long long next = ends ? segment + gridDim.x : tile + segments;
-    if (!ends || next < segments) {
+    const bool ends = tile + all >= tiles;
+    const Index next = ends ? segment + gridDim.x : tile + all;
+    if (!ends || next < all) {
       work.load(copies, turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
     } else {
       copies.commit(turn + 1);  // of nothing

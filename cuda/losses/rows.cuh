@@ -18,6 +18,9 @@
 //                    the first operand, or y
 //                    Where elements are held in registers, add() and epilogue() get those of any
 //                    row. They must not read what only the context of an active row has.
+//   ANCHORED         whether there is add_anchored(state, row, context, elements): it takes them to
+//                    an empty state without elements.largest(), and returns whether that state may
+//                    be used; if not, add() takes them
 //   HIDES            whether `add` leaves out the element of context.column: it is -inf, or
 //                    elements.each(f) calls f(place, column, x, counts), and it does not count
 //   merge(a, b)      a and b together; with the same bits as merge(b, a)
@@ -358,6 +361,7 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
 // to ignore, or of a row that always counts.
 template <bool WEIGHTED>
 struct OfClass {
+  static constexpr bool ANCHORED = false;
   DEVICE auto prefetch(const auto& row) const { return row.template load_index<1>(); }
   DEVICE auto prologue(const auto& row, auto index) const {
     return class_of<WEIGHTED>(row, (long long)(index), false);
@@ -382,6 +386,7 @@ struct Always {
 };
 struct OfRow {
   static constexpr bool WEIGHTED = false, SINGLE = false, HIDES = false;
+  static constexpr bool ANCHORED = false;
   DEVICE Nothing prefetch(const auto&) const { return {}; }
   DEVICE Always prologue(const auto&, Nothing) const { return {ACTIVE}; }
   DEVICE void find(const auto&, const auto&) const {}
@@ -487,31 +492,37 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   template <class N>
   using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
-  template <bool FIRST, class N, class Elements>
-  DEVICE void add(State<N>& state, const auto& row, const auto& target, Elements& elements) const {
+  template <bool FIRST, class N>
+  DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     // Not -inf, even if all that this thread has is.
     const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
     const auto terms = state.template rescale<FIRST>(maximum);
-    SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
     HalvedSum<N> mass, spread;
-    elements.each([&](int place, auto column, const auto& x, auto... counts) {
-      const N own = term(terms, get<0>(x));
-      if constexpr (SMOOTHED) {
-        sums.add(place, column == target.column ? N(0.0) : own);
-      } else if ((counts && ...)) {
-        sums.add(place, own);
-      }
+    const auto sum = sum_of<N>(terms, target, elements, [&](int place, const auto& x) {
       if constexpr (SMOOTHED) {
         const Real<T> counts = weight_of(x);
         mass.add(place, counts);
         spread.add(place, counts * (get<0>(x) - Real<T>(maximum)));
       }
     });
-    put<FIRST>(state.sum, sums.total());
+    put<FIRST>(state.sum, sum);
     if constexpr (SMOOTHED) {
       put<FIRST>(state.mass, mass.total());
       put<FIRST>(state.spread, spread.total());
     }
+  }
+  // The same with terms relative to that of the class, as if it were the largest one: no element is
+  // compared. Half precision leaves room for the errors of terms above 1. The factor of the
+  // gradients, which are divided by the sum, has to be a normal number.
+  static constexpr bool ANCHORED = FAST;
+  template <class N>
+  DEVICE bool add_anchored(State<N>& state, const auto& row, const auto& target,
+                           auto& elements) const {
+    constexpr T LARGE = T(1.2379400392853803e27);  // 2^90
+    state.maximum = plain(target.x());
+    const auto terms = Terms::up_to(state.maximum);
+    state.sum = sum_of<N>(terms, target, elements, [](int, const auto&) {});
+    return plain(state.sum.total()) < LARGE;
   }
 
   template <class N>
@@ -601,6 +612,22 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   }
 
  private:
+  // The sum of the terms of all other classes; also(place, x) for each element.
+  template <class N, class Elements>
+  DEVICE auto sum_of(const Terms& terms, const auto& target, const Elements& elements,
+                     auto also) const {
+    SumsOfPlaces<decltype(State<N>::sum), N, Elements::WIDTH, Elements::COUNT> sums;
+    elements.each([&](int place, auto column, const auto& x, auto... counts) {
+      const N own = term(terms, get<0>(x));
+      if constexpr (SMOOTHED) {
+        sums.add(place, column == target.column ? N(0.0) : own);
+      } else if ((counts && ...)) {
+        sums.add(place, own);
+      }
+      also(place, x);
+    });
+    return sums.total();
+  }
   static DEVICE Real<T> weight_of(const auto& x) {
     if constexpr (WEIGHTED) {
       return Real<T>(plain(get<OPERANDS>(x)));
@@ -1106,6 +1133,7 @@ template <class Loss>
 struct Denominator : Loss {
   static constexpr unsigned READS = 0u;
   static constexpr bool SINGLE = false, HIDES = false;
+  static constexpr bool ANCHORED = false;
 
   template <class N>
   using State = Nothing;

@@ -32,7 +32,7 @@ from .plan_pointwise import Launches, Quotient, identity
 from .row_arrays import SECTOR_BYTES, RowArray, Rows
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
-from .row_tiling import TILE_SEGMENTS, RowTile, row_tile
+from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
 
 MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
@@ -428,7 +428,10 @@ class RowLaunches(Launches):
         begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
         places = int32(tile.rows, tile.bytes, *begins)
         arguments, shared = (layout_bytes, places), 2 * tile.bytes
-        segments = min(-(-self._rows.number // tile.rows), TILE_SEGMENTS)
+        tiles = -(-self._rows.number // tile.rows)
+        segments = min(tiles, TILE_SEGMENTS)
+        main = self._inputs[self._problem.leading]
+        alone = main.dtype == "float32" and tile.threads_per_row == 1
         return Schedule(
             "row_tiles",
             (layout, team),
@@ -436,7 +439,7 @@ class RowLaunches(Launches):
             tile.threads,
             segments,
             segments,
-            limited=True,
+            limited=not (alone and tiles >= MANY_TILES * segments),
             shared=shared,
         )
 

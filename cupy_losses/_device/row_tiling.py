@@ -17,7 +17,7 @@ from .plan import VECTOR_BYTES
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
 # short ones wait in the registers of a thread, and of long ones a thread has much to do.
 SHORT_BYTES = 16  # of a row; half of it where a row is no whole number of words
-SHORT_PRECISE = 24  # the same of a precise loss, which reads a tile twice
+SHORT_PRECISE = 24  # the same of a precise loss, which reads a tile twice but in half precision
 SHORT_VECTORS = 32  # the same of whole vectors that are not of half precision
 LONG_BYTES = 1000  # of a row
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
@@ -48,6 +48,9 @@ TURN = 1  # elements that take as long as what a batch costs besides its own
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
+# There are no more blocks than run at once; but each segment has one in float32, where a thread has
+# a row and a segment has so many tiles.
+MANY_TILES = 4
 
 
 class Team(NamedTuple):

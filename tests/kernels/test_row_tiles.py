@@ -447,3 +447,33 @@ def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
     with pytest.raises((AssertionError, EmulatorError)):
         check_rows_beyond_32_bits()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(90, 9), (90, 21), (90, 64), (90, 196)], ids=str)
+def test_terms_relative_to_that_of_the_class(shape: tuple[int, int], dtype: str) -> None:
+    """In half precision: where the others are far above it or below, in all threads or in one."""
+    rows = shape[0]
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal(shape)
+    x[:, 1:] += np.repeat([0, 8, 30, 61, 62, 63, 80, 300, -30, -300], 9)[:, None]
+    x[::3, 1:] -= 40
+    x[::3, -1] = x[::3, 0] + rng.choice([30, 61, 63, 300], len(x[::3]))
+    x[::7, 0] = rng.choice([-np.inf, np.inf, np.nan], len(x[::7]))
+    x[3, :] = -np.inf
+    x, target = x.astype(DTYPES[dtype]), np.zeros(rows, np.int64)
+    one_ulp, tiny, scale = {
+        "bfloat16": (2.0**-7, 2.0**-126, 2.0**-30),
+        "float16": (2.0**-10, 2.0**-24, 1.0),
+    }[dtype]
+    both = value_and_grad(functools.partial(cross_entropy, reduction="sum", scale=scale))
+    with installed(multiprocessors=3, seed=1) as device:
+        operands = device.asarray(x), device.asarray(target)
+        losses = cross_entropy(*operands, reduction="none").get()
+        _, gradient = both(*operands)
+        assert all("row_tiles<" in name for name in names(device))
+    expected, (_, slopes) = cross_entropy(x, target, reduction="none"), both(x, target)
+    for result, reference in (losses, expected), (gradient.get(), slopes):
+        assert 0 < np.isnan(reference).sum() < reference.size
+        wide = result.astype(np.float64), reference.astype(np.float64)
+        np.testing.assert_allclose(*wide, rtol=one_ulp, atol=tiny)

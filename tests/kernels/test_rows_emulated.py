@@ -29,6 +29,7 @@ from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
 from cupy_losses._device import compiler, driver, plan_rows, row_team, sources
 from cupy_losses._device.row_team import RowMemory, RowTeam
+from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
@@ -603,6 +604,23 @@ def test_every_loss_is_exact(
             assert any(map(ranks.search, names(device))) == (columns >= 33)
     assert ulps(cross_entropy(x, target, reduction="none"), exact) <= 1  # on the host
     assert ulps(cross_entropy(x, one_hot, reduction="none"), exact) <= 1
+
+
+@pytest.mark.parametrize("columns", [5, 21, 223, 1001])
+def test_float32_losses_of_half_precision(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autocast has them: a relative error of 2^-16, however small they are beside the logits."""
+    monkeypatch.setattr(CupyLibrary, "autocast", lambda library: True)
+    rng = np.random.default_rng(20)
+    for scale in 1, 8, 30:
+        x, target, _ = losses_of_all_sizes(rng, 6000 // columns, columns, scale)
+        half = x.astype(DTYPES["bfloat16"])
+        exact = surprise(half.astype(np.longdouble), target)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(half), device.asarray(target)
+            losses = cross_entropy(*arrays, reduction="none").get()
+        assert losses.dtype == np.float32
+        expected = np.where(exact < 2.0**-126, 0, exact).astype(np.float64)
+        np.testing.assert_allclose(losses, expected, rtol=2.0**-16, atol=2.0**-125)
 
 
 SPECIAL = [-np.inf, np.inf, np.nan, 1.0, 2.0, -3e38, 3e38]

@@ -348,10 +348,17 @@ EQUIVALENT: dict[str, str] = {
     "} else if constexpr (UNIT > 1 || !ALIGNED) {": "nothing is left where units divide the row",
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
-    "const long long tiles = (n + places.rows + 1) / places.rows;": "an empty tile",
-    "const bool ends = tile + segments > tiles;": "an empty tile",
+    "const Index all = Index(segments), tiles = (Index(n) + (places.rows + 1)) / places.rows;": (
+        "an empty tile"
+    ),
     "if (tile <= tiles) work.load(copies, 0, tile, shared);": "every block has a tile",
-    "if (!ends || next <= segments) {": "loads a tile, for nothing",
+    (
+        "constexpr bool finds_maximum = "
+        "!Loss::ANCHORED || requires(State state) { state.maximum; };"
+    ): "finds a maximum that is not used: slower",
+    "if (loss.add_anchored(state, elements.row, context, elements)) ;": (
+        "adds all elements again, relative to the largest one: slower"
+    ),
     "work.load(copies, turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": (
         "the same barrier"
     ),

@@ -741,7 +741,7 @@ def _row_tiles(device: Device, rng: Any) -> None:
         hosts = draw(1600, 13)
         compare(device, cross_entropy, hosts, wanted=(0,), roundings=16)  # stored by the engine
     forget()
-    for columns in 21, 22, 149, 150:  # units of two
+    for columns in 21, 22, 32, 64, 149, 150:  # units of two; of eight, in parts
         hosts = draw(150, columns, BFLOAT16)
         hosts[0][:3] *= 100
         check(hosts)
