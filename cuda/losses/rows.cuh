@@ -512,13 +512,14 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     }
   }
   // The same with terms relative to that of the class, as if it were the largest one: no element is
-  // compared. Half precision leaves room for the errors of terms above 1. The factor of the
-  // gradients, which are divided by the sum, has to be a normal number.
+  // compared. Half precision leaves room for the errors of terms above 1. The factor of gradients
+  // is divided by the sum before it is multiplied by terms. A large sum would make 0 of a small
+  // one, as subnormal numbers are 0.
   static constexpr bool ANCHORED = FAST;
   template <class N>
   DEVICE bool add_anchored(State<N>& state, const auto& row, const auto& target,
                            auto& elements) const {
-    constexpr T LARGE = T(1.2379400392853803e27);  // 2^90
+    constexpr T LARGE = T(1099511627776.0);  // 2^40: a factor may be as small as 2^-86
     state.maximum = plain(target.x());
     const auto terms = Terms::up_to(state.maximum);
     state.sum = sum_of<N>(terms, target, elements, [](int, const auto&) {});

@@ -347,6 +347,12 @@ EQUIVALENT: dict[str, str] = {
     ),
     "} else if constexpr (UNIT > 1 || !ALIGNED) {": "nothing is left where units divide the row",
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
+    "static DEVICE int first_part(int columns) { return row() * (columns / UNIT) * 8 % PARTS; }": (
+        "reads parts in another order: slower"
+    ),
+    "static DEVICE int first_part(int columns) { return row() * (columns * UNIT) / 8 % PARTS; }": (
+        "reads parts in another order: slower"
+    ),
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "const Index all = Index(segments), tiles = (Index(n) + (places.rows + 1)) / places.rows;": (
         "an empty tile"

@@ -722,7 +722,7 @@ def _row_tiles(device: Device, rng: Any) -> None:
 
     check(draw(769, 9))  # one row more than two tiles
     with _planned(module=plan_rows, TILE_SEGMENTS=2):
-        check(draw(1100, 9))
+        check(draw(2000, 9))  # three tiles of a segment, two places of which are the same memory
     check(draw(150, 47), ignore_index=3)
     check(astray(draw(150, 21)))
     check(astray(draw(150, 21)), reduction="none")
