@@ -30,11 +30,7 @@ template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned 
           class Result, class Pointers, int... K>
 struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<K...>> {
   template <int I>
-  static DEVICE auto element_type(const At<I, Pointers> pointer) {
-    return *pointer;
-  }
-  template <int I>
-  using Element = decltype(element_type<I>(At<I, Pointers>()));
+  using Element = Pointee<I, Pointers>;
   // Which of the pointers is to the gradient of operand I.
   template <int I>
   static constexpr int GRADIENT = Layout::OPERANDS + ones_below(WANTED, I);

@@ -9,8 +9,8 @@
 // registers, and is the gradient of the target, which takes the place of a 0 at the end.
 //
 // Bytes of device memory an element, with elements of s bytes: the loss s, with its gradient 2s.
-// Of the labels of a row 16 are read at a time, up to the 16 that have the negative one. With more
-// than PIECE targets a row takes time in proportion to its targets times its elements: for the
+// Of the labels of a row up to 16 are read at a time, up to those that have the negative one. With
+// more than PIECE targets a row takes time in proportion to its targets times its elements: for the
 // gradients of the targets it is read again, once for each PIECE of them.
 //
 // THREADS_PER_ROW threads of a block, up to all of them, work on a row. Their number follows from
@@ -707,11 +707,8 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
                   Column(window),
                   reinterpret_cast<unsigned*>(shared),
                   *states_of_block<typename Work::Lists, 1>()};
-  if (denominator != nullptr) divisor = *denominator;
-  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
-  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
+      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -721,17 +718,17 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
       const auto own =
-          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
+          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, pass.reciprocal);
       if (!present || Team::thread() != 0) continue;
       take<VALUES, Loss>(own, index, value, sum, counted);
     }
     if constexpr (REDUCED) {
       if constexpr (Team::ROWS > 1) {
-        reduction.add_totals(segment, sum, counted);
+        pass.reduction.add_totals(segment, sum, counted);
       } else {
-        reduction.template add<true>(segment, sum, counted);
+        pass.reduction.template add<true>(segment, sum, counted);
       }
-      reduction.finish_groups(segment, reduction.arrive_in_group(segment));
+      pass.reduction.finish_groups(segment, pass.reduction.arrive_in_group(segment));
       __syncthreads();  // the totals may still be read
     }
   }

@@ -1,6 +1,5 @@
 // Where rows lie, and what the arrays of a row are.
 #pragma once
-#include "losses/combinators.cuh"
 #include "losses/rows.cuh"
 #include "losses/sums.cuh"
 #include "memory/layout.cuh"
@@ -46,12 +45,10 @@ struct RowOf {
   static constexpr int INPUTS = SAMPLE + sample_arrays<Loss>;
   template <int I>
   static constexpr int TANGENT = int(VJP) + ones_below(TANGENTS, I);
+  template <unsigned WANTED, int I>
+  static constexpr int GRADIENT = INPUTS + ones_below(WANTED, I);
   template <int I>
-  static DEVICE auto element_type(const At<I, Pointers> pointer) {
-    return *pointer;
-  }
-  template <int I>
-  using Element = decltype(element_type<I>(At<I, Pointers>()));
+  using Element = Pointee<I, Pointers>;
 
   // Whether array S is read element by element: an operand that the loss reads so, or its tangent.
   template <int S, int I = 0>

@@ -45,6 +45,14 @@ struct TileTeam {
   static DEVICE bool has(int column) { return column / UNIT % THREADS_PER_ROW == thread(); }
 };
 
+// Whether the largest element of a row is found first, for a state with a `maximum`. Those of all
+// its threads have the same one then, and are merged without rescaling.
+template <class Loss, class State>
+constexpr bool finds_maximum = !Loss::ANCHORED && requires(State state) { state.maximum; };
+struct SameMaximum {
+  static constexpr int COUNT = 1;
+};
+
 // What one thread has of a row: every THREADS_PER_ROW-th unit, of each operand that the loss reads.
 template <class Row, class Loss, class Team, class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
 struct ThreadShare;
@@ -55,7 +63,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
   static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
-  static constexpr int COUNT = 2;                       // many elements: see SumsOfPlaces
+  static constexpr int COUNT = 2;                       // more than one element of each place
   static constexpr int WIDTH = is_half<First> ? 2 : 4;  // the places that they are in
 
   static_assert(!Team::PAIRED || WIDTH == 2, "the sums of even and of odd columns change places");
@@ -91,6 +99,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
   // If `maximum` was not found ahead, that of this thread.
   DEVICE T largest(T so_far) const {
+    static_assert(Loss::ANCHORED || finds_maximum<Loss, typename Loss::template State<N>>,
+                  "nothing was found ahead for a state without a `maximum`");
     return Loss::ANCHORED ? larger(so_far, own_largest()) : maximum;
   }
 
@@ -247,14 +257,6 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
 };
 
-// Where the largest element of a row is found first, the states of all its threads have the same
-// maximum, and are merged without rescaling.
-struct SameMaximum {
-  static constexpr int COUNT = 1;
-};
-template <class Loss, class State>
-constexpr bool finds_maximum = !Loss::ANCHORED && requires(State state) { state.maximum; };
-
 // A tile: how many rows it has, the bytes of all its arrays in shared memory, and where each
 // begins.
 template <int ARRAYS>
@@ -372,8 +374,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         Vector<E, SIZE> slopes;
 #pragma unroll
         for (int j = 0; j < SIZE; ++j) {
-          const N slope = loss.template gradient<I, N>(row, context, done, column + j,
-                                                       Elements::element_of(xs, j));
+          const N slope = loss.template gradient<I, N>(row, done, Elements::element_of(xs, j));
           slopes.at[j] = convert<E>(derivative(slope));
         }
         E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
@@ -387,7 +388,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (Team::has(context.column)) {
-        const N slope = loss.gradient_of_target(context, done);
+        const N slope = loss.gradient_of_target(done);
         set<FIRST>(row, context.column, derivative(slope));
       }
     }
@@ -396,7 +397,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // From shared memory to the gradients.
   DEVICE void store(Index tile, const Pointers& staged) const {
     each_wanted([&](auto which) {
-      constexpr int I = decltype(which)::value, G = Row::INPUTS + ones_below(WANTED, I);
+      constexpr int I = decltype(which)::value, G = Row::template GRADIENT<WANTED, I>;
       Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
                     rows_of(tile) * columns);
     });
@@ -445,7 +446,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // Adds the elements of this thread in a part to an empty state.
   DEVICE void add(State& state, Elements& elements, const auto& context) const {
     if constexpr (Loss::ANCHORED) {
-      if (loss.add_anchored(state, elements.row, context, elements)) return;
+      if (loss.add_anchored(state, context, elements)) return;
     }
     loss.template add<true>(state, elements.row, context, elements);
   }
@@ -487,11 +488,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, Index(n), int(columns)};
-  if (denominator != nullptr) divisor = *denominator;
-  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
-  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
+      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
 
   const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
   Index segment = blockIdx.x, tile = segment;
@@ -519,7 +517,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
-                                                   factor, reciprocal);
+                                                   factor, pass.reciprocal);
         take<VALUES, Loss>(outcome, tile * places.rows + own, value, sum, counted);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
@@ -553,7 +551,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if (mine < rows) {
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
-                                  states[mine], VALUES != NO_VALUES, factor, reciprocal);
+                                  states[mine], VALUES != NO_VALUES, factor, pass.reciprocal);
         take<VALUES, Loss>(outcome, tile * places.rows + mine, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
@@ -579,12 +577,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();  // what is copied element by element has been read
     }
     if (ends) {
-      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
+      if constexpr (REDUCED) pass.reduction.add_totals(segment, sum, counted);
       sum = counted = Sum<T>::zero();
       segment += gridDim.x;
     }
     tile = next;
   }
   if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) pass.reduction.finish();
 }

@@ -395,8 +395,7 @@ struct RowWorker {
     if (SHARED && releases) elements.release(row);
     if (context.status != ACTIVE) {
       const T number = without_loss<T>(context.status);
-      write(Range<Loss::OPERANDS>(), row, elements,
-            [&](auto, Column, const auto&) { return number; });
+      write(Range<Loss::OPERANDS>(), row, elements, [&](auto, const auto&) { return number; });
       return;
     }
     if constexpr (Loss::READS != 0) {
@@ -408,20 +407,19 @@ struct RowWorker {
         elements.load(row);
       }
     }
-    write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, Column column, const auto& x) {
-      return derivative(
-          loss.template gradient<decltype(which)::value, N>(row, context, done, column, x));
+    write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, const auto& x) {
+      return derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (elements.has(context.column)) {
         auto* const element = row.template address<Row::INPUTS>(context.column);
         *element = convert<typename Row::template Element<Row::INPUTS>>(
-            derivative(loss.gradient_of_target(context, done)));
+            derivative(loss.gradient_of_target(done)));
       }
     }
   }
 
-  // Gradients f(operand, column, x).
+  // Gradients f(operand, x).
   template <int... I, class E>
   DEVICE void write(Indices<I...>, const Row& row, const E& elements, auto f) const {
 #pragma unroll
@@ -430,19 +428,19 @@ struct RowWorker {
   template <int I>
   DEVICE void write_operand(const Row& row, const auto& elements, int p, auto f) const {
     if constexpr (bool(WANTED >> I & 1u)) {
-      constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+      constexpr int G = Row::template GRADIENT<WANTED, I>;
       using Stored = typename Row::template Element<G>;
       const Column column = elements.column(p);
       Stored* const address = elements.template address<G>(row, p);
       if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(column)) {
         Vector<Stored, WIDTH> vector;
-        elements.each_of(p, [&](int j, Column at, const auto& x) {
-          vector.at[j] = convert<Stored>(f(Constant<I>(), at, x));
+        elements.each_of(p, [&](int j, Column, const auto& x) {
+          vector.at[j] = convert<Stored>(f(Constant<I>(), x));
         });
         store_vector<WIDTH>(address, vector);
       } else {
-        elements.each_of(p, [&](int j, Column at, const auto& x) {
-          address[j * layout.template step<G>()] = convert<Stored>(f(Constant<I>(), at, x));
+        elements.each_of(p, [&](int j, Column, const auto& x) {
+          address[j * layout.template step<G>()] = convert<Stored>(f(Constant<I>(), x));
         });
       }
     }

@@ -242,7 +242,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                             const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
                             unsigned& turn) const {
     if constexpr (bool(WANTED >> I & 1u)) {
-      constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+      constexpr int G = Row::template GRADIENT<WANTED, I>;
       using E = typename Row::template Element<G>;
       using Stage = StridedStage<E, Team>;
       const Stage stage{get<G>(pointers) + from.offset[G], layout.template step<G>(), count};
@@ -264,7 +264,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
               if (contexts[v].status != ACTIVE) return;
               const Column k = contexts[v].column - batch.first;
               if (k < begin || k >= begin + Stage::COUNT) return;
-              place_of(int(k))[v] = convert<E>(slope_of_target(contexts[v], done[v]));
+              place_of(int(k))[v] = convert<E>(slope_of_target(done[v]));
             };
             (put_target(V), ...);
           }
@@ -287,7 +287,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (bool(WANTED >> I & 1u)) {
       if (((contexts[V].status == ACTIVE) && ...)) {
         write_slopes<I>(batch, rows, [&](auto which, int k) {
-          return slope_of_active<I, decltype(which)::value>(batch, rows, contexts, done, k);
+          return slope_of_active<I, decltype(which)::value>(batch, rows, done, k);
         });
       } else {
         write_slopes<I>(batch, rows, [&](auto which, int k) {
@@ -302,19 +302,18 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                  const Finished (&done)[WIDTH], int k) const {
     const Status status = contexts[R].status;
     if (status != ACTIVE) return without_loss<T>(status);
-    return slope_of_active<I, R>(batch, rows, contexts, done, k);
+    return slope_of_active<I, R>(batch, rows, done, k);
   }
   template <int I, int R>
-  DEVICE T slope_of_active(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
-                           const Finished (&done)[WIDTH], int k) const {
+  DEVICE T slope_of_active(const auto& batch, const Rows& rows, const Finished (&done)[WIDTH],
+                           int k) const {
     const Row row = row_at(rows, R);
     const auto numbers = batch.template numbers<R>(row, k);
-    return derivative(
-        loss.template gradient<I, N>(row, contexts[R], done[R], batch.column(k), numbers));
+    return derivative(loss.template gradient<I, N>(row, done[R], numbers));
   }
   template <int I, class B>
   DEVICE void write_slopes(const B& batch, const Rows& rows, auto slope) const {
-    constexpr int G = Row::INPUTS + ones_below(WANTED, I);
+    constexpr int G = Row::template GRADIENT<WANTED, I>;
     using E = typename Row::template Element<G>;
 #pragma unroll
     for (int k = 0; k < Team::COUNT; ++k) {
@@ -331,10 +330,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                            const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
     using E = typename Row::template Element<Row::INPUTS>;
-    *row.template address<Row::INPUTS>(context.column) = convert<E>(slope_of_target(context, done));
+    *row.template address<Row::INPUTS>(context.column) = convert<E>(slope_of_target(done));
   }
-  DEVICE T slope_of_target(const Context& context, const Finished& done) const {
-    return derivative(loss.gradient_of_target(context, done));
+  DEVICE T slope_of_target(const Finished& done) const {
+    return derivative(loss.gradient_of_target(done));
   }
 };
 
@@ -368,11 +367,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, Index(n), columns, section_batches};
-  if (denominator != nullptr) divisor = *denominator;
-  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
-  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
+      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
 
   const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS - 1)) / OWN_ROWS;
   const int sections = shares * share_sections;
@@ -482,7 +478,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       for (int v = 0; v < WIDTH; ++v) {
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
                                                    merged_in_warp<1>(states[v]),
-                                                   VALUES != NO_VALUES, factor, reciprocal);
+                                                   VALUES != NO_VALUES, factor, pass.reciprocal);
         if (rows.present && split == 0) {
           take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
         }
@@ -498,7 +494,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const Index index = tile * OWN_ROWS + mine;
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                                    merged_in_warp<1>(state), VALUES != NO_VALUES,
-                                                   factor, reciprocal);
+                                                   factor, pass.reciprocal);
         if (index < work.n && mine < OWN_ROWS && split == 0) {
           take<VALUES, Loss>(outcome, index, value, sum, counted);
         }
@@ -526,12 +522,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
     if (ends) {
       if constexpr (REDUCED) {
-        if (split == 0) reduction.add_totals(segment, sum, counted);
+        if (split == 0) pass.reduction.add_totals(segment, sum, counted);
       }
       sum = counted = Sum<T>::zero();
       segment += workers;
     }
     tile = next_tile;
   }
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) pass.reduction.finish();
 }

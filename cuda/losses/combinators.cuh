@@ -38,12 +38,6 @@ struct Highest<A, B, Rest...> {
   using type = typename Highest<Select<(order<A> >= order<B>), A, B>, Rest...>::type;
 };
 
-__device__ constexpr int ones_below(unsigned bits, int end) {
-  int count = 0;
-  for (int i = 0; i < end; ++i) count += bits >> i & 1u;
-  return count;
-}
-
 // The Jacobian-vector product of a loss: the sum over k in TANGENTS of tangent_k * dloss/dx_k.
 // Operands: the tangents, then those of the loss. Its own gradient is the Hessian times the
 // tangents, which is what a second backward pass needs.

@@ -18,8 +18,8 @@
 //                    the first operand, or y
 //                    Where elements are held in registers, add() and epilogue() get those of any
 //                    row. They must not read what only the context of an active row has.
-//   ANCHORED         whether there is add_anchored(state, row, context, elements): it takes them to
-//                    an empty state without elements.largest(), and returns whether that state may
+//   ANCHORED         whether there is add_anchored(state, context, elements): it takes them to an
+//                    empty state without elements.largest(), and returns whether that state may
 //                    be used; if not, add() takes them
 //   HIDES            whether `add` leaves out the element of context.column: it is -inf, or
 //                    elements.each(f) calls f(place, column, x, counts), and it does not count
@@ -31,10 +31,10 @@
 //                    factors of gradients
 //   scale(finished, f)
 //                    replaces each factor x of the gradients by f(x)
-//   gradient<K>(row, context, finished, column, x)
-//                    the derivative of the value by this element of operand K
+//   gradient<K>(row, finished, x)
+//                    the derivative of the value by an element of operand K
 //   SINGLE           whether the element of context.column has a derivative of its own,
-//   gradient_of_target(context, finished)
+//   gradient_of_target(finished)
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a tangent, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
@@ -170,6 +170,7 @@ DEVICE T error_of_difference(T a, T b) {
 }
 
 // Terms exp(x - maximum) for the x of a row, maximum being the largest so far: all are 1 at most.
+// Or it is one of them that stands for the largest, see add_anchored().
 template <class T>
 struct Terms {
   T maximum;
@@ -224,10 +225,10 @@ DEVICE Dual<X> term(const auto& terms, Dual<X> x) {
   return dual(y, y * x.slope);
 }
 
-// Sums of COUNT numbers up to 1 in each place of a vector of WIDTH. Several sums let a thread add
-// without waiting for the addition before. There is one for each place; with errors there are two
-// for all places, or one if numbers are few. Sums with errors begin with 1, the largest number, and
-// others with -0, which the compiler need not add.
+// Sums of COUNT numbers in each place of a vector of WIDTH, which are up to 1 if errors are kept.
+// Several sums let a thread add without waiting for the addition before. There is one for each
+// place; with errors there are two for all places, or one if numbers are few. Sums with errors
+// begin with 1, the largest number, and others with -0, which the compiler need not add.
 template <class Sum, class N, int WIDTH, int COUNT>
 struct SumsOfPlaces {
   static constexpr bool FROM_ONE = Sum::KEEPS_ERRORS && WIDTH * COUNT > 1;
@@ -278,7 +279,7 @@ struct Nothing {
 };
 
 // exp(-|x|). `positive` says whether x >= 0. `rest` holds the rounding error of |x| on entry and
-// that of the result on return. With ROUGH it is left as it was.
+// that of the result on return. With ROUGH it is 0, or NaN for a result that is NaN, and stays so.
 template <bool ROUGH, class T>
 DEVICE Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
   if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)) + rest);
@@ -487,8 +488,9 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   using Terms = Select<FAST, FastTerms, ::Terms<T>>;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
-  // the others add. Its element stays out of the maximum, unless it is smoothed: the largest other
-  // term is 1, and exact.
+  // the others add. Its element stays out of the maximum, too: the largest other term is 1, and
+  // exact. It is in the maximum where it is smoothed or, in half precision, where add_anchored() or
+  // a StridedBatch that TELLS leaves it there.
   template <class N>
   using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
@@ -517,8 +519,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   // one, as subnormal numbers are 0.
   static constexpr bool ANCHORED = FAST;
   template <class N>
-  DEVICE bool add_anchored(State<N>& state, const auto& row, const auto& target,
-                           auto& elements) const {
+  DEVICE bool add_anchored(State<N>& state, const auto& target, auto& elements) const {
     constexpr T LARGE = T(1099511627776.0);  // 2^40: a factor may be as small as 2^-86
     state.maximum = plain(target.x());
     const auto terms = Terms::up_to(state.maximum);
@@ -538,7 +539,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     const auto terms = Terms::up_to(state.maximum);
     const Real<T> weight(target.weight());
     // The largest term is 1: the largest one of the others, or that of the target if it leads.
-    // `ahead` is how far the target is ahead of the others' maximum, and q is exp(-|ahead|).
+    // `ahead` is how far the target is ahead of the maximum, 0 if it stands for it itself, and q is
+    // exp(-|ahead|).
     const N x = target.x(), ahead = x - Real<T>(state.maximum);
     const bool leads = !(plain(ahead) < T(0));
     T rest_of_q = T(0);
@@ -601,14 +603,13 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto& row, const auto& target, const Finished<N>& done, auto column,
-                    const auto& x) const {
+  DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     N slope = done.scale * term(done.terms, get<0>(x));
     if constexpr (SMOOTHED) slope = slope - Real<T>(done.smooth) * weight_of(x);
     return slope;
   }
   template <class N>
-  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Finished<N>& done) const {
     return done.at_target;
   }
 
@@ -699,8 +700,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto& row, const Always&, const Finished<N>& done, auto,
-                    const auto& x) const {
+  DEVICE N gradient(const auto& row, const Finished<N>& done, const auto& x) const {
     const N below = get<0>(x) - Real<T>(done.maximum);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
@@ -750,12 +750,11 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto&, const auto& target, const Finished<N>&, auto column,
-                    const auto&) const {
+  DEVICE N gradient(const auto&, const Finished<N>&, const auto&) const {
     return N(0.0);
   }
   template <class N>
-  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Finished<N>& done) const {
     return N(Real<T>(done.at_target));
   }
 };
@@ -812,13 +811,12 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto&, const auto& target, const Finished<N>& done, auto column,
-                    const auto& x) const {
+  DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     const N violation = done.threshold + get<0>(x);
     return violation > 0.0 ? Real<T>(done.scale) * slope(violation) : N(0.0);
   }
   template <class N>
-  DEVICE N gradient_of_target(const auto&, const Finished<N>& done) const {
+  DEVICE N gradient_of_target(const Finished<N>& done) const {
     return done.at_target;
   }
 
@@ -897,8 +895,7 @@ struct CosineEmbedding : OfRow {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
-                    const auto& x) const {
+  DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     return get<1 - K>(x) * done.by_other - done.by_own[K] * get<K>(x);
   }
 };
@@ -1100,8 +1097,7 @@ struct TripletMargin : OfRow {
   }
 
   template <int K, class N>
-  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
-                    const auto& x) const {
+  DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     // Where each difference has the operand: with +, with -, or not at all.
     constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
     const Metric metric{p};
@@ -1134,7 +1130,6 @@ template <class Loss>
 struct Denominator : Loss {
   static constexpr unsigned READS = 0u;
   static constexpr bool SINGLE = false, HIDES = false;
-  static constexpr bool ANCHORED = false;
 
   template <class N>
   using State = Nothing;

@@ -126,8 +126,7 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
   }
 
   template <int BY, class N>
-  DEVICE N gradient(const auto&, const Always&, const Finished<N>& done, auto,
-                    const auto& x) const {
+  DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     N slope = N(0.0);
     (add_slope<I>(slope, done, formula.term(Constant<I>(), varied<K == BY>(get<K>(x))...)), ...);
     return slope;

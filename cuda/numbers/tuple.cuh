@@ -54,6 +54,12 @@ __device__ T type_at(const Slot<I, T>&);
 template <int I, class Types>
 using At = decltype(type_at<I>(Types()));
 
+// What pointer I of a tuple of them points to.
+template <class E>
+__device__ E pointee(const E*);
+template <int I, class Pointers>
+using Pointee = decltype(pointee(At<I, Pointers>()));
+
 // T, once for each I.
 template <class T, int I>
 struct Repeated {
@@ -61,3 +67,11 @@ struct Repeated {
 };
 template <class T, int I>
 using Repeat = typename Repeated<T, I>::type;
+
+// How many of the bits below one are set: the place of what that bit is for among what bits are
+// for.
+__device__ constexpr int ones_below(unsigned bits, int end) {
+  int count = 0;
+  for (int i = 0; i < end; ++i) count += bits >> i & 1u;
+  return count;
+}

@@ -302,12 +302,18 @@ class RowLaunches(Launches):
 
     @property
     def _state(self) -> int:
-        """At most the bytes of what a row accumulates: sums and their errors, and one number."""
+        """At most the bytes of what a row accumulates: sums and their errors, and one number.
+
+        Those of strided_rows.cu have so much memory.
+        """
         return (2 * self._loss.sums + 1) * self._number
 
     @property
     def _finished(self) -> int:
-        """At most those of what its gradients need, a number for each sum, and of its context."""
+        """About those of what its gradients need, a number for each sum, and of its context.
+
+        What is more fits into OTHER_BYTES of row_tiling.py.
+        """
         return (self._loss.sums + 2) * self._number + 16
 
     def _weighs(self, k: int) -> bool:
@@ -431,7 +437,7 @@ class RowLaunches(Launches):
         tiles = -(-self._rows.number // tile.rows)
         segments = min(tiles, TILE_SEGMENTS)
         main = self._inputs[self._problem.leading]
-        alone = main.dtype == "float32" and tile.threads_per_row == 1
+        is_light = main.dtype == "float32" and tile.threads_per_row == 1
         return Schedule(
             "row_tiles",
             (layout, team),
@@ -439,7 +445,7 @@ class RowLaunches(Launches):
             tile.threads,
             segments,
             segments,
-            limited=not (alone and tiles >= MANY_TILES * segments),
+            limited=not (is_light and tiles >= MANY_TILES * segments),
             shared=shared,
         )
 

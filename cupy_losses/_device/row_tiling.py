@@ -17,7 +17,8 @@ from .plan import VECTOR_BYTES
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
 # short ones wait in the registers of a thread, and of long ones a thread has much to do.
 SHORT_BYTES = 16  # of a row; half of it where a row is no whole number of words
-SHORT_PRECISE = 24  # the same of a precise loss, which reads a tile twice but in half precision
+# The same of a precise loss. It reads a tile twice, but not for classes in half precision.
+SHORT_PRECISE = 24
 SHORT_VECTORS = 32  # the same of whole vectors that are not of half precision
 LONG_BYTES = 1000  # of a row
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
@@ -48,8 +49,8 @@ TURN = 1  # elements that take as long as what a batch costs besides its own
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
-# There are no more blocks than run at once; but each segment has one in float32, where a thread has
-# a row and a segment has so many tiles.
+# Most often no more blocks are launched than run at once. In float32, where one thread has a row,
+# each segment has a block of its own if it has so many tiles.
 MANY_TILES = 4
 
 

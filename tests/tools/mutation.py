@@ -75,6 +75,7 @@ FILES = (
     "memory/layout.cuh",
     "memory/vector.cuh",
     "losses/combinators.cuh",
+    "numbers/tuple.cuh",
     "numbers/dual.cuh",
     "numbers/math.cuh",
     "numbers/elementary.cuh",
@@ -362,7 +363,7 @@ EQUIVALENT: dict[str, str] = {
         "constexpr bool finds_maximum = "
         "!Loss::ANCHORED || requires(State state) { state.maximum; };"
     ): "finds a maximum that is not used: slower",
-    "if (loss.add_anchored(state, elements.row, context, elements)) ;": (
+    "if (loss.add_anchored(state, context, elements)) ;": (
         "adds all elements again, relative to the largest one: slower"
     ),
     "work.load(copies, turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": (
