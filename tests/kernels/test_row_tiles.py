@@ -88,6 +88,7 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
                 continue
             assert tile is not None
             assert tile.threads in (TILE_THREADS, SMALL_THREADS)
+            assert columns >= tile.unit * tile.threads_per_row * tile.parts  # none is without any
             assert tile.rows % (tile.threads // tile.threads_per_row) == 0
             assert tile.threads_per_row == 1 or tile.rows <= MOST_ROWS
             assert tile.rows * (length + 8) <= TILE_LIMIT
