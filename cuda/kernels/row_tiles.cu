@@ -443,7 +443,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       return merge_rescaled(half, other);
     }
   }
-  // Adds the elements of this thread in a part to an empty state.
+  // Adds the elements of this thread in a part, of which there are some, to an empty state.
   DEVICE void add(State& state, Elements& elements, const auto& context) const {
     if constexpr (Loss::ANCHORED) {
       if (loss.add_anchored(state, context, elements)) return;
