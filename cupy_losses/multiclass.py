@@ -47,23 +47,32 @@ __all__ = [
 ]
 
 
-def _softmax(x: Any) -> tuple[Any, Any, Any]:
-    """The largest of each row, how far below it the elements are, and the powers of that."""
+def _below_largest(rows: Rows) -> tuple[Any, Any]:
+    """The largest of each row, and how far below it the elements are, in their memory if it may."""
+    x = rows.input
     top = np.maximum.reduce(plain(x), axis=-1, keepdims=True, initial=-np.inf)
-    below = x - top
-    return top, below, np.exp(below)
+    overwrites = "input" in rows.copied and isinstance(x, np.ndarray)
+    return top, np.subtract(x, top, out=x) if overwrites else x - top
+
+
+def _powers(below: Any, overwrites: bool) -> Any:
+    """The exponentials, which may take the memory of an array."""
+    overwrites = overwrites and isinstance(below, np.ndarray)
+    return np.exp(below, out=below) if overwrites else np.exp(below)
 
 
 def _cross_entropy(rows: Rows) -> Evaluated:
     target, smoothing, z = rows.at(rows.target), rows.label_smoothing, rows.z_loss
     own_weight = rows.weight_of(rows.target)
-    top, below, powers = _softmax(rows.input)
+    top, below = _below_largest(rows)
+    own_below = target.of(below)
+    powers = _powers(below, overwrites=not smoothing)
     # The target's own term stays apart: where it is by far the largest, the loss is what the others
     # add.
     own, powers = target.of(powers), target.put_into(powers, 0.0)
     others = sum_of(powers)
     log_sum = np.log1p(others + (own - 1.0))
-    value = own_weight * (1.0 - smoothing) * (log_sum - target.of(below))
+    value = own_weight * (1.0 - smoothing) * (log_sum - own_below)
     share = smoothing / max(rows.columns, 1)
     rest: Any = 0.0
     if smoothing:
@@ -87,7 +96,8 @@ def _cross_entropy(rows: Rows) -> Evaluated:
 
 def _cross_entropy_of_probabilities(rows: Rows) -> Evaluated:
     smoothing, z = rows.label_smoothing, rows.z_loss
-    top, below, powers = _softmax(rows.input)
+    top, below = _below_largest(rows)
+    powers = _powers(below, overwrites=False)
     # As above, with the first of the largest for the target.
     first = rows.at(_first(plain(below) == 0))
     own, others = first.of(powers), sum_of(first.put(powers, 0.0))

@@ -4,7 +4,7 @@ The formula of a loss takes `Rows` and returns the value of each row and, by the
 a function that gives the gradient by its elements, a new array. It is written on numbers that are
 arrays or `Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it
 have two axes, the elements of a row along the second one, which may have length 1. Nothing may be
-written to the operands.
+written to the operands, but to those that are copied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +106,7 @@ class Rows(NamedTuple):
     parameters: Mapping[str, float]
     columns: int
     weight: Array | float  # of each class
+    copied: Container[str] = ()  # operands that may be written to, once nothing else reads them
 
     def __getattr__(self, name: str) -> Any:
         """The operand or parameter of a name."""
@@ -196,6 +197,7 @@ class _Elements:
     def __init__(self, view: Array) -> None:
         self._view = view
         self._turned = _lie_beside(view.shape, view.strides)
+        self.is_copied = view.dtype != np.float64
 
     def at(self, index: ChunkIndex) -> Array:
         """The rows at an index."""
@@ -259,6 +261,7 @@ class _Operands:
             else:
                 self._elements[name] = _Elements(view)
         self._any = view
+        self._copied = {name for name, own in self._elements.items() if own.is_copied}
         self._parameters = call.named_parameters
         self._whole: _Chunk | None = None
 
@@ -289,7 +292,7 @@ class _Operands:
         for name, tangent in self._tangents.items():
             operands[name] = Dual(operands[name], tangent.at(index))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
-        rows = Rows(operands, self._parameters, self.columns, self._weight)
+        rows = Rows(operands, self._parameters, self.columns, self._weight, self._copied)
         shape, _, sample_weight, _, ignored, invalid = chunk
         return _Chunk(shape, rows, sample_weight, grad_output, ignored, invalid)
 
