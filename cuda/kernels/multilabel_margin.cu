@@ -707,8 +707,11 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
                   Column(window),
                   reinterpret_cast<unsigned*>(shared),
                   *states_of_block<typename Work::Lists, 1>()};
-  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
-      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
+  if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -718,17 +721,17 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
       const auto own =
-          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, pass.reciprocal);
+          work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
       if (!present || Team::thread() != 0) continue;
       take<VALUES, Loss>(own, index, value, sum, counted);
     }
     if constexpr (REDUCED) {
       if constexpr (Team::ROWS > 1) {
-        pass.reduction.add_totals(segment, sum, counted);
+        reduction.add_totals(segment, sum, counted);
       } else {
-        pass.reduction.template add<true>(segment, sum, counted);
+        reduction.template add<true>(segment, sum, counted);
       }
-      pass.reduction.finish_groups(segment, pass.reduction.arrive_in_group(segment));
+      reduction.finish_groups(segment, reduction.arrive_in_group(segment));
       __syncthreads();  // the totals may still be read
     }
   }

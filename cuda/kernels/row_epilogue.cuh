@@ -90,30 +90,13 @@ DEVICE void take(const auto& outcome, long long index, Result* value, Sum<T>& su
   if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
 }
 
-// What a pass over rows divides by: the reciprocal for its gradients, and the reduction of its
-// values. Any row may be ignored. A mean whose denominator depends on that counts them, unless it
-// sums weights or a mask.
-template <class T, class Reduction>
-struct RowPass {
-  Reciprocal<T> reciprocal;
-  Reduction reduction;
-};
-template <class T, class Loss, Values VALUES, int THREADS, unsigned TANGENTS, int ARRAYS,
-          class Pointers, class Result>
-DEVICE auto pass_over_rows(const auto& given, double scale, const Pointers& pointers,
-                           double divisor, const double* denominator, Result* value,
-                           unsigned* counter, double* partials, long long segments) {
+// The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
+// on that counts them, unless it sums weights or a mask.
+template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
+DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter, double* partials,
+                              long long segments, double divisor, const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
-  if (denominator != nullptr) divisor = *denominator;
-  const Scaling<ARRAYS, Pointers> scaling{scale, pointers};
-  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling<ARRAYS, Pointers>> reduction{
-      value,
-      counter,
-      partials,
-      segments,
-      divisor,
-      scaling,
-      given.template counted<COUNTS>(divisor)};
-  return RowPass<T, decltype(reduction)>{reciprocal, reduction};
+  double* const counted = given.template counted<COUNTS>(divisor);
+  return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
+      value, counter, partials, segments, divisor, scaling, counted};
 }

@@ -488,8 +488,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, Index(n), int(columns)};
-  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
-      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
+  if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
 
   const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
   Index segment = blockIdx.x, tile = segment;
@@ -517,7 +520,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
-                                                   factor, pass.reciprocal);
+                                                   factor, reciprocal);
         take<VALUES, Loss>(outcome, tile * places.rows + own, value, sum, counted);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
@@ -551,7 +554,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if (mine < rows) {
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
-                                  states[mine], VALUES != NO_VALUES, factor, pass.reciprocal);
+                                  states[mine], VALUES != NO_VALUES, factor, reciprocal);
         take<VALUES, Loss>(outcome, tile * places.rows + mine, value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
@@ -577,12 +580,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();  // what is copied element by element has been read
     }
     if (ends) {
-      if constexpr (REDUCED) pass.reduction.add_totals(segment, sum, counted);
+      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
       sum = counted = Sum<T>::zero();
       segment += gridDim.x;
     }
     tile = next;
   }
   if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
-  if constexpr (REDUCED) pass.reduction.finish();
+  if constexpr (REDUCED) reduction.finish();
 }

@@ -91,19 +91,22 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     context = work.prologue(row, first < end, prefetched);
   }
-  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
-      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
+  if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
     if constexpr (Team::ROWS > 1) {
-      pass.reduction.add_totals(segment, sum, counted);
+      reduction.add_totals(segment, sum, counted);
     } else {
-      pass.reduction.template add<true>(segment, sum, counted);
+      reduction.template add<true>(segment, sum, counted);
     }
-    before = pass.reduction.arrive_in_group(segment);
+    before = reduction.arrive_in_group(segment);
     sum = counted = Sum<T>::zero();
   };
 #pragma unroll(Team::HELD ? 2 : 1)
@@ -172,7 +175,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     // Ahead of the last gradients, which take what this waits for.
     if constexpr (SUMS_EACH) {
       // That of the row before has arrived meanwhile.
-      if (rank == 0 && segment != group) pass.reduction.finish_groups(segment, before);
+      if (rank == 0 && segment != group) reduction.finish_groups(segment, before);
       segment = group;
       hand_over_sums();
     } else if constexpr (SUMS && GRADIENTS) {
@@ -180,7 +183,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     if constexpr (GRADIENTS) {
       if constexpr (VJP) factor = row.grad_output();
-      if (context.status == ACTIVE) scale_gradients(loss, done, factor, pass.reciprocal);
+      if (context.status == ACTIVE) scale_gradients(loss, done, factor, reciprocal);
     }
     if constexpr (STAYS) {
       const Share own_share = work.share_of(row, present, rank, Team::SLOTS);
@@ -210,6 +213,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
   if constexpr (SUMS) {
     if constexpr (!GRADIENTS && !SUMS_EACH) hand_over_sums();
-    if (rank == 0) pass.reduction.finish_groups(segment, before);
+    if (rank == 0) reduction.finish_groups(segment, before);
   }
 }

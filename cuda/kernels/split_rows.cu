@@ -54,8 +54,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
   } else {
-    const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
-        given, scale, pointers, divisor, denominator, value, counter, partials, segments);
+    if (denominator != nullptr) divisor = *denominator;
+    const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+    const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+    const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+        given, value, counter, partials, segments, divisor, scaling);
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
     unsigned before = 0;
     for (Index index = worker; index < end; index += step) {
@@ -76,15 +79,15 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
       const bool valued = VALUES != NO_VALUES && threadIdx.x < 32;  // one warp is enough
       const auto outcome =
-          outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), pass.reciprocal);
+          outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), reciprocal);
       if (split == 0 && threadIdx.x == 0) {
         take<VALUES, Loss>(outcome, index, value, sum, counted);
       }
       if constexpr (SUMS) {
         // Ahead of the last gradients, which take what this waits for.
         if (split == 0 && index + step >= end) {
-          pass.reduction.template add<true>(worker, sum, counted);
-          before = pass.reduction.arrive_in_group(worker);
+          reduction.template add<true>(worker, sum, counted);
+          before = reduction.arrive_in_group(worker);
         }
       }
       if constexpr (GRADIENTS) {
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
     if constexpr (SUMS) {
-      if (split == 0) pass.reduction.finish_groups(worker, before);
+      if (split == 0) reduction.finish_groups(worker, before);
     }
   }
 }

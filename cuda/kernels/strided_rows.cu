@@ -367,8 +367,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, Index(n), columns, section_batches};
-  const auto pass = pass_over_rows<T, Loss, VALUES, Team::THREADS, TANGENTS, Layout::ARRAYS>(
-      given, scale, pointers, divisor, denominator, value, counter, partials, segments);
+  if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
 
   const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS - 1)) / OWN_ROWS;
   const int sections = shares * share_sections;
@@ -478,7 +481,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       for (int v = 0; v < WIDTH; ++v) {
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
                                                    merged_in_warp<1>(states[v]),
-                                                   VALUES != NO_VALUES, factor, pass.reciprocal);
+                                                   VALUES != NO_VALUES, factor, reciprocal);
         if (rows.present && split == 0) {
           take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
         }
@@ -494,7 +497,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const Index index = tile * OWN_ROWS + mine;
         const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                                    merged_in_warp<1>(state), VALUES != NO_VALUES,
-                                                   factor, pass.reciprocal);
+                                                   factor, reciprocal);
         if (index < work.n && mine < OWN_ROWS && split == 0) {
           take<VALUES, Loss>(outcome, index, value, sum, counted);
         }
@@ -522,12 +525,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
     if (ends) {
       if constexpr (REDUCED) {
-        if (split == 0) pass.reduction.add_totals(segment, sum, counted);
+        if (split == 0) reduction.add_totals(segment, sum, counted);
       }
       sum = counted = Sum<T>::zero();
       segment += workers;
     }
     tile = next_tile;
   }
-  if constexpr (REDUCED) pass.reduction.finish();
+  if constexpr (REDUCED) reduction.finish();
 }
