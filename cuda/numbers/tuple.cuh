@@ -68,8 +68,8 @@ struct Repeated {
 template <class T, int I>
 using Repeat = typename Repeated<T, I>::type;
 
-// How many of the bits below one are set: the place of what that bit is for among what bits are
-// for.
+// How many of the bits ahead of bit `end` are set. Where each set bit stands for an array, that is
+// the place of the array of bit `end` among them.
 __device__ constexpr int ones_below(unsigned bits, int end) {
   int count = 0;
   for (int i = 0; i < end; ++i) count += bits >> i & 1u;

@@ -304,7 +304,7 @@ class RowLaunches(Launches):
     def _state(self) -> int:
         """At most the bytes of what a row accumulates: sums and their errors, and one number.
 
-        Those of strided_rows.cu have so much memory.
+        strided_rows.cu is given so much shared memory for each.
         """
         return (2 * self._loss.sums + 1) * self._number
 
