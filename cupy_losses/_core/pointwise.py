@@ -49,7 +49,7 @@ class PointwiseFormula(Loss):
         """The shape that the operands of a call broadcast to; raises unless they fit."""
         names = call.names
         check_dtypes([operand.dtype for operand in operands], names)
-        shape = broadcast_shape(operands, names)
+        shape = broadcast_shape(operands, names, call.extra)
         if self.same_shape:
             _check_same_shape(operands[call.extra :], names[call.extra :], shape)
         if self.row_means and not shape:

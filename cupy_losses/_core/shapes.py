@@ -40,14 +40,14 @@ def result_dtype(operands: Sequence[ArraySpec], autocast: bool = False) -> str:
     return "float32" if autocast and dtype in ("float16", "bfloat16") else dtype
 
 
-def broadcast_shape(operands: Sequence[ArraySpec], names: Sequence[str]) -> Shape:
-    """The common shape of the operands, to which weight and mask must broadcast.
+def broadcast_shape(
+    operands: Sequence[ArraySpec], names: Sequence[str], following: int = 0
+) -> Shape:
+    """The common shape of the operands, to which the `following` first ones must broadcast.
 
     Raises a ValueError that names the operand that does not fit.
     """
-    deciding = [
-        (o, n) for o, n in zip(operands, names, strict=True) if n not in ("where", "weight")
-    ]
+    deciding = list(zip(operands, names, strict=True))[following:]
     shape = [1] * max(len(operand.shape) for operand, _ in deciding)
     for operand, name in deciding:
         offset = len(shape) - len(operand.shape)

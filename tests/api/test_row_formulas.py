@@ -235,6 +235,15 @@ EXPONENTS = np.array(
 LOGS = [-np.inf, np.inf, np.nan, -1e9 + np.log(2), 1e30, 90 + np.log1p(np.exp(-1))]
 
 
+def test_an_operand_may_have_the_name_of_an_argument_of_others(library: Library) -> None:
+    """`weight`, which losses of rows of a user do not take, is an operand as others are."""
+    input, weight = library.array(np.array([[1.0, 2.0, 4.0]])), library.array(np.ones((4, 3)))
+    each = row_loss("weighted", lambda input, weight: np.sum(weight * input))
+    np.testing.assert_array_equal(library.host(each(input, weight, reduction="none")), [7.0] * 4)
+    alone = row_loss("alone", lambda weight: np.sum(weight))
+    np.testing.assert_array_equal(library.host(alone(weight, reduction="none")), [3.0] * 4)
+
+
 def test_sums_of_exponentials_do_not_overflow(library: Library) -> None:
     found = library.host(INFINITE(library.array(EXPONENTS), reduction="none"))
     np.testing.assert_allclose(found, LOGS, rtol=1e-15)

@@ -56,7 +56,7 @@ class Case(NamedTuple):
         call = Call(
             self.loss, self.reduction, (1.0,) * len(self.loss.parameters), extra > masked, masked
         )
-        shape = broadcast_shape(self.operands, call.names)
+        shape = broadcast_shape(self.operands, call.names, call.extra)
         result = result_dtype(self.operands)
         front = [self.operands[k] for k in self.request.tangents]
         if self.request.vjp:
