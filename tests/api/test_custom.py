@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +19,7 @@ from cupy_losses import (
     smooth_l1_loss,
     value_and_grad,
 )
+from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
@@ -175,6 +179,49 @@ def test_definition_errors() -> None:
     without = pointwise_loss("without", "input * target")
     with pytest.raises(TypeError, match="without has no NumPy formula"):
         without(np.ones(3), np.ones(3))
+
+
+OF_EVERY_PROCESS = """
+import functools
+import numpy as np
+from cupy_losses import pointwise_loss
+from cupy_losses._api.entrance import prepare_of
+
+scaled = functools.partial(np.multiply, 2.0)
+def helper(x): return np.log1p(x) if {"one", "two", "three"} else helper(x)
+
+loss = pointwise_loss("mine", "2 * log1p(input * input)", operands=["input"],
+                      numpy=lambda input: (lambda x: scaled(helper(x)))(input * input))
+call, _ = prepare_of(loss)(np.ones(2))
+print(call.loss.key)
+"""
+
+
+def test_a_formula_in_numpy_is_the_same_in_every_process() -> None:
+    """Its key has no address of a function, and no order of a set: saved programs look it up."""
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", OF_EVERY_PROCESS],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(keys) == 1
+
+
+def test_formulas_in_numpy_are_told_apart() -> None:
+    """By the values that they have from around them, too."""
+
+    def defined(power: int) -> Any:
+        names = {"np": np, "POWER": power, "table": np.arange(2000.0) + power}
+        code = "lambda input: np.sum(table[:1]) * 0 + input ** POWER"
+        return pointwise_loss("mine", "input * input", operands=["input"], numpy=eval(code, names))
+
+    calls = [prepare_of(defined(power))(np.ones(2))[0] for power in (2, 3, 2)]
+    assert len({call.loss.key for call in calls}) == 2
 
 
 def test_macros_are_reserved() -> None:
