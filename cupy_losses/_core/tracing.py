@@ -586,10 +586,16 @@ def _power(recorder: _Recorder, base: Any, exponent: Any) -> Any:
     return result
 
 
-def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
-    """A value between two bounds, at which its derivative is that of the value, as in torch."""
+def clip_bounds(low: Any, high: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The bounds of np.clip, of which options that are taken out may have each, by two names."""
     for of_low, of_high in (("a_min", "a_max"), ("min", "max")):
         low, high = options.pop(of_low, low), options.pop(of_high, high)
+    return low, high
+
+
+def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
+    """A value between two bounds, at which its derivative is that of the value, as in torch."""
+    low, high = clip_bounds(low, high, options)
     _without(options, "clip")
     if any(isinstance(bound, Value) and bound.varies for bound in (low, high)):
         raise _TraceError(

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .._core.tracing import shown_name, without_derivative
+from .._core.program import CONDITIONS
+from .._core.tracing import clip_bounds, shown_name, without_derivative
 from .recording import Recorded, signs
 
 Array = Any
@@ -36,9 +37,7 @@ class Dual:
             raise TypeError(without_derivative(f"{shown}.{method}", method))
         if rule is None:
             raise TypeError(without_derivative(shown, ufunc.__name__))
-        if options:
-            option = next(iter(options))
-            raise TypeError(f"{shown} takes no {option}= where it is differentiated: leave it out")
+        _without(options, shown)
         return rule(*inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -230,6 +229,12 @@ def sign_of(x: Number) -> Number:
     return found
 
 
+def _without(options: dict[str, Any], shown: str) -> None:
+    if options:
+        option = next(iter(options))
+        raise TypeError(f"{shown} takes no {option}= where it is differentiated: leave it out")
+
+
 def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
     if isinstance(exponent, Dual):
         raise TypeError("the exponent of a power must be a constant: write exp(b * log(a))")
@@ -254,11 +259,10 @@ def _smaller(a: Number, b: Number) -> Number:
     return -_larger(-a, -b)
 
 
-def _clipped(
-    x: Number, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
-) -> Number:
+def _clipped(x: Number, low: Any = None, high: Any = None, **options: Any) -> Number:
     """At the bounds, which are constants, the derivative is that of the number, as in torch."""
-    low, high = (min if low is None else low), (max if high is None else high)
+    low, high = clip_bounds(low, high, options)
+    _without(options, "np.clip")
     if low is not None:
         x = np.where(x < low, low, x)
     if high is not None:
@@ -278,6 +282,11 @@ def _hypotenuse(a: Number, b: Number) -> Dual:
     return Dual(value, plus(*slopes))
 
 
+def _of_plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of a function that has the derivative 0, or that says what is true."""
+    return lambda *numbers: function(*map(plain, numbers))
+
+
 def _of_one(
     function: np.ufunc, derivative: Callable[[Number, Number], Number]
 ) -> Callable[..., Any]:
@@ -290,7 +299,8 @@ def _of_one(
     return rule
 
 
-_RULES: dict[np.ufunc, Callable[..., Any]] = {
+_RULES: dict[Any, Callable[..., Any]] = {
+    **{f: _of_plain(f) for f in CONDITIONS | {np.sign, np.isnan, np.isinf, np.isfinite}},
     np.add: lambda a, b: a + b if isinstance(a, Dual) else b + a,
     np.subtract: _subtract,
     np.multiply: lambda a, b: a * b if isinstance(a, Dual) else b * a,
@@ -300,19 +310,9 @@ _RULES: dict[np.ufunc, Callable[..., Any]] = {
     np.positive: lambda a: a,
     np.absolute: abs,
     np.fabs: abs,
-    np.isnan: lambda a: np.isnan(plain(a)),
-    np.isinf: lambda a: np.isinf(plain(a)),
-    np.isfinite: lambda a: np.isfinite(plain(a)),
-    np.less: lambda a, b: plain(a) < plain(b),
-    np.greater: lambda a, b: plain(a) > plain(b),
-    np.less_equal: lambda a, b: plain(a) <= plain(b),
-    np.greater_equal: lambda a, b: plain(a) >= plain(b),
-    np.equal: lambda a, b: plain(a) == plain(b),
-    np.not_equal: lambda a, b: plain(a) != plain(b),
     np.power: functools.partial(_power, np.power),
     np.float_power: functools.partial(_power, np.float_power),
     np.square: lambda a: a * a,
-    np.sign: lambda a: np.sign(plain(a)),
     np.maximum: _larger,
     np.minimum: _smaller,
     np.logaddexp: _log_of_sum,
