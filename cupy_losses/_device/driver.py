@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -149,9 +150,15 @@ def compile_ahead(code: str, name: str, options: tuple[str, ...], architecture: 
     compiler = cupy().cuda.compiler
     question, function = compiler._get_arch_for_options_for_nvrtc, compiler.function
 
-    never_loaded = type("NeverLoaded", (function.Module,), {"load": lambda self, code: None})
+    thread = threading.get_ident()
+
+    def load(module: Any, code: bytes) -> None:
+        if threading.get_ident() != thread:  # that has called CuPy for a kernel of its own
+            function.Module.load(module, code)
+
+    never_loaded = type("NeverLoaded", (function.Module,), {"load": load})
     compiler._get_arch_for_options_for_nvrtc = question.__wrapped__
-    compiler.function = SimpleNamespace(Module=never_loaded)
+    compiler.function = SimpleNamespace(**{**vars(function), "Module": never_loaded})
     try:
         with _explained():
             cupy()._core.core.compile_with_cache(

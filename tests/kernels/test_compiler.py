@@ -100,6 +100,31 @@ def test_what_fails_is_tried_again(compiled: list[str], monkeypatch: pytest.Monk
     assert len(compiler.kernels(wanted("a"))) == 1
 
 
+def test_other_threads_load_what_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one compiles ahead, which loads nothing."""
+    cupy = pytest.importorskip("cupy")
+    failures: list[Exception] = []
+
+    def load_another() -> None:
+        try:
+            cupy.cuda.compiler.function.Module().load(b"no kernel")
+        except Exception as error:
+            failures.append(error)
+
+    def compile(*arguments: Any, **options: Any) -> None:
+        assert cupy.cuda.compiler.function.Module().load(b"no kernel") is None
+        assert cupy.cuda.compiler.function.LinkState
+        other = threading.Thread(target=load_another)
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(cupy._core.core, "compile_with_cache", compile)
+    before = cupy.cuda.compiler.function
+    driver.compile_ahead("", "name", (), 90)
+    assert len(failures) == 1
+    assert cupy.cuda.compiler.function is before
+
+
 @pytest.mark.quick
 def test_shared_memory_that_blocks_do_not_take_is_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Percent of 228 KiB; plans of the same kernel keep the most that one of them needs."""
