@@ -26,6 +26,7 @@ from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
+    UNSUMMED,
     VECTOR_BYTES,
     Address,
     Builder,
@@ -140,11 +141,7 @@ class Launches(Builder):
             self._problem.device,
             function.source,
         )
-        counter = partials = NO_ADDRESS
-        if segments > 1 and values not in ("NO_VALUES", "EACH_VALUE"):
-            counter = self._add_counter()
-            sums = 2 if values == "MEAN_OF_VALUES" else 1
-            partials = self._add_scratch(16 * sums * segments)
+        workspace = self._workspace(segments, values)
         arguments = [schedule.fields, int64(schedule.items), int64(segments), float64(divisor)]
 
         def launch(kernel: Kernel) -> Launch:
@@ -159,12 +156,18 @@ class Launches(Builder):
                 scaled=scaled,
             )
 
-        workspace = counter, partials
         arrays = *function.addresses, *gradients.values(), *scale
         step = Step(kernel, launch, (denominator, *factor, value, *workspace, *arrays))
         self._steps.append(step)
         if SLOT in factor:
             self._again = step
+
+    def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
+        """The counters and the partial sums of segments, and of groups of these."""
+        if segments == 1 or values in UNSUMMED:
+            return NO_ADDRESS, NO_ADDRESS
+        sums = 2 if values == "MEAN_OF_VALUES" else 1
+        return self._add_counter(1 + groups), self._add_scratch(16 * sums * (segments + groups))
 
     def _add_sums(
         self,

@@ -20,6 +20,7 @@ from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
+    UNSUMMED,
     Address,
     Plan,
     Problem,
@@ -384,7 +385,7 @@ class RowLaunches(Launches):
         cluster = blocks = team.ranks if team.cluster else 1
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
-        summed = results.values not in ("NO_VALUES", "EACH_VALUE", "COUNT")
+        summed = results.values not in UNSUMMED
         workers = team.workers(self._memory, summed or not wanted)
         if most is not None:
             workers = min(workers, most)
@@ -514,13 +515,6 @@ class RowLaunches(Launches):
         main = self._inputs[self._problem.leading]
         pairs = item_size(main.dtype) == 2 and self._rows.number % 2 == 0
         return 2 if self._rows.has_pairs(main, self._inputs) or (rows.staged and pairs) else 1
-
-    def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
-        """The counters and the partial sums of segments, and of groups of these."""
-        if segments == 1 or values in ("NO_VALUES", "EACH_VALUE", "COUNT"):
-            return NO_ADDRESS, NO_ADDRESS
-        sums = 2 if values == "MEAN_OF_VALUES" else 1
-        return self._add_counter(1 + groups), self._add_scratch(16 * sums * (segments + groups))
 
     def _resident(self, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR) -> int:
         """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""

@@ -100,13 +100,11 @@ class Rows:
 
     def has_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether elements of two neighbouring rows are one aligned word; `others` lie beside."""
-        arrays = [a.strides for a in others]
-        space = coalesce(self.axes, self.space.shape, [array.strides, *arrays])
-        if not space.shape or space.shape[-1] % 2 or space.strides[0][-1] != 1:
-            return False
-        steps = (*space.strides[0][:-1], self.step(array))
-        return item_size(array.dtype) == 2 and not (
-            array.misaligned % 4 or any(step % 2 for step in steps)
+        length, steps = self._stretches(array, others)
+        return (
+            item_size(array.dtype) == 2
+            and length > 0
+            and not (length % 2 or array.misaligned % 4 or any(step % 2 for step in steps))
         )
 
     def lies_in_parts(self, array: RowArray, others: Sequence[RowArray]) -> bool:
@@ -114,12 +112,20 @@ class Rows:
 
         `others` lie beside the array.
         """
-        space = coalesce(self.axes, self.space.shape, [array.strides, *(a.strides for a in others)])
-        if not space.shape or space.shape[-1] < LONG_STRETCH or space.strides[0][-1] != 1:
-            return False
-        steps = (*space.strides[0][:-1], self.step(array))
+        length, steps = self._stretches(array, others)
         size = item_size(array.dtype)
-        return bool(array.misaligned) or any(size * step % SECTOR_BYTES for step in steps)
+        begins_in_parts = array.misaligned or any(size * step % SECTOR_BYTES for step in steps)
+        return length >= LONG_STRETCH and bool(begins_in_parts)
+
+    def _stretches(self, array: RowArray, others: Sequence[RowArray]) -> tuple[int, Shape]:
+        """How many neighbouring rows lie side by side, and the steps from a stretch to others.
+
+        `others` lie beside the array. There are 0 where it has no such rows.
+        """
+        space = coalesce(self.axes, self.space.shape, [array.strides, *(a.strides for a in others)])
+        if not space.shape or space.strides[0][-1] != 1:
+            return 0, ()
+        return space.shape[-1], (*space.strides[0][:-1], self.step(array))
 
     def extent(self, array: RowArray) -> int:
         """The elements between the first and the last one of an array; 0 if it runs backwards."""
