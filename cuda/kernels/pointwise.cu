@@ -17,7 +17,7 @@
 template <class Layout>
 constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 
-// EACH_VALUE writes n values, a reduction one: the mean, or the pair where Result is Pair.
+// EACH_VALUE writes n values, a reduction one.
 // `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
 // at `denominator`. `scale` multiplies both, and so does a number behind all other pointers: see
 // Scaling. `grad_output` and `guess` say what gradients are multiplied by besides: see Factor. A

@@ -1,5 +1,5 @@
 // The reduction of a call. A mean is a pair: a sum and a denominator. A pass adds up both, and the
-// last block divides one by the other or hands both out.
+// last block divides one by the other.
 #pragma once
 #include "memory/vector.cuh"
 #include "numbers/tuple.cuh"
@@ -14,16 +14,6 @@
 //                   weights, or what a mask or an ignored index leaves
 //   COUNT           their sum, each being 0 or 1, which is exact in any order
 enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, MEAN_OF_VALUES, COUNT };
-
-// A sum with its rounding errors, and its denominator, before one is divided by the other. Pairs of
-// parts of the data add up to that of the whole. A finite sum is sum + error.
-struct Pair {
-  double sum, error, denominator;
-};
-template <class Result>
-constexpr bool is_pair = false;
-template <>
-constexpr bool is_pair<Pair> = true;
 
 // What the derivatives of a mean are divided by, given its denominator. A mask or an ignored index
 // may leave nothing, and the denominator is 0 then. The mean of nothing is 0 / 0, which is NaN. Its
@@ -79,17 +69,12 @@ struct Reciprocal {
   }
 };
 
-// The result of a sum and its denominator: the scaled quotient, or the pair as it is.
-// EMPTY_IS_ZERO where the sum is one of derivatives of a mean that may have nothing left.
+// The scaled quotient of a sum and its denominator. EMPTY_IS_ZERO where the sum is one of
+// derivatives of a mean that may have nothing left.
 template <bool EMPTY_IS_ZERO, class Result>
 DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) {
-  if constexpr (is_pair<Result>) {
-    const Sum<double> finite = sum.widened();  // an infinite sum has no error
-    return {finite.high, finite.low, denominator};
-  } else {
-    const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
-    return Reciprocal<double>(divisor, sum.total(), scale).times<Result>(1.0);
-  }
+  const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
+  return Reciprocal<double>(divisor, sum.total(), scale).times<Result>(1.0);
 }
 
 // The numbers of a call that anticipates grad_output and its denominator, in the order that
@@ -165,8 +150,6 @@ struct Factor {
       if (stores) guess[USED] = value;
     }
   }
-  // A pair has no grad_output.
-  DEVICE Factor(const Pair*, double*) {}
 
   static DEVICE bool same_bits(double a, double b) {
     return __double_as_longlong(a) == __double_as_longlong(b);

@@ -267,9 +267,10 @@ class Request(NamedTuple):
 
     The results are the value, if `value` is set, then the derivatives by the operands in `wanted`.
     All are multiplied by the scale and divided by the denominator. With `denominator`, the divisor
-    is the first operand. With `pair`, the value is three float64 numbers: the sum, its rounding
-    error and the denominator; the caller scales and divides. With `counted`, a denominator that is
-    a count is returned behind the value. Later requests for derivatives take it as an operand.
+    is the first operand. With `pair`, on the host alone, the value is three float64 numbers: the
+    sum, its rounding error and the denominator; the caller scales and divides. With `counted`, a
+    denominator that is a count is returned behind the value. Later requests for derivatives take it
+    as an operand.
 
     An `early` request is that of a forward pass. Its gradients are multiplied by the grad_output
     that it anticipates. A gradient that is better computed when grad_output is known is None. The

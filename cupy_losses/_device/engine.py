@@ -95,6 +95,7 @@ def _new_plan(
     misaligned: tuple[int, ...],
 ) -> Plan:
     """Check the arguments of a call and decide how to compute it."""
+    assert not request.pair, "the host has pairs alone"
     specs = tuple(library.spec(operand) for operand in operands)
     scale = specs[-1].dtype if call.scaled else ""
     count = len(specs) - call.scaled

@@ -203,8 +203,6 @@ def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
             outputs.append(itemgetter(output.like))
         elif number or not problem.request.value:
             outputs.append(library.filled(output, 0.0))
-        elif problem.request.pair:
-            outputs.append(_empty_pair(library.filled(output, 0.0), problem))
         else:
             request, denominator = problem.request, problem.denominator
             derivative = bool(request.tangents) and denominator.leaves_out
@@ -212,20 +210,6 @@ def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
             value = 0.0 if nothing else value_of_nothing(denominator)
             outputs.append(library.filled(output, value))
     return Plan(library, problem, outputs, [], [], 0)
-
-
-def _empty_pair(zeros: Allocator, problem: Problem) -> Allocator:
-    """No sum, and the denominator where it is not a sum over the elements."""
-
-    def pair(operands: Sequence[Array]) -> Array:
-        array = zeros(operands)
-        if problem.request.denominator:
-            array[2:] = operands[0]
-        elif not problem.denominator.of_data:
-            array[2:] = problem.denominator.size
-        return array
-
-    return pair
 
 
 @dataclass(frozen=True)
@@ -361,10 +345,6 @@ class Builder(ABC):
     @abstractmethod
     def _sum_denominator(self) -> Address:
         """Launch what computes the denominator ahead; its address."""
-
-    def _result_type(self) -> str:
-        """The C++ type of the value."""
-        return "Pair" if self._problem.request.pair else c_type(self._problem.result)
 
     def _add_counter(self, numbers: int = 1) -> Counter:
         """Room for so many neighbouring counters."""

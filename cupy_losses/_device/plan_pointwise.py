@@ -320,7 +320,7 @@ class _Planner(Launches):
         denominator = self._denominator(bool(direct or repeated))
         values = "NO_VALUES" if self._sums_rows else self._values_mode()
         if values != "NO_VALUES" or direct:
-            factor, result = self._factor(bool(direct), values), self._result_type()
+            factor, result = self._factor(bool(direct), values), c_type(self._problem.result)
             request, reduced = problem.request, problem.call.reduction != "none"
             multiplies = request.vjp and reduced and not request.value
             if multiplies:  # grad_output is no operand of the function, but a factor

@@ -180,7 +180,7 @@ class RowLaunches(Launches):
         # A slot that is new has the number 1.
         if not (counts and streams and self._rows.number > 1):
             return False
-        repeatable = not (request.vjp or request.pair or self._loss.overwrites)
+        repeatable = not (request.vjp or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
 
     def plan(self) -> Plan:
@@ -344,7 +344,7 @@ class RowLaunches(Launches):
         problem = self._problem
         call, request = problem.call, problem.request
         tangents = [k - call.extra for k in request.tangents]
-        expression, result = self._expression(held), self._result_type()
+        expression, result = self._expression(held), c_type(problem.result)
         size = problem.denominator.size
         return RowFunction(expression, self._inputs, tangents, request.vjp, result, size, True)
 

@@ -15,6 +15,7 @@ from cupy_losses._core.cache import keep
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
 from cupy_losses._host.chunks import spec
+from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 from cupy_losses._torch import autograd
 
@@ -127,12 +128,21 @@ def pair_problem(loss: Any, options: dict[str, Any], n: int) -> tuple[list[Any],
     return [x, target], given
 
 
+def pair_of(call: Any, operands: Any) -> Any:
+    """The sum, its rounding error and the denominator."""
+    (pair,) = on_host(call, Request(pair=True), operands)
+    return pair
+
+
 @pytest.mark.parametrize("place", ["host", "emulator"])
 @pytest.mark.parametrize(
     ("loss", "options"), PAIRS, ids=lambda value: getattr(value, "__name__", str(value))
 )
 def test_parts_of_the_data_add_up(loss: Any, options: dict[str, Any], place: str) -> None:
-    """Pairs of two parts give the loss of the whole, and its gradient with their denominator."""
+    """Pairs of two parts, which the host has, give the loss of the whole.
+
+    With their denominator the host and a device give the value and the gradient of each part.
+    """
     if place == "emulator":
         emulator.require()
     arrays, given = pair_problem(loss, options, 50)
@@ -147,19 +157,18 @@ def test_parts_of_the_data_add_up(loss: Any, options: dict[str, Any], place: str
             made.append(prepare_of(loss)(*(array[rows] for array in arrays), **own))
         return made
 
-    def evaluate(call: Any, request: Request, operands: Any, denominator: Any = None) -> Any:
+    def evaluate(call: Any, request: Request, operands: Any, denominator: Any) -> Any:
         if place == "host":
             library, _ = resolve(call, operands)
-            leading: list[Any] = [] if denominator is None else [np.asarray(denominator)]
-            return library.run(call, request, (*leading, *operands))
+            return library.run(call, request, (np.asarray(denominator), *operands))
         with installed(multiprocessors=2) as device:
             own = [device.asarray(np.asarray(operand)) for operand in operands]
-            leading = [] if denominator is None else [device.asarray(np.asarray(denominator))]
             library, _ = resolve(call, own)
-            results = library.run(call, request, (*leading, *own))
-            return [None if result is None else result.get() for result in results]
+            leading = device.asarray(np.asarray(denominator))
+            results: list[Any] = library.run(call, request, (leading, *own))
+            return [result.get() for result in results]
 
-    pairs = [evaluate(call, Request(pair=True), operands)[0] for call, operands in parts()]
+    pairs = [pair_of(call, operands) for call, operands in parts()]
     assert all(pair.dtype == np.float64 and pair.shape == (3,) for pair in pairs)
     total = sum(pair[0] + pair[1] for pair in pairs)
     denominator = 1.0 if options.get("reduction") == "sum" else sum(pair[2] for pair in pairs)
@@ -177,18 +186,9 @@ def test_parts_of_the_data_add_up(loss: Any, options: dict[str, Any], place: str
 
 
 def test_nothing_adds_nothing() -> None:
-    """The pair of no elements, on the host and on a device."""
+    """The pair of no elements."""
     call, operands = prepare_of(mse_loss)(np.zeros((0, 3)), np.zeros((0, 3)))
-    library, arrays = resolve(call, operands)
-    (pair,) = library.run(call, Request(pair=True), arrays)
-    assert pair is not None
-    assert pair.tolist() == [0.0, 0.0, 0.0]
-    emulator.require()
-    with installed() as device:
-        own = [device.asarray(array) for array in arrays]
-        (on_device,) = resolve(call, own)[0].run(call, Request(pair=True), own)
-        assert on_device is not None
-        assert on_device.get().tolist() == [0.0, 0.0, 0.0]
+    assert pair_of(call, operands).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_hyper_parameters_make_no_plans() -> None:

@@ -1,6 +1,6 @@
 """A reduction as the kernels have it: a sum and a denominator, on the emulator.
 
-The kernels are driven without a planner: the pair before it is divided, and a denominator that
+The kernels are driven without a planner: with a result in float64, and with a denominator that
 comes from outside.
 """
 
@@ -55,16 +55,15 @@ def pointwise(
     denominator: float | None = None,
     scale: float = 1.0,
 ) -> Array:
-    """Run a pass over dense operands into `result`, three doubles for a pair."""
+    """Run a pass over dense operands into `result`."""
     wanted = wanted or {}
     n, count = operands[0].size, len(operands)
-    kind = "Pair" if result.size == 3 else c_type(result.dtype.name)
     types = [f"const {c_type(x.dtype.name)}*" for x in operands]
     types += [f"{c_type(x.dtype.name)}*" for x in wanted.values()]
     name = template(
         "pointwise",
         *(real, loss, f"Layout<1, {count}, 0u, unsigned>", f"Tile<{THREADS}, 4, 1, 1>", values),
-        *(f"{sum(1 << k for k in wanted)}u", kind, *types),
+        *(f"{sum(1 << k for k in wanted)}u", c_type(result.dtype.name), *types),
     )
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     kernel = Module(sources.source("kernels/pointwise.cu"), [name]).get_function(name)
@@ -95,30 +94,27 @@ def errors(input: Array, target: Array) -> Array:
 
 @pytest.mark.parametrize("segments", SEGMENTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_pair_of_a_sum(dtype: str, segments: int) -> None:
+def test_a_sum(dtype: str, segments: int) -> None:
     operands = drawn(dtype, 2)
-    pair = pointwise(MSE, "SUM_OF_VALUES", np.zeros(3), operands, segments=segments, divisor=7.0)
-    assert pair[2] == 7.0
-    np.testing.assert_allclose(pair[0] + pair[1], errors(*operands).sum(), rtol=1e-6)
-    quotient = np.zeros(1, operands[0].dtype)
-    pointwise(MSE, "SUM_OF_VALUES", quotient, operands, segments=segments, divisor=7.0)
-    assert quotient[0] == ((pair[0] + pair[1]) / 7.0).astype(quotient.dtype)
+    wide, quotient = np.zeros(1), np.zeros(1, operands[0].dtype)
+    for result in wide, quotient:
+        pointwise(MSE, "SUM_OF_VALUES", result, operands, segments=segments, divisor=7.0)
+    np.testing.assert_allclose(wide, errors(*operands).sum() / 7, rtol=1e-6)
+    assert quotient[0] == wide[0].astype(quotient.dtype)
 
 
 @pytest.mark.parametrize("segments", SEGMENTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_pair_of_a_weighted_mean(dtype: str, segments: int) -> None:
+def test_a_weighted_mean(dtype: str, segments: int) -> None:
     _, input, target = drawn(dtype, 3)
     weight = np.random.default_rng(1).random(input.size).astype(DTYPES[dtype])
     operands = [weight, input, target]
-    pair = pointwise(WEIGHTED, "MEAN_OF_VALUES", np.zeros(3), operands, segments=segments)
+    wide, quotient = np.zeros(1), np.zeros(1, weight.dtype)
+    for result in wide, quotient:
+        pointwise(WEIGHTED, "MEAN_OF_VALUES", result, operands, segments=segments)
     weights = weight.astype(np.float64)
-    np.testing.assert_allclose(pair[0] + pair[1], weights @ errors(input, target), rtol=1e-6)
-    np.testing.assert_allclose(pair[2], weights.sum(), rtol=1e-6)
-    quotient = pointwise(
-        WEIGHTED, "MEAN_OF_VALUES", np.zeros(1, weight.dtype), operands, segments=segments
-    )
-    assert quotient[0] == ((pair[0] + pair[1]) / pair[2]).astype(quotient.dtype)
+    np.testing.assert_allclose(wide, weights @ errors(input, target) / weights.sum(), rtol=1e-6)
+    assert quotient[0] == wide[0].astype(quotient.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -134,82 +130,71 @@ def test_the_mean_of_equal_elements(device: Device, dtype: str) -> None:
     assert max(found) <= most
 
 
-def test_the_pair_of_parts_adds_up_to_that_of_the_whole() -> None:
-    """Nothing is rounded off: the error is handed out beside the sum."""
-    terms = np.tile([1e16, 1.0, -3.0, 0.25], 1024)
-    pairs = [
-        pointwise("Identity<double>", "SUM_OF_VALUES", np.zeros(3), [part], real="double")
-        for part in (terms, terms[:1000], terms[1000:])
-    ]
-    exact = [Fraction(pair[0]) + Fraction(pair[1]) for pair in pairs]
-    assert exact[0] == exact[1] + exact[2] == sum(map(Fraction, terms))
-    assert all(pair[1] != 0.0 for pair in pairs)
+@pytest.mark.parametrize("segments", SEGMENTS)
+def test_nothing_is_rounded_off(segments: int) -> None:
+    """Terms that cancel leave the others."""
+    terms = np.concatenate([np.tile([1e16, 1.0, -3.0, 0.25], 1024), np.full(1024, -1e16)])
+    value = np.zeros(1)
+    pointwise("Identity<double>", "SUM_OF_VALUES", value, [terms], real="double", segments=segments)
+    assert value[0] == -1.75 * 1024
 
 
-def test_an_infinite_sum_has_no_error() -> None:
-    terms = np.array([1.0, np.inf, 2.0])
-    pair = pointwise("Identity<double>", "SUM_OF_VALUES", np.zeros(3), [terms], real="double")
-    np.testing.assert_array_equal(pair, [np.inf, 0.0, 1.0])
+def test_an_infinite_sum_is_no_nan() -> None:
+    terms, value = np.array([1.0, np.inf, 2.0]), np.zeros(1)
+    pointwise("Identity<double>", "SUM_OF_VALUES", value, [terms], real="double")
+    assert value[0] == np.inf
 
 
 @pytest.mark.parametrize("segments", SEGMENTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_denominator_from_outside(dtype: str, segments: int) -> None:
-    """It replaces the divisor, in the value, in the gradient and in the pair."""
+    """It replaces the divisor, in the value and in the gradient."""
     operands = drawn(dtype, 2)
-    for result in np.zeros(1, operands[0].dtype), np.zeros(3):
-        gradient = np.zeros_like(operands[0])
-        pointwise(
-            *(MSE, "SUM_OF_VALUES", result, operands),
-            wanted={0: gradient},
-            segments=segments,
-            divisor=3.0,
-            denominator=8.0,
-        )
-        total = errors(*operands).sum()
-        expected = [total / 8.0] if result.size == 1 else [total, 0.0, 8.0]
-        unit = 2.0**-7 if dtype == "bfloat16" else 1e-6
-        np.testing.assert_allclose(
-            result.astype(np.float64), expected, rtol=unit, atol=total * unit
-        )
-        input, target = (x.astype(np.float64) for x in operands)
-        slopes = (2 * (input - target) / 8.0).astype(DTYPES[dtype]).astype(np.float64)
-        np.testing.assert_allclose(gradient.astype(np.float64), slopes, rtol=unit)
+    result, gradient = np.zeros(1, operands[0].dtype), np.zeros_like(operands[0])
+    pointwise(
+        *(MSE, "SUM_OF_VALUES", result, operands),
+        wanted={0: gradient},
+        segments=segments,
+        divisor=3.0,
+        denominator=8.0,
+    )
+    unit = 2.0**-7 if dtype == "bfloat16" else 1e-6
+    total = errors(*operands).sum()
+    np.testing.assert_allclose(result.astype(np.float64), total / 8.0, rtol=unit)
+    input, target = (x.astype(np.float64) for x in operands)
+    slopes = (2 * (input - target) / 8.0).astype(DTYPES[dtype]).astype(np.float64)
+    np.testing.assert_allclose(gradient.astype(np.float64), slopes, rtol=unit)
 
 
 def test_a_scaled_quotient_is_rounded_once() -> None:
-    """In float64 too, where the product of the sum and the scale is rounded. A pair is neither."""
+    """In float64 too, where the product of the sum and the scale is rounded."""
     rng = np.random.default_rng(8)
     for total, divisor, scale in rng.uniform(0.1, 10, (40, 3)).tolist():
-        value, gradient, pair = np.zeros(1), np.zeros(1), np.zeros(3)
-        for result in value, pair:
-            pointwise(
-                *("Identity<double>", "SUM_OF_VALUES", result, [np.array([total])]),
-                real="double",
-                wanted={0: gradient},
-                divisor=divisor,
-                scale=scale,
-            )
+        value, gradient = np.zeros(1), np.zeros(1)
+        pointwise(
+            *("Identity<double>", "SUM_OF_VALUES", value, [np.array([total])]),
+            real="double",
+            wanted={0: gradient},
+            divisor=divisor,
+            scale=scale,
+        )
         exact = Fraction(scale) / Fraction(divisor)
         assert gradient[0] == float(exact)
         assert value[0] == float(exact * Fraction(total))
-        assert pair.tolist() == [total, 0.0, divisor]
 
 
 @pytest.mark.parametrize("values", ["MEAN_OF_VALUES", "SUM_OF_VALUES"])
 def test_a_mask_that_leaves_nothing(values: str) -> None:
-    """The mean is NaN, its derivatives are 0, the pair is of zeros."""
+    """The mean is NaN, its derivatives are 0."""
     input, target = drawn("float32", 2, 100)
-    mask = np.zeros(100, np.bool_)
-    for result in np.zeros(1, np.float32), np.ones(3):
-        gradient = np.ones(100, np.float32)
-        pointwise(
-            *(f"Masked<{MSE}, 0>", values, result, [mask, input, target]),
-            wanted={1: gradient},
-            denominator=0.0,
-        )
-        assert not gradient.any()
-        np.testing.assert_array_equal(result, np.nan if result.size == 1 else 0.0)
+    result, gradient = np.zeros(1, np.float32), np.ones(100, np.float32)
+    pointwise(
+        *(f"Masked<{MSE}, 0>", values, result, [np.zeros(100, np.bool_), input, target]),
+        wanted={1: gradient},
+        denominator=0.0,
+    )
+    assert not gradient.any()
+    assert np.isnan(result[0])
 
 
 def test_a_derivative_of_a_mean_of_nothing() -> None:
@@ -242,22 +227,16 @@ def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: flo
     rng = np.random.default_rng(3)
     input, target = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, 40), (40,)))
     expected = 2 * (target - input.astype(np.float64)).sum(axis=0)
-    for kind, result in ("float", np.zeros(40, np.float32)), ("Pair", np.zeros((40, 3))):
-        pointers = "const float*, const float*"
-        name = (
-            f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, 256, 32, 1, {empty_is_zero}, "
-            f"{kind}, {pointers}>"
-        )
-        kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
-        layout = iteration_space(IterationSpace((40, 7), ((1, 40), (1, 0))))
-        fields = b"\0", 1.0, layout
-        given = None if denominator is None else np.array([denominator])
-        kernel((2,), (256,), (*fields, 40, 7, 7, 3.0, given, result, input, target))
-        if kind == "float":
-            np.testing.assert_allclose(result, expected * scale, rtol=1e-5)
-        else:
-            np.testing.assert_allclose(result[:, 0] + result[:, 1], expected, rtol=1e-5)
-            np.testing.assert_array_equal(result[:, 2], 3.0 if denominator is None else denominator)
+    name = (
+        f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, 256, 32, 1, {empty_is_zero}, "
+        "float, const float*, const float*>"
+    )
+    kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
+    layout = iteration_space(IterationSpace((40, 7), ((1, 40), (1, 0))))
+    given = None if denominator is None else np.array([denominator])
+    result = np.zeros(40, np.float32)
+    kernel((2,), (256,), (b"\0", 1.0, layout, 40, 7, 7, 3.0, given, result, input, target))
+    np.testing.assert_allclose(result, expected * scale, rtol=1e-5)
 
 
 COLUMNS = 12
@@ -276,7 +255,6 @@ def rows(
     """Run a pass of nll_loss with weights, one thread a row; a tangent comes first, if any."""
     n = len(gradient)
     arrays = [*operands, gradient]
-    kind = "Pair" if result.size == 3 else c_type(result.dtype.name)
     real = "double" if operands[-1].dtype == np.float64 else "float"
     types = [f"const {c_type(x.dtype.name)}*" for x in operands]
     name = template(
@@ -284,7 +262,7 @@ def rows(
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
         f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, false, true, 0>",
-        *(values, "1u", f"{directions}u", "false", kind, *types),
+        *(values, "1u", f"{directions}u", "false", c_type(result.dtype.name), *types),
         f"{c_type(gradient.dtype.name)}*",
     )
     segments = -(-n // 256)
@@ -320,7 +298,7 @@ def problem(n: int, dtype: Any) -> tuple[Array, Array, Array]:
 
 @pytest.mark.parametrize("n", [30, 600])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, BFLOAT16])
-def test_the_pair_of_rows(dtype: Any, n: int) -> None:
+def test_a_sum_of_rows(dtype: Any, n: int) -> None:
     x, target, weight = problem(n, dtype)
     left = np.flatnonzero(target >= 0)
     weights = weight.astype(np.float64)[target[left]]
@@ -333,21 +311,20 @@ def test_the_pair_of_rows(dtype: Any, n: int) -> None:
         ("SUM_OF_VALUES", None, 3.0),
     ):
         gradient = np.ones_like(x)
-        pair = rows(
-            *(values, np.zeros(3), [x, target, weight], gradient), divisor=3.0, denominator=given
+        wide, quotient = (
+            rows(
+                *(values, np.zeros(1, result), [x, target, weight], gradient),
+                divisor=3.0,
+                denominator=given,
+            )
+            for result in (np.float64, dtype)
         )
-        np.testing.assert_allclose(pair[0] + pair[1], terms.sum(), atol=unit * scale)
-        np.testing.assert_allclose(pair[2], over, rtol=unit)
+        np.testing.assert_allclose(wide, terms.sum() / over, atol=unit * scale / over)
+        assert quotient[0] == wide[0].astype(dtype)
         expected = np.zeros(x.shape)
         expected[left, target[left]] = -weights / (8.0 if given else 3.0)
         bound = 2.0**-8 if dtype == BFLOAT16 else unit
         np.testing.assert_allclose(gradient.astype(np.float64), expected, rtol=bound)
-        quotient = rows(
-            *(values, np.zeros(1, dtype), [x, target, weight], gradient),
-            divisor=3.0,
-            denominator=given,
-        )
-        assert quotient[0] == ((pair[0] + pair[1]) / pair[2]).astype(dtype)
 
 
 def test_rows_of_which_nothing_is_left() -> None:
@@ -358,8 +335,6 @@ def test_rows_of_which_nothing_is_left() -> None:
         value = rows(values, np.zeros(1, np.float32), operands, gradient, denominator=0.0)
         assert np.isnan(value[0])
         assert not gradient.any()
-        pair = rows(values, np.ones(3), operands, gradient, denominator=0.0)
-        np.testing.assert_array_equal(pair, 0.0)
     along = rows(
         *("SUM_OF_VALUES", np.ones(1, np.float32), [x, x, target, weight], np.ones_like(x)),
         directions=1,
