@@ -12,8 +12,8 @@ from typing import Any
 import click
 import numpy as np
 
+from .._core.dtypes import numpy_dtype
 from .._core.rows import RowFormula
-from .._host.chunks import dtype as numpy_dtype
 from .._host.chunks import places
 from . import files, synthetic
 from .evaluation import PART

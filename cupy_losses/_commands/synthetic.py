@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from .._core.dtypes import item_size
+from .._core.dtypes import item_size, numpy_dtype
 from .._core.loss import Domain, Loss
 from .._core.rows import RowFormula
 from .._core.shapes import Shape
-from .._host.chunks import dtype as numpy_dtype
 
 Array = Any
 

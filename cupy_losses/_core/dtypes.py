@@ -1,10 +1,12 @@
-"""The one table of dtypes: C++ type, bytes of an element, rank in promotion."""
+"""The one table of dtypes: C++ type, bytes of an element, rank in promotion; and their names."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class DType(NamedTuple):
@@ -57,6 +59,24 @@ def dtype_name(dtype: object) -> str:
     """The name of a dtype of any library, which NumPy takes over a microsecond to put together."""
     name: str | None = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
     return name or str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=64)
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name, bfloat16 included.
+
+    Raises:
+        ModuleNotFoundError: If that needs a package which is not there.
+
+    """
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def check_dtypes(dtypes: Sequence[str], names: Sequence[str]) -> None:

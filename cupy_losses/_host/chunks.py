@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._core.dtypes import dtype_name
+from .._core.dtypes import dtype_name, numpy_dtype
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec, Shape, dense_strides
 
@@ -105,23 +105,6 @@ def rounded_total(x: Array) -> np.float64:
     """
     found: np.float64 = np.einsum("i->", x.ravel("K"))
     return found
-
-
-def dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name, bfloat16 included.
-
-    Raises:
-        ModuleNotFoundError: If that needs a package which is not there.
-
-    """
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("bfloat16 needs ml_dtypes: pip install ml_dtypes") from error
-    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return bfloat16
 
 
 class Total:
@@ -224,7 +207,7 @@ class NewArray(NamedTuple):
     @classmethod
     def of(cls, output: Output) -> NewArray:
         """The array of an output."""
-        own = dtype(output.dtype)
+        own = numpy_dtype(output.dtype)
         dense = dense_strides(range(len(output.shape)), output.shape)
         strides = tuple(step * own.itemsize for step in output.strides)
         return cls(output.shape, own, None if output.strides == dense else strides)

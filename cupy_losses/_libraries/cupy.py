@@ -7,18 +7,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from .._core.dtypes import DTYPES, item_size
+from .._core.dtypes import DTYPES, item_size, numpy_dtype
 from .._core.loss import FORWARD, Call
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._device import driver, engine
 from .._device.library import Allocator
-from .._host.chunks import dtype as dtype_of
 from .registry import Array, ArrayLibrary, Locatable, register
 
-_NUMPY_DTYPES = {name: np.dtype(name) for name in DTYPES if name != "bfloat16"}
+_VIEWED = DTYPES.keys() - {"bfloat16"}
 
 
 @register
@@ -62,12 +59,11 @@ class CupyLibrary(ArrayLibrary):
         """An array where another one lies; None if CuPy has no such dtype without DLPack."""
         device = self.current_device()
         found = array.located(device, self.stream(device))
-        if found is None or found.dtype not in _NUMPY_DTYPES:
+        if found is None or found.dtype not in _VIEWED:
             return None
         memory = self._cuda.UnownedMemory(found.address, found.size, found.owner, found.device)
         pointer = self._cuda.MemoryPointer(memory, 0)
-        dtype = _NUMPY_DTYPES[found.dtype]
-        return self._cupy.ndarray(found.shape, dtype, pointer, found.strides)
+        return self._cupy.ndarray(found.shape, numpy_dtype(found.dtype), pointer, found.strides)
 
     def one(self, like: Array) -> Array:
         """The number 1."""
@@ -115,7 +111,7 @@ class CupyLibrary(ArrayLibrary):
         return self._cuda.get_current_stream().ptr  # type: ignore[no-any-return]
 
     def allocator(self, output: Output) -> Allocator:
-        cupy, dtype = self._cupy, dtype_of(output.dtype)
+        cupy, dtype = self._cupy, numpy_dtype(output.dtype)
         if output.shape == ():
             return lambda operands: cupy.ndarray((), dtype)
         shape, size = output.shape, item_size(output.dtype)
@@ -124,7 +120,7 @@ class CupyLibrary(ArrayLibrary):
         return lambda operands: cupy.ndarray(shape, dtype, cupy.cuda.alloc(total), strides)
 
     def filled(self, output: Output, value: float) -> Allocator:
-        cupy, dtype = self._cupy, dtype_of(output.dtype)
+        cupy, dtype = self._cupy, numpy_dtype(output.dtype)
         return lambda operands: cupy.full(output.shape, value, dtype)
 
     def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._core.dtypes import dtype_name
+from .._core.dtypes import dtype_name, numpy_dtype
 from .._core.loss import Call, Request
 from .._core.memory import without_memory
 from .._core.outputs import Output
@@ -25,7 +25,6 @@ from .._device.launch import Launch
 from .._device.library import Allocator
 from .._device.plan import VECTOR_BYTES, Plan
 from .._device.plan_pointwise import scale_launch
-from .._host.chunks import dtype
 from .._torch import autograd, inductor, operators, values
 from .._torch.evaluation import spec_of
 from .numpy import on_host
@@ -392,7 +391,7 @@ def _to_numpy(tensor: Tensor, name: str) -> Any:
     tensor = tensor.detach()
     try:
         if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(dtype("bfloat16"))
+            return tensor.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
         raise without_memory(name, tensor, error) from error

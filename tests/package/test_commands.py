@@ -31,9 +31,9 @@ from cupy_losses._commands import (
     synthetic,
 )
 from cupy_losses._commands.files import read
+from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._device import driver
 from cupy_losses._host import rows
-from cupy_losses._host.chunks import dtype as numpy_dtype
 
 from .. import emulator
 from ..tables.losses import SIMPLE
