@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from .dtypes import FLOATING, INTEGER, check_dtypes
@@ -147,6 +148,11 @@ class RowFormula(Loss):
         """The shape of the rows: that of one number for each."""
         axis = self.axis(shape, given)
         return shape[:axis] + shape[axis + 1 :]
+
+    @cached_property
+    def index(self) -> str | None:
+        """The operand that has an index for each row, if there is one."""
+        return next((name for name in self.operands if self.role(name) == INDEX), None)
 
     def role(self, name: str) -> Role:
         """What an operand holds."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.rows import CLASS_WEIGHTS, ELEMENTS, INDEX, RowFormula, row_space
+from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, row_space
 from .._core.shapes import ArraySpec, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
@@ -616,7 +616,7 @@ class RowLaunches(Launches):
         if loss.precise:
             main = self._inputs[self._problem.leading]
             half = item_size(main.dtype) < item_size(self._problem.real)
-            precision = (half, str(held)) if INDEX in loss.roles.values() else (half,)
+            precision = (half,) if loss.index is None else (half, str(held))
         real = c_type(self._problem.real)
         expression = template(loss.struct, real, *options, *weighted, *precision)
         if denominator:

@@ -21,7 +21,7 @@ from .._core.cache import keep
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.reduction import Denominator
-from .._core.rows import CLASS_WEIGHTS, INDEX, Role, RowFormula
+from .._core.rows import CLASS_WEIGHTS, Role, RowFormula
 from .._core.shapes import Shape
 from .chunks import (
     CHUNK,
@@ -451,9 +451,7 @@ def _divisors(
 def _sum_of_data(loss: RowFormula, views: _Operands) -> np.longdouble:
     """The sum of the weights of the rows that are not ignored."""
     denominator = np.longdouble(0)
-    target = None
-    if loss.weighted_mean:
-        target = next(name for name in loss.operands if loss.role(name) == INDEX)
+    target = loss.index if loss.weighted_mean else None
     for index in chunks(views.rows):
         denominator += views.indices_at(index).total_weight(target)
     return denominator

@@ -14,7 +14,7 @@ import torch
 
 from .._core.loss import Call, Request
 from .._core.reduction import NOTHING_LEFT
-from .._core.rows import INDEX, RowFormula
+from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
 
 Tensor = torch.Tensor
@@ -60,9 +60,8 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
     if call.masked:
         counts = operands["where"]
     sample = operands["sample_weight"].to(real) if call.sampled else own
-    name = next((name for name in loss.operands if loss.role(name) == INDEX), None)
-    if name is not None:
-        target = operands[name].long()  # uint64 beyond it is negative, and no class either
+    if loss.index is not None:
+        target = operands[loss.index].long()  # uint64 beyond it is negative, and no class either
         ignored = call.named_parameters.get("ignore_index")
         if ignored is not None:
             counts = counts & (target != ignored)
@@ -177,30 +176,29 @@ def _of_rows(
     """
     rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
     named = dict(zip(call.names, operands, strict=True))
-    of_class = loss.roles.get("target") == INDEX
-    if of_class:
-        named["target"] = named["target"].reshape(rows)
+    if loss.index is not None:
+        named[loss.index] = named[loss.index].reshape(rows)
     of_rows = counts_of_rows(call, loss, named)
     total = of_rows.in_mean.expand(rows).sum(dtype=torch.float64)
     mask, own = operands[: call.masked], operands[call.extra :]
     places = (*range(call.masked), *range(call.extra, len(operands)))
     parts = []
-    if of_class or not call.weighted:
+    if loss.index is not None or not call.weighted:
         unweighted = call._replace(reduction="none", weighted=False, sampled=False)
         parts.append(_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places))
     if call.weighted and loss.counts is not None:
         real = _real(operands)
         weight = named["weight"].to(real).reshape(-1, *[1] * (len(shape) - 1 - axis))
-        input = named["input"]
+        input = named[loss.operands[0]]
         left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
-        if of_class:
+        if loss.index is not None:
             given = of_rows.own.expand(rows).unsqueeze(axis)
         else:
-            given = named["target"].to(real)
+            given = named[loss.operands[1]].to(real)
             if call.masked:
                 given = torch.where(left, given, 0)
         each, counts = loss.counts(call, shape[axis], weight, given)
-        if of_class:
+        if loss.index is not None:
             input, counts = torch.where(left, input, 0), torch.where(left, counts, 0)
         each = each._replace(masked=call.masked)
         arrays = *mask, input, counts
