@@ -14,6 +14,7 @@ from .._core.dtypes import item_size
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten, without_memory
 from .._core.notices import warn
+from .._core.shapes import ArraySpec
 from .library import Array, DeviceLibrary
 from .plan import Plan, Problem
 
@@ -96,18 +97,28 @@ def _new_plan(
 ) -> Plan:
     """Check the arguments of a call and decide how to compute it."""
     assert not request.pair, "the host has pairs alone"
-    specs = tuple(library.spec(operand) for operand in operands)
+    names = request.names_in_messages(call)
+    specs = tuple(
+        _spec(library, name, operand) for name, operand in zip(names, operands, strict=True)
+    )
     scale = specs[-1].dtype if call.scaled else ""
     count = len(specs) - call.scaled
     specs, misaligned = specs[:count], misaligned[:count]
     shape = call.loss.shape_of(call.unscaled, specs[request.extra :])
-    device = _common_device(library, request.names_in_messages(call), operands)
+    device = _common_device(library, names, operands)
     problem = Problem(
         call.unscaled, request, specs, misaligned, shape, library.autocast(), device, scale
     )
     with library.use_device(device):
         plan: Plan = call.loss.plan(library, problem)
     return plan
+
+
+def _spec(library: DeviceLibrary, name: str, array: Array) -> ArraySpec:
+    try:
+        return library.spec(array)
+    except TypeError as error:
+        raise TypeError(f"{name} {error}") from error
 
 
 def _common_device(library: DeviceLibrary, names: Sequence[str], operands: Sequence[Array]) -> int:

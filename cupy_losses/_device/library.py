@@ -23,7 +23,7 @@ class DeviceLibrary(Protocol):
         """Whether losses of half precision are to be float32."""
 
     def spec(self, array: Array) -> ArraySpec:
-        """An array without its data."""
+        """An array without its data; a TypeError says what one must have that kernels can read."""
 
     def device(self, array: Array) -> int:
         """The device of an array; negative on the host."""

@@ -93,11 +93,11 @@ class CupyLibrary(ArrayLibrary):
         size = array.dtype.itemsize
         if not array.dtype.isnative or any(step % size for step in array.strides):
             raise TypeError(
-                "a CuPy array must have the machine's byte order and strides of whole elements, "
+                "must have the machine's byte order and strides of whole elements, "
                 f"got {array.dtype.str} with strides {array.strides}"
             )
         if array.data.ptr % size:
-            raise TypeError("a CuPy array must start at a multiple of its element size")
+            raise TypeError("must start at a multiple of its element size")
         strides = tuple(step // size for step in array.strides)
         return ArraySpec(array.dtype.name, array.shape, strides)
 

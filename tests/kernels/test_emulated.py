@@ -462,8 +462,8 @@ def test_integer_weights_and_odd_arrays() -> None:
             expected = value_and_grad(mse_loss)(*hosts, weight=weight)
             np.testing.assert_allclose(value.get(), expected[0], rtol=2e-7)
             np.testing.assert_allclose(gradient.get(), expected[1], rtol=1e-6)
-        with pytest.raises(TypeError, match="byte order"):
+        with pytest.raises(TypeError, match="^input must have the machine's byte order"):
             mse_loss(device.asarray(hosts[0].astype(">f4")), target)
         packed = np.zeros(300, np.dtype([("x", np.float32), ("y", np.int8)]))["x"]
-        with pytest.raises(TypeError, match="strides of whole elements"):
-            mse_loss(device.asarray(packed), target)
+        with pytest.raises(TypeError, match="^target must have .* strides of whole elements"):
+            mse_loss(input, device.asarray(packed))
