@@ -1,9 +1,9 @@
 """Losses of real-valued predictions.
 
-Shapes, dtypes and errors are the same for all losses of this package. Operands are arrays of one
-library (NumPy, CuPy, torch) or any object with `__dlpack__` on a CUDA device (the result is then a
-CuPy array), of any shape, that broadcast against each other; floating or, all but one of them,
-integer; float16 and bfloat16 are computed in float32. `reduction="none"` gives the loss of each
+Shapes, dtypes and errors are the same for all losses of elements, those of other modules too.
+Operands are arrays of NumPy, CuPy or torch, or other objects with `__dlpack__`, whose results are
+of their own library if that has `from_dlpack`. They have any shapes that broadcast against each
+other, and are on one device. They are floating or, all but one of them, integer; float16 and bfloat16 are computed in float32. `reduction="none"` gives the loss of each
 element, "mean" and "sum" an array of shape (). The dtype of the result is that to which torch
 promotes the arguments. No elements have mean NaN and sum 0.
 

@@ -1,1 +1,1 @@
-"""The kinds of losses: pointwise, and over rows."""
+"""The kinds of losses: pointwise, over rows, and over rows of several labels."""

@@ -1,8 +1,8 @@
 """Which library an array is from: what a library of arrays is, and how one is found.
 
-A library is a subclass of `ArrayLibrary` that registers itself, in a file of this folder. The file
-has the name of the library's top-level module and is imported when an array of that library comes:
-nothing here imports CuPy or torch for a program that does not use them.
+A library is a subclass of `ArrayLibrary` that registers itself. That of a package is in a file of
+this folder, which has the name of the package's top-level module and is imported when one of its
+arrays comes: nothing here imports CuPy or torch for a program that does not use them.
 """
 
 from __future__ import annotations

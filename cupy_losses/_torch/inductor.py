@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._core.cache import keep
 from . import operators
 
 Tensor = torch.Tensor
@@ -31,7 +32,7 @@ def evaluate(text: str, operands: Sequence[Tensor]) -> Sequence[Tensor]:
     except KeyError:
         asked, device, layouts = text.split("\n")
         kind = device.partition(":")[0]
-        run = _runs[text] = operators.direct(asked, kind, of_one_layout=layouts != "")
+        run = keep(_runs, text, operators.direct(asked, kind, of_one_layout=layouts != ""))
     return run(operands)
 
 
