@@ -105,12 +105,13 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     # Gradients without a grad_output are those for 1. So their own derivatives are VJP requests.
     wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
     one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
-    vjp_request, given = request._replace(value=False, vjp=True), (one, *operands)
+    vjp_request = request._replace(value=False, vjp=True)
+    given = (*operands[: request.denominator], one, *operands[request.denominator :])
     if not request.value:
         return _dispatched(call, vjp_request, given, autocast)
     of_value = _counting(call, request._replace(wanted=()), operands)
     value, *count = _dispatched(call, of_value, operands, autocast)
-    vjp_request = vjp_request._replace(denominator=of_value.counted)
+    vjp_request = vjp_request._replace(denominator=request.denominator or of_value.counted)
     return [value, *_dispatched(call, vjp_request, (*count, *given), autocast)]
 
 

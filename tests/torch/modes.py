@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 import warnings
@@ -99,11 +100,26 @@ def jacobian(given: Given) -> Tensor:
     return torch.autograd.functional.jacobian(given.of_one, given.point)
 
 
+def second_jacobian(given: Given) -> Tensor:
+    """The Jacobian matrix of the Jacobian matrix, by backward passes."""
+    of_first = functools.partial(torch.autograd.functional.jacobian, given.of_one)
+    first = functools.partial(of_first, create_graph=True)
+    return torch.autograd.functional.jacobian(first, given.point)
+
+
+def contracted(matrix: Tensor, along: Tensor) -> Tensor:
+    """The sum over the last axes of a matrix, those of `along`, of its products with that."""
+    return (matrix * along).reshape(*matrix.shape[: matrix.dim() - along.dim()], -1).sum(-1)
+
+
 def directional(given: Given) -> Tensor:
     """The derivative along `tangent`."""
-    matrix = jacobian(given)
-    products = matrix * tangent(given)
-    return products.reshape(*matrix.shape[: matrix.dim() - given.point.dim()], -1).sum(-1)
+    return contracted(jacobian(given), tangent(given))
+
+
+def along(given: Given, direction: Tensor) -> Function:
+    """The derivative along a direction, in forward mode."""
+    return lambda x: jvp(given.of_one, (x,), (direction,))[1]
 
 
 def tangent(given: Given) -> Tensor:
@@ -279,12 +295,11 @@ _TRANSFORMS: dict[str, tuple[Callable[[Given], Function], bool, Callable[[Given]
         False,
         lambda g: torch.autograd.functional.hessian(g.total, g.point),
     ),
-    "jacfwd(jacfwd)": (
-        lambda g: jacfwd(jacfwd(g.of_one)),
+    "jacfwd(jacfwd)": (lambda g: jacfwd(jacfwd(g.of_one)), False, second_jacobian),
+    "jvp(jvp)": (
+        lambda g: lambda x: jvp(along(g, tangent(g)), (x,), (tangent(g).flip(0),))[1],
         False,
-        lambda g: torch.autograd.functional.jacobian(
-            lambda x: torch.autograd.functional.jacobian(g.of_one, x, create_graph=True), g.point
-        ),
+        lambda g: contracted(contracted(second_jacobian(g), tangent(g)), tangent(g).flip(0)),
     ),
 }
 
