@@ -253,6 +253,8 @@ class Replaced:
     def _in_new_words(self, *args: Any) -> Array:
         """The same call with a reduction in place of the arguments that are deprecated."""
         named = self._named(args)
+        if named["reduction"] == "batchmean":  # torch divides by the batch as well
+            return self._by_torch(tally_of(Kind(self.name, "", -1, rules.REFUSED)), *args)
         old = [named.pop(name) for name in _DEPRECATED]
         return self._function(**named | {"reduction": legacy_get_string(*old)})
 

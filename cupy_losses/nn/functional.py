@@ -59,6 +59,11 @@ def with_signature_of_torch(
             if "size_average" in kwargs or "reduce" in kwargs:
                 old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
                 if old != (None, None):
+                    if kwargs.get("reduction") == "batchmean":
+                        raise ValueError(
+                            "size_average and reduce must be None with reduction 'batchmean': "
+                            "torch does as they say, and divides by the batch size as well"
+                        )
                     kwargs["reduction"] = legacy_get_string(*old)
         return loss(*args, **kwargs)
 

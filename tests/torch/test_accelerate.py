@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import mse_loss as imported_before
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -336,6 +337,22 @@ def test_deprecated_arguments(name: str, on_gpu: None) -> None:
         torch.testing.assert_close(got, expected)
     assert reasons(acceleration) == {"": 1}
     assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+@pytest.mark.parametrize("old", [{"size_average": True}, {"reduce": False}])
+@pytest.mark.parametrize("traced", [False, True])
+def test_deprecated_arguments_beside_batchmean(
+    old: dict[str, Any], traced: bool, on_gpu: None
+) -> None:
+    """torch does as they say, and divides by the batch size as well."""
+    operands = torch.rand(4, 3), torch.rand(4, 3)
+    call = functools.partial(F.kl_div, **old, reduction="batchmean")
+    expected = call(*operands)
+    with cupy_losses.accelerate() as acceleration:
+        got = make_fx(call)(*operands)(*operands) if traced else call(*operands)
+    assert torch.equal(got, expected)
+    assert reasons(acceleration) == {rules.REFUSED: 1}
 
 
 @pytest.mark.usefixtures("on_gpu")

@@ -186,6 +186,9 @@ def test_what_torch_takes() -> None:
         F.gaussian_nll_loss(x, x, x, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got 'elementwise_mean'"):
         F.mse_loss(x, x, reduction="elementwise_mean")
+    for old in {"size_average": False}, {"reduce": True}:
+        with pytest.raises(ValueError, match="must be None with reduction 'batchmean'"):
+            F.kl_div(x, x, **old, reduction="batchmean")
     with pytest.warns(UserWarning, match="size_average|reduction") as caught:
         F.kl_div(x, x, size_average=True)
     assert [str(warning.message).split()[0] for warning in caught] == ["size_average", "reduction"]
