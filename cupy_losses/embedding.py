@@ -377,6 +377,10 @@ def triplet_margin_with_distance_loss(
         )
     near = distance_function(anchor, positive)
     far: Any = distance_function(anchor, negative)
+    if not hasattr(far, "dtype"):
+        raise TypeError(
+            f"distance_function must return an array of distances, got {type(far).__name__}"
+        )
     # torch's tensors have methods; of other arrays NumPy's functions call their own.
     of_torch = hasattr(far, "new_full")
     if swap:

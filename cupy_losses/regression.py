@@ -3,9 +3,10 @@
 Shapes, dtypes and errors are the same for all losses of elements, those of other modules too.
 Operands are arrays of NumPy, CuPy or torch, or other objects with `__dlpack__`, whose results are
 of their own library if that has `from_dlpack`. They have any shapes that broadcast against each
-other, and are on one device. They are floating or, all but one of them, integer; float16 and bfloat16 are computed in float32. `reduction="none"` gives the loss of each
-element, "mean" and "sum" an array of shape (). The dtype of the result is that to which torch
-promotes the arguments. No elements have mean NaN and sum 0.
+other, and are on one device. They are floating or, all but one of them, integer; float16 and
+bfloat16 are computed in float32. `reduction="none"` gives the loss of each element, "mean" and
+"sum" an array of shape (). The dtype of the result is that to which torch promotes the arguments.
+No elements have mean NaN and sum 0.
 
 `weight` broadcasts to the shape of the loss and multiplies the loss of each element. `where`, an
 array of bool that broadcasts to the same shape, says which elements count: the others add nothing

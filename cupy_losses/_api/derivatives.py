@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from .._core.arguments import described
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
@@ -226,8 +227,11 @@ def _of_each_element(
     """The first and the second derivative of each element's loss."""
     if compiled.is_read():
         return compiled.outside("grad_and_hess", _of_each_element, loss, argnum, *args, **options)
+    kept, whole = {**options}, loss
+    while isinstance(whole, functools.partial):
+        kept, whole = kept | whole.keywords, whole.func
     for name in ("reduction", "scale"):
-        if name in options:
+        if name in kept:
             raise TypeError(f"grad_and_hess is of each element: leave out {name}")
     call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
     if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:
@@ -256,6 +260,8 @@ def _resolved(
     loss: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Call, ArrayLibrary, Sequence[Any]]:
     """A call, its library and its operands as arrays of that."""
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"primals must be a tuple or a list of arrays, got {described(args)}")
     call, given = prepare_of(loss)(*args, **options)
     library, operands = resolve(call, given)
     if check.enabled.get():
@@ -271,8 +277,13 @@ def _along(
 ) -> tuple[tuple[int, ...], list[Any]]:
     """Which operands vary, and all arrays of the library: their tangents, then the operands."""
     names = call.loss.operands
+    if not isinstance(tangents, tuple | list):
+        raise TypeError(f"tangents must be a tuple or a list of arrays, got {described(tangents)}")
     if len(tangents) != len(names):
-        raise ValueError(f"there must be {len(names)} tangents, or None, got {len(tangents)}")
+        raise ValueError(
+            f"there must be {len(names)} tangents, None for an operand that does not vary, got "
+            f"{len(tangents)}"
+        )
     varied, adopted = [], []
     for number, tangent in enumerate(tangents):
         if tangent is None:

@@ -202,8 +202,20 @@ def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
     """
     prepare = known(loss)
     if prepare is None:
-        raise TypeError(f"loss must be a loss function of cupy_losses, got {loss!r}")
+        if isinstance(loss, functools.partial) and known(loss.func) is not None:
+            raise TypeError("loss must be a functools.partial by keyword, got positional arguments")
+        raise TypeError(
+            f"loss must be a loss function of cupy_losses, got {loss!r}{namesake(loss)}"
+        )
     return prepare
+
+
+def namesake(loss: Callable[..., Any]) -> str:
+    """What to pass in place of a function of the same name, for errors; "" if there is nothing."""
+    name = getattr(loss, "__name__", "")
+    if any(public.__name__ == name for public in prepare_by_loss):
+        return f": pass cupy_losses.{name}"
+    return ""
 
 
 def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .._core.dtypes import dtype_name
-from .._core.loss import Call, Request
+from .._core.loss import Call, Request, weight_refusal
 from .._libraries.registry import Array, ArrayLibrary, find, register, resolve
 
 _ONLY = (
@@ -275,8 +275,11 @@ class VariableLibrary(ArrayLibrary):
 
 def check_differentiable(call: Call, operand: int) -> None:
     """Raise unless the loss is differentiated by an operand, here and not by torch's autograd."""
-    if call.loss.refusal(call, operand):
-        raise ValueError(f"the loss is not differentiated by {call.names[operand]}")
+    name, refusal = call.names[operand], call.loss.refusal(call, operand)
+    if refusal == weight_refusal(name):
+        raise ValueError(f"the loss is differentiated by {name} by torch's autograd alone")
+    if refusal:
+        raise ValueError(f"the loss is not differentiated by {name}")
 
 
 def _constant(value: Any, where: str) -> Any:

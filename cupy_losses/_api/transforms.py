@@ -15,7 +15,7 @@ from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
-from .entrance import known, prepare_by_loss
+from .entrance import known, namesake, prepare_by_loss
 from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
@@ -86,6 +86,8 @@ def value_and_grad(
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
     if known(loss) is None:
+        if getattr(loss, "__module__", "") == "torch.nn.functional":
+            raise TypeError(f"loss must not be a function of torch{namesake(loss)}")
         return functools.partial(_of_function, loss, wanted_numbers, several)
     options: dict[str, Any] = {}
     while isinstance(loss, functools.partial):

@@ -57,8 +57,9 @@ class Real:
         if above and (number <= self.maximum or (self.infinite and number == math.inf)):
             return number
         bound = ">" if self.open else ">="
+        low = f"{self.minimum:.2g}" if self.minimum == -LARGEST else f"{self.minimum:g}"
         raise ValueError(
-            f"{name} must be {bound} {self.minimum:g} and at most {self.maximum:.2g}, got {value}"
+            f"{name} must be {bound} {low} and at most {self.maximum:.2g}, got {value}"
         )
 
 

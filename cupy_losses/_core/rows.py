@@ -225,8 +225,9 @@ class RowFormula(Loss):
         return [name for name in self.operands if self.role(name) == ELEMENTS]
 
     def _check_dtypes(self, named: Mapping[str, ArraySpec]) -> None:
+        first = named[self._elements[0]]
         for name, operand in named.items():
-            self._check_dtype(name, operand)
+            self._check_dtype(name, operand, first)
         if self.takes_integers:
             check_dtypes([named[name].dtype for name in self._elements], self._elements)
 
@@ -294,7 +295,7 @@ class RowFormula(Loss):
             return (*targets, shape[-1])
         return shape
 
-    def _check_dtype(self, name: str, operand: ArraySpec) -> None:
+    def _check_dtype(self, name: str, operand: ArraySpec, first: ArraySpec) -> None:
         role = self.role(name)
         allowed: tuple[str, ...]
         if role.is_index:
@@ -308,7 +309,8 @@ class RowFormula(Loss):
         else:
             allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
-            raise TypeError(f"{name} must have {what}, got {operand.dtype}")
+            meant = self.other_form if role.is_index and operand.shape == first.shape else ""
+            raise TypeError(f"{name} must have {what}, got {operand.dtype}{meant}")
 
 
 def _is_one(shape: Shape) -> bool:

@@ -528,7 +528,7 @@ class Value:
     __float__ = __int__ = __complex__ = __index__ = _refused(_NUMBER)
     __round__ = __floor__ = __ceil__ = __trunc__ = _refused(_NUMBER)
     __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused("{parts}")
-    __array__ = _refused("{parts}: leave out np.asarray(x) and np.array(x)")
+    __array__ = _refused("{parts}: leave out np.asarray(x), np.array(x) and np.float32(x)")
 
 
 def _without(options: dict[str, Any], name: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import cupy_losses.nn.functional
 from cupy_losses import (
     cross_entropy,
     grad,
@@ -236,7 +237,11 @@ NO_ARRAY: Any = 1.0
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda: jvp(mse_loss, (X, X), (X,)), ValueError, "must be 2 tangents, or None, got 1"),
+        (
+            lambda: jvp(mse_loss, (X, X), (X,)),
+            ValueError,
+            "must be 2 tangents, None for an operand that does not vary, got 1",
+        ),
         (lambda: jvp(mse_loss, (X, X), (None, None)), ValueError, "tangent of some operand"),
         (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have shape \(3,\)"),
         (
@@ -315,6 +320,36 @@ NO_ARRAY: Any = 1.0
             "does not differentiate a derivative",
         ),
         (lambda: grad_and_hess(mse_loss)(X, X, scale=2.0), TypeError, "leave out scale"),
+        (
+            lambda: grad_and_hess(functools.partial(mse_loss, reduction="mean"))(X, X),
+            TypeError,
+            "of each element: leave out reduction",
+        ),
+        (
+            lambda: jvp(cupy_losses.nn.functional.huber_loss, (X, X), (X, X)),
+            TypeError,
+            "of cupy_losses, got <function huber_loss at .*>: pass cupy_losses.huber_loss$",
+        ),
+        (
+            lambda: value_and_grad(F.mse_loss),
+            TypeError,
+            "loss must not be a function of torch: pass cupy_losses.mse_loss$",
+        ),
+        (
+            lambda: hvp(functools.partial(mse_loss, X), (X,), (X,)),
+            TypeError,
+            "must be a functools.partial by keyword, got positional arguments$",
+        ),
+        (
+            lambda: jvp(mse_loss, X[:2], (X, X)),  # type: ignore[arg-type]
+            TypeError,
+            "primals must be a tuple or a list of arrays, got ndarray",
+        ),
+        (
+            lambda: jvp(mse_loss, (X, X), X[:2]),  # type: ignore[arg-type]
+            TypeError,
+            "tangents must be a tuple or a list of arrays, got ndarray",
+        ),
         (
             lambda: grad_and_hess(mse_loss)(X, np.ones((2, 3))),
             ValueError,

@@ -85,6 +85,12 @@ def test_beta(ones: Any, bad: float) -> None:
         smooth_l1_loss(ones, ones, beta=bad)
 
 
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_scale(ones: Any, bad: float) -> None:
+    with pytest.raises(ValueError, match=r"scale must be >= -1.3e\+36 and at most 1.3e\+36"):
+        mse_loss(ones, ones, scale=bad)
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_delta(ones: Any, bad: float) -> None:
     with pytest.raises(ValueError, match="delta must be > 0 and at most 1.3e.36"):

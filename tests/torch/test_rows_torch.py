@@ -405,6 +405,8 @@ def test_distance_function_of_any_library(library: Library) -> None:
         value_and_grad(loss)(*arrays, distance_function=city_block)
     with pytest.raises(TypeError, match="distance_function must be a function"):
         loss(*arrays, distance_function=2)
+    with pytest.raises(TypeError, match="distance_function must return an array .*, got float"):
+        loss(*arrays, distance_function=lambda a, b: 1.0)
     with pytest.raises(ValueError, match="margin must be > 0"):
         loss(*arrays, distance_function=city_block, margin=0)
 
@@ -537,6 +539,9 @@ def test_shapes(library: Library) -> None:
 def test_dtypes(library: Library) -> None:
     ones = library.array(np.ones((2, 3), np.float32))
     index = library.array(np.zeros(2, np.int64))
+    flags = library.array(np.ones((2, 3), np.bool_))
+    with pytest.raises(TypeError, match="got bool; probabilities must have a floating dtype$"):
+        cross_entropy(ones, flags)
     with pytest.raises(TypeError, match="input must have a floating dtype .* got int64"):
         cross_entropy(library.array(np.ones((2, 3), np.int64)), index)
     with pytest.raises(TypeError, match="target must have an integer dtype, got float32"):
