@@ -226,8 +226,9 @@ def cross_entropy(
     the memory of `input`: `value_and_grad` returns `input` itself as the gradient. A torch tensor
     that requires grad holds its gradient as soon as the loss is there, any other use of its values
     by autograd raises, and there is one backward pass only. Where no gradient is computed, nothing
-    is overwritten. Arrays that share memory with `input` are refused, and so is an `input` of a
-    library that takes results by DLPack, as it may be immutable.
+    is overwritten. Arrays that share memory with `input` are refused, and so are an `input` of a
+    library that takes results by DLPack, as it may be immutable, and a torch tensor of float16 that
+    requires grad, whose gradient may underflow before grad_output is known.
 
     Args:
         input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
