@@ -62,8 +62,8 @@ class Constant:
 
 
 CONSTANTS = [
-    Constant(row_team, "THREAD_BYTES", (128, 192, 240, 384), MIDDLE),
-    Constant(row_team, "HALF_THREAD_BYTES", (64, 128, 240), MIDDLE),
+    Constant(row_team, "THREAD_BYTES", (128, 192, 220, 240, 384), (230, 460, *MIDDLE)),
+    Constant(row_team, "HALF_THREAD_BYTES", (64, 128, 136, 240), (257, 1040, *MIDDLE)),
     Constant(row_team, "LONG_THREAD_BYTES", (256, 320, 512), (*LONG, 2501, 4099)),
     Constant(row_team, "SMALL_BLOCK", (64, 128, 256), LONG),
     Constant(row_team, "BATCH_BYTES", (64, 128, 160), (*MIDDLE, *LONG)),
@@ -73,7 +73,9 @@ CONSTANTS = [
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
     Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
-    Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (202, 250, 300, 350)),
+    Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (208, 248, 296, 344)),
+    Constant(row_tiling, "LONG_PARTS", (300, 1250, 2000), (*MIDDLE, 1201, 1501)),
+    Constant(row_tiling, "LEAST_OF_LONG", (16, 32, 48), (223, 257, 287, 450, 701)),
     Constant(row_tiling, "MAX_BANK_CONFLICTS", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
     Constant(row_tiling, "LEAST_UNITS", (2, 4, 8), (16, 32, 48, 96)),
     Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),

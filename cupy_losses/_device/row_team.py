@@ -16,8 +16,8 @@ from .plan import VECTOR_BYTES, template
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
 SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory
 LONG_ROW = 4096  # bytes; longer rows have a warp at least
-THREAD_BYTES = 240  # a thread has up to that of a share
-HALF_THREAD_BYTES = 128  # the same in half precision, of a padded row, which is read at once
+THREAD_BYTES = 220  # a thread has up to that of a share
+HALF_THREAD_BYTES = 136  # the same in half precision, of a padded row, which is read at once
 SHORT_THREAD_BYTES = 64  # the same of short rows
 LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, and not four
 LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines

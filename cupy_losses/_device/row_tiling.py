@@ -22,7 +22,9 @@ SHORT_PRECISE = 24
 SHORT_VECTORS = 32  # the same of whole vectors that are not of half precision
 LONG_BYTES = 1000  # of a row
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
-LONG_HALVES = 304  # the same in half precision, which threads read in whole words
+LONG_HALVES = 304  # the same of rows of whole vectors of half precision
+LONG_PARTS = 1250  # the same of other rows of half precision, of which each thread has as many as:
+LEAST_OF_LONG = 32
 
 # Threads that read units of rows at once wait for each other where they need different words of
 # the same bank of shared memory. With more conflicts a smaller block works on a tile, or more
@@ -46,6 +48,7 @@ PADDING = 512  # bytes beside a tile
 THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)  # as few as fit
 BATCH_BYTES = 32  # of the first operand, which a thread takes at a time
 TURN = 1  # elements that take as long as what a batch costs besides its own
+LONG_STEP = 4  # units: batches of rows that are longer than LONG_HIDDEN are multiples, few kernels
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
@@ -116,7 +119,8 @@ def row_tile(
         short //= 2
     if size >= WORD_BYTES and not any(length % VECTOR_BYTES for length in lengths):
         short = SHORT_VECTORS
-    if not short < max(lengths) <= LONG_BYTES:
+    longest = LONG_PARTS * size if hides and size < WORD_BYTES else LONG_BYTES
+    if not short < max(lengths) <= longest:
         return None
     row_bytes = sum(lengths) + sum(numbers.values())
     room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * kept) // 2 - PADDING
@@ -138,8 +142,8 @@ def row_tile(
     if team is None:
         return None
     paired = odd and team.per_row == 1
-    in_words = size < WORD_BYTES and (paired or not odd)
-    if hides and columns >= (LONG_HALVES if in_words else LONG_HIDDEN):
+    is_long = hides and columns >= LONG_HIDDEN
+    if is_long and not _is_of_halves(columns, size, team.per_row):
         return None
     together = max(team.threads // team.per_row, whole)
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
@@ -152,7 +156,8 @@ def row_tile(
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
     parts = _parts(columns, unit, size, team.per_row)
-    batch = _batch(columns // (unit * parts), team.per_row, unit, size)
+    step = LONG_STEP if is_long and parts == 1 else 1
+    batch = _batch(columns // (unit * parts), team.per_row, unit, size, step)
     arrays = tuple(elements), tuple(numbers)
     return RowTile(rows, *team, unit, batch, paired, parts, end, begins, *arrays)
 
@@ -190,6 +195,15 @@ def _team(
     return usual[0] if is_vector_of_halves and fewest == 1 else None
 
 
+def _is_of_halves(columns: int, size: int, per_row: int) -> bool:
+    """Whether a row is of half precision, and no longer than these may be."""
+    if size >= WORD_BYTES:
+        return False
+    if columns * size % VECTOR_BYTES == 0:
+        return columns < LONG_HALVES
+    return columns <= LONG_PARTS and columns >= LEAST_OF_LONG * per_row
+
+
 def _bank_conflicts(row_bytes: int, unit_bytes: int, per_row: int) -> int:
     """Of the threads that read units of rows at once, the most that need the same bank."""
     length = min(max(unit_bytes, WORD_BYTES), VECTOR_BYTES)
@@ -213,8 +227,11 @@ def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
     return math.gcd(columns // unit, VECTORS_AT_ONCE) // MAX_BANK_CONFLICTS
 
 
-def _batch(units: int, per_row: int, unit: int, size: int) -> int:
-    """How many units of a row a thread takes at a time, so that all are soon done."""
+def _batch(units: int, per_row: int, unit: int, size: int, step: int) -> int:
+    """How many units of a row a thread takes at a time, so that all are soon done.
+
+    A multiple of `step`, if a thread has so many.
+    """
     shares = units // per_row, -(-units // per_row)  # of threads side by side
 
     def cost(batch: int) -> int:
@@ -223,4 +240,4 @@ def _batch(units: int, per_row: int, unit: int, size: int) -> int:
         return batches * (batch * unit + TURN) + singles * (unit + TURN)
 
     most = max(1, min(BATCH_BYTES // (unit * size), shares[0]))
-    return min(range(most, 0, -1), key=cost)
+    return min(range(most - most % step or most, 0, -step), key=cost)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_tiling import (
+    LEAST_OF_LONG,
     LONG_BYTES,
     LONG_HALVES,
     LONG_HIDDEN,
     LONG_HIDDEN_MULTIPLE,
     LONG_MULTIPLE,
+    LONG_PARTS,
     MOST_ROWS,
     SMALL_THREADS,
     TILE_LIMIT,
@@ -187,15 +190,26 @@ def test_rows_of_operands_that_are_not_floating() -> None:
 
 @pytest.mark.quick
 def test_long_rows_that_hide_elements_have_no_tiles() -> None:
-    """Longer ones have of half precision, if threads read them in words."""
-    for size, columns in itertools.product((2, 4), range(1, 1000)):
+    """Longer ones have of half precision, the longest where they are no whole vectors."""
+    longest = dict.fromkeys((2, 4), 0)
+    for size, columns in itertools.product(longest, range(1, 1400)):
         tile = row_tile(columns, size, {0: size}, {1: 8}, KEPT, hides=True)
         if columns * size % 128 == 0 and columns > LONG_MULTIPLE:  # longer ones than of others
             assert (tile is None) == (columns > LONG_HIDDEN_MULTIPLE)
             continue
-        others = row_tile(columns, size, {0: size}, {1: 8}, KEPT)
-        in_words = size == 2 and (columns % 2 == 0 or columns < 220)
-        assert tile == (others if columns < (LONG_HALVES if in_words else LONG_HIDDEN) else None)
+        if columns < LONG_HIDDEN or (size == 2 and columns % 8 == 0 and columns < LONG_HALVES):
+            other = row_tile(columns, size, {0: size}, {1: 8}, KEPT)
+            if tile is None or other is None:
+                assert tile == other
+            else:
+                assert replace(tile, batch=other.batch) == other
+                assert tile.batch == other.batch or columns >= LONG_HIDDEN
+        elif tile is not None:
+            assert size == 2
+            assert columns % 8 != 0
+            assert columns // tile.threads_per_row >= LEAST_OF_LONG
+            longest[size] = columns
+    assert longest == {2: LONG_PARTS, 4: 0}
 
 
 def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
@@ -269,7 +283,7 @@ def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> N
 
 @pytest.mark.parametrize(
     ("dtype", "columns"),
-    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 197]),
+    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 197, 333, 1025]),
 )
 def test_dtypes(dtype: str, columns: int) -> None:
     """Units of two elements, rows of an odd and of an even number of them."""
@@ -451,7 +465,7 @@ def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(90, 9), (90, 21), (90, 64), (90, 196)], ids=str)
+@pytest.mark.parametrize("shape", [(90, 9), (90, 21), (90, 64), (90, 196), (90, 333)], ids=str)
 def test_terms_relative_to_that_of_the_class(shape: tuple[int, int], dtype: str) -> None:
     """In half precision: where the others are far above it or below, in all threads or in one."""
     rows = shape[0]
