@@ -15,7 +15,7 @@ from .plan import VECTOR_BYTES, template
 
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
 SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory
-LONG_ROW = 4096  # bytes; longer rows have a warp at least
+LONG_ROW = 4096  # bytes, of the longest row that is not long
 THREAD_BYTES = 220  # a thread has up to that of a share
 HALF_THREAD_BYTES = 136  # the same in half precision, of a padded row, which is read at once
 SHORT_THREAD_BYTES = 64  # the same of short rows
@@ -300,7 +300,7 @@ def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     if is_short:
         return SHORT_THREAD_BYTES
     if row_bytes > LONG_ROW:
-        return min(LONG_THREAD_BYTES, -(-row_bytes // WARP))
+        return LONG_THREAD_BYTES
     return HALF_THREAD_BYTES if memory.hides and memory.size == 2 else THREAD_BYTES
 
 

@@ -48,7 +48,8 @@ PADDING = 512  # bytes beside a tile
 THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)  # as few as fit
 BATCH_BYTES = 32  # of the first operand, which a thread takes at a time
 TURN = 1  # elements that take as long as what a batch costs besides its own
-LONG_STEP = 4  # units: batches of rows that are longer than LONG_HIDDEN are multiples, few kernels
+# Units of long rows that are no whole vectors: few kernels serve all of them.
+LONG_BATCHES = (8, 7, 6, 4)
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
 
 TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
@@ -156,8 +157,8 @@ def row_tile(
         length = rows * own * (columns if k in elements else 1)
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
     parts = _parts(columns, unit, size, team.per_row)
-    step = LONG_STEP if is_long and parts == 1 else 1
-    batch = _batch(columns // (unit * parts), team.per_row, unit, size, step)
+    few = is_long and columns * size % VECTOR_BYTES != 0
+    batch = _batch(columns // (unit * parts), team.per_row, unit, size, few)
     arrays = tuple(elements), tuple(numbers)
     return RowTile(rows, *team, unit, batch, paired, parts, end, begins, *arrays)
 
@@ -227,10 +228,10 @@ def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
     return math.gcd(columns // unit, VECTORS_AT_ONCE) // MAX_BANK_CONFLICTS
 
 
-def _batch(units: int, per_row: int, unit: int, size: int, step: int) -> int:
+def _batch(units: int, per_row: int, unit: int, size: int, few: bool) -> int:
     """How many units of a row a thread takes at a time, so that all are soon done.
 
-    A multiple of `step`, if a thread has so many.
+    `few`: of LONG_BATCHES alone.
     """
     shares = units // per_row, -(-units // per_row)  # of threads side by side
 
@@ -240,4 +241,5 @@ def _batch(units: int, per_row: int, unit: int, size: int, step: int) -> int:
         return batches * (batch * unit + TURN) + singles * (unit + TURN)
 
     most = max(1, min(BATCH_BYTES // (unit * size), shares[0]))
-    return min(range(most - most % step or most, 0, -step), key=cost)
+    batches = LONG_BATCHES if few else range(most, 0, -1)
+    return min((batch for batch in batches if batch <= most), key=cost)
