@@ -280,6 +280,7 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     while team.shared_bytes(width * element_bytes) > available:
         if team.rows == 1:
             return replace(team, splits=ranks)
+        assert team.threads > WARP, "the rows of a warp fit into the memory of every device"
         team = replace(team, threads=team.threads // 2)
     if not gradients and row_bytes > MAX_RANKS * CACHE_BYTES:
         return replace(team, splits=ranks)

@@ -370,6 +370,18 @@ def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
     assert [team.apart for team in (dense, strided, aligned)] == [0, 0, 0]
 
 
+@pytest.mark.quick
+def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
+    """So that a block has whole warps, also where its memory is the least that there is."""
+    smallest = -min(driver.SHARED_MEMORY, key=lambda device: driver.SHARED_MEMORY[device])
+    for size, arrays, columns in itertools.product((2, 4, 8), (1, 2, 3, 8), range(2, 6000, 13)):
+        for precise, hides in itertools.product((False, True), (False, True)):
+            sizes = (size,) * arrays
+            memory = RowMemory(1000, columns, size, sizes, 1, (columns, 0), False, precise, hides)
+            team = row_team.row_team(memory, True, smallest)
+            assert team.threads % 32 == 0
+
+
 def test_rows_of_no_elements() -> None:
     empty = np.zeros((5, 0), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
