@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from .._core.arguments import described
 from .._core.dtypes import FLOATING, dtype_name
-from .._core.loss import Call, Request
+from .._core.loss import FORWARD, Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
@@ -62,7 +62,7 @@ def jvp(
         return compiled.outside("jvp", jvp, loss, primals, tangents, **options)
     call, library, operands = _resolved(loss, primals, options)
     varied, arrays = _along(call, library, operands, tangents)
-    value: Any = library.run(call, Request(), operands)[0]
+    value: Any = library.run(call, FORWARD, operands)[0]
     derivative: Any = library.run(call, Request(tangents=varied), arrays)[0]
     return value, derivative
 
