@@ -227,11 +227,11 @@ def _of_each_element(
     """The first and the second derivative of each element's loss."""
     if compiled.is_read():
         return compiled.outside("grad_and_hess", _of_each_element, loss, argnum, *args, **options)
-    kept, whole = {**options}, loss
-    while isinstance(whole, functools.partial):
-        kept, whole = kept | whole.keywords, whole.func
+    given, function = {*options}, loss
+    while isinstance(function, functools.partial):
+        given, function = given | function.keywords.keys(), function.func
     for name in ("reduction", "scale"):
-        if name in kept:
+        if name in given:
             raise TypeError(f"grad_and_hess is of each element: leave out {name}")
     call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
     if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:

@@ -144,7 +144,7 @@ def row_tile(
         return None
     paired = odd and team.per_row == 1
     is_long = hides and columns >= LONG_HIDDEN
-    if is_long and not _is_of_halves(columns, size, team.per_row):
+    if is_long and not _is_tile_of_halves(columns, size, team.per_row):
         return None
     together = max(team.threads // team.per_row, whole)
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
@@ -196,8 +196,8 @@ def _team(
     return usual[0] if is_vector_of_halves and fewest == 1 else None
 
 
-def _is_of_halves(columns: int, size: int, per_row: int) -> bool:
-    """Whether a row is of half precision, and no longer than these may be."""
+def _is_tile_of_halves(columns: int, size: int, per_row: int) -> bool:
+    """Whether a row has a tile that is too long for one in float32, as it is of half precision."""
     if size >= WORD_BYTES:
         return False
     if columns * size % VECTOR_BYTES == 0:

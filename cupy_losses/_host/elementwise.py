@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ def _description(x: Any, within: tuple[Any, ...] = ()) -> str:
         cells = tuple(cell.cell_contents for cell in x.__closure__ or ())
         globals_ = {name: x.__globals__[name] for name in _names(x.__code__) & set(x.__globals__)}
         return of((x.__code__, cells, x.__defaults__, x.__kwdefaults__, globals_))
+    if isinstance(x, MethodType):
+        return of((x.__func__, x.__self__))
     if isinstance(x, CodeType):
         return of((x.co_code, x.co_consts, x.co_names))
     if isinstance(x, functools.partial):

@@ -220,8 +220,23 @@ def test_formulas_in_numpy_are_told_apart() -> None:
         code = "lambda input: np.sum(table[:1]) * 0 + input ** POWER"
         return pointwise_loss("mine", "input * input", operands=["input"], numpy=eval(code, names))
 
-    calls = [prepare_of(defined(power))(np.ones(2))[0] for power in (2, 3, 2)]
-    assert len({call.loss.key for call in calls}) == 2
+    class Power:
+        def __init__(self, power: int) -> None:
+            self.power = power
+
+        def __repr__(self) -> str:
+            return f"Power({self.power})"
+
+        def of(self, input: Any) -> Any:
+            return input**self.power
+
+    def by_method(power: int) -> Any:
+        own = Power(power).of
+        return pointwise_loss("mine", "input * input", operands=["input"], numpy=own)
+
+    for define in (defined, by_method):
+        calls = [prepare_of(define(power))(np.ones(2))[0] for power in (2, 3, 2)]
+        assert len({call.loss.key for call in calls}) == 2
 
 
 def test_macros_are_reserved() -> None:
