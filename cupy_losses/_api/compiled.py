@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .functions import functions
+from . import functions
 
 Array = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,5 +58,5 @@ def in_graph(name: str, args: Any, kwargs: Any) -> Array:
 
     for value in (*args, *kwargs.values()):
         if isinstance(value, np.ndarray):
-            return outside("NumPy arrays", functions[name], *args, **kwargs)
+            return outside("NumPy arrays", functions.call, name, *args, **kwargs)
     return call(name, args, kwargs)

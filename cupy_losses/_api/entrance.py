@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -75,9 +76,14 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
     return library.evaluate(call, arrays)
 
 
-# From a public function to what prepares its call. A registry, as an attribute of the function
-# would be copied by functools.wraps to functions that compute something else.
-prepare_by_loss: dict[Callable[..., Array], Callable[..., Prepared[Any]]] = {}
+# What prepares the call of a public function is an attribute of it. The function is there too:
+# functools.wraps copies attributes to functions that compute something else.
+_PREPARED = "_cupy_losses_prepared"
+prepared_of = operator.attrgetter(_PREPARED)  # of a public function
+
+
+def _mark(public: Callable[..., Array], prepare: Callable[..., Prepared[Any]]) -> None:
+    setattr(public, _PREPARED, (public, prepare))
 
 
 def loss_function(
@@ -108,7 +114,7 @@ def loss_function(
             return evaluate(call, operands)
 
         name = functions.register(loss)
-        prepare_by_loss[loss] = checks.before(prepare)
+        _mark(loss, checks.before(prepare))
         return loss
 
     return decorate
@@ -182,7 +188,7 @@ def prepared_by(
 
     def decorate(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         checked = Checks(loss, kinds).before(loss)
-        prepare_by_loss[checked] = prepare
+        _mark(checked, prepare)
         return checked
 
     return decorate
@@ -190,7 +196,7 @@ def prepared_by(
 
 def stands_for(public: Callable[..., Array], function: Callable[..., Array]) -> None:
     """Let a callable object be known as the public function that it calls."""
-    prepare_by_loss[public] = prepare_by_loss[function]
+    _mark(public, prepare_of(function))
 
 
 def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
@@ -213,9 +219,9 @@ def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
 def namesake(loss: Callable[..., Any]) -> str:
     """What to pass in place of a function of the same name, for errors; "" if there is nothing."""
     name = getattr(loss, "__name__", "")
-    if any(public.__name__ == name for public in prepare_by_loss):
-        return f": pass cupy_losses.{name}"
-    return ""
+    of_package = [public for public in functions.functions if public.startswith("cupy_losses.")]
+    is_public = any(public.endswith(f".{name}") for public in of_package)
+    return f": pass cupy_losses.{name}" if is_public else ""
 
 
 def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
@@ -223,7 +229,5 @@ def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
     if isinstance(loss, functools.partial) and not loss.args:
         prepare = known(loss.func)
         return None if prepare is None else functools.partial(prepare, **loss.keywords)
-    try:
-        return prepare_by_loss.get(loss)
-    except TypeError:  # it has no hash
-        return None
+    prepared = getattr(loss, _PREPARED, None)
+    return prepared[1] if type(prepared) is tuple and prepared[0] is loss else None

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .._torch.dynamo import unread
-from .functions import Array, functions
+from . import functions
+from .functions import Array
 
 
 @unread  # where a node raises, torch.compile breaks the graph and calls the function outside
@@ -26,7 +27,7 @@ def call(name: str, args: Any, kwargs: Any) -> Array:
         one = torch.ones((), dtype=torch.float64, device=first.device)
         kwargs = {**kwargs, "scale": one * scale}
     numbers = {key: _number(value) for key, value in kwargs.items()}
-    return functions[name](*map(_number, args), **numbers)
+    return functions.call(name, *map(_number, args), **numbers)
 
 
 def _number(value: Any) -> Any:

@@ -15,7 +15,7 @@ from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
-from .entrance import known, namesake, prepare_by_loss
+from .entrance import known, namesake, prepared_of
 from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
@@ -141,7 +141,8 @@ def _of_one_loss(
     """The value and the gradient of a loss of this package: one request."""
     if compiled.is_read():
         return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
-    call, given = prepare_by_loss[loss](*args, **kwargs)
+    _, prepare = prepared_of(loss)
+    call, given = prepare(*args, **kwargs)
     library, operands = resolve(call, given)
     request = _request(call, operands, wanted_numbers)
     if _checking():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,7 @@ from cupy_losses import (
     smooth_l1_loss,
     value_and_grad,
 )
+from cupy_losses._api import functions
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
@@ -179,6 +182,22 @@ def test_definition_errors() -> None:
     without = pointwise_loss("without", "input * target")
     with pytest.raises(TypeError, match="without has no NumPy formula"):
         without(np.ones(3), np.ones(3))
+
+
+def test_losses_that_are_gone_are_not_kept() -> None:
+    """Such as one that is defined in each call of a function; caches have bounds."""
+
+    def defined() -> weakref.ref[Any]:
+        loss = pointwise_loss("gone", lambda input: input * input)
+        assert value_and_grad(loss)(np.ones(2))[0] == 1
+        return weakref.ref(loss)
+
+    gc.collect()
+    names = len(functions.functions)
+    gone = [defined() for _ in range(5)]
+    gc.collect()
+    assert [loss() for loss in gone] == [None] * 5
+    assert len(functions.functions) == names
 
 
 OF_EVERY_PROCESS = """
