@@ -15,7 +15,7 @@ from .._core.loss import Call, Request
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
 from .evaluation import outputs_of, spec_of
-from .weights import counts_of_rows, of_derivatives
+from .weights import counts_of_rows, of_derivatives, quotient
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -46,8 +46,16 @@ def batched(
     if any(dims[request.extra + k] is not None for k in of_class):
         # Weights of classes that differ between samples: one launch a sample.
         each = [run(call, request, sample(number), autocast) for number in range(size)]
-        return [torch.stack(results) for results in zip(*each, strict=True)]
+        return [_stacked(results) for results in zip(*each, strict=True)]
     return _Batch(run, call, request, autocast, size, pairs, sample(0)).results()
+
+
+def _stacked(results: Sequence[Tensor]) -> Tensor:
+    """The results of all samples. Autocast stacks none of a half precision that is not its own."""
+    dtype = results[0].dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.stack([result.float() for result in results]).to(dtype)
+    return torch.stack(list(results))
 
 
 def _of_no_samples(
@@ -176,11 +184,10 @@ class _Batch:
         """The losses of each sample, added up, scaled and divided."""
         if self._call.reduction == "none":
             return each
-        total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64)
-        divisor = self._denominator
-        if self._request.tangents:
-            divisor = of_derivatives(divisor, self._leaves_out)
-        return (total * self._scale / divisor).to(getattr(torch, output.dtype))
+        total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64) * self._scale
+        is_derivative = bool(self._request.tangents)
+        value = quotient(total, self._denominator, self._leaves_out, is_derivative)
+        return value.to(getattr(torch, output.dtype))
 
     def _sum_of_data(self) -> Tensor:
         """The denominator of the call on each sample."""

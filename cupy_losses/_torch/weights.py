@@ -28,6 +28,19 @@ def of_derivatives(denominator: Tensor | float, leaves_out: bool) -> Tensor | fl
     return denominator
 
 
+def quotient(
+    total: Tensor, denominator: Tensor | float, leaves_out: bool, is_derivative: bool
+) -> Tensor:
+    """A sum over its denominator, to be differentiated: NaN where nothing is left, with slope 0.
+
+    A derivative along tangents is 0 there itself.
+    """
+    value = total / of_derivatives(denominator, leaves_out)
+    if isinstance(denominator, Tensor) and leaves_out and not is_derivative:
+        value = torch.where(denominator == 0, total.detach() / denominator.detach(), value)
+    return value
+
+
 def composed_by(call: Call) -> list[int]:
     """The weights of a call, by number, whose derivatives are composed of those of other calls."""
     if call.loss.overwrites:
@@ -70,7 +83,9 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
             inside = (target >= 0) & (target < weight.shape[0])
             # A row whose class is out of range counts once; its loss is NaN.
             # torch.vmap takes an index of shape () for a number that it has to read.
-            of_class = weight[target.where(inside, 0).reshape(-1)].reshape(target.shape)
+            # The derivative of weight[...] is nothing that torch.vmap takes.
+            of_class = weight.index_select(0, target.where(inside, 0).reshape(-1))
+            of_class = of_class.reshape(target.shape)
             own = torch.where(inside & counts, of_class, 1)
     # Not their product alone: what is ignored may be NaN, of which 0 times has NaN for derivative.
     sample = torch.where(counts, sample, 0)
@@ -145,10 +160,8 @@ def composed(
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
     if request.value and call.reduction != "none":
         whole = results[0].sum(dtype=torch.float64) * scale
-        value = whole / divisor
-        if of_data and leaves_out and not request.tangents:
-            value = torch.where(total == 0, whole.detach() / total.detach(), value)
-        results[0] = value
+        denominator = total if of_data else size
+        results[0] = quotient(whole, denominator, leaves_out, bool(request.tangents))
     if counted:
         results.insert(1, total)
     return results

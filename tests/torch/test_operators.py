@@ -754,6 +754,31 @@ def test_vmap_where_nothing_is_left() -> None:
     assert vmap(mse_loss)(x[:, :0], x[:, :0]).isnan().all()
 
 
+def test_derivatives_of_a_vmap_where_nothing_is_left() -> None:
+    """They are 0 in a sample of which nothing is left, whatever is differentiated outside."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    left = torch.tensor([[True, True], [False, False]])
+
+    def masked(x: Tensor) -> Tensor:
+        return vmap(lambda x, where: mse_loss(x, 0 * x, where=where))(x, left)
+
+    scores, target = torch.zeros(2, 2, 3), torch.tensor([[0, 1], [-100, -100]])
+    torch.testing.assert_close(jvp(masked, (x,), (x,))[1], torch.tensor([5.0, 0.0]))
+    torch.testing.assert_close(jacfwd(masked)(x)[1], torch.zeros(2, 2))
+    torch.testing.assert_close(
+        jvp(lambda x: vmap(cross_entropy)(x, target), (scores,), (scores,))[1], torch.zeros(2)
+    )
+    leaf, ones = x.clone().requires_grad_(), torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(masked(leaf), leaf, ones, create_graph=True)
+    (of_ones,) = torch.autograd.grad(gradient.sum(), ones)
+    torch.testing.assert_close(of_ones, torch.tensor([3.0, 0.0]))
+    weight = torch.tensor([[1.0, 1.0], [0.0, 0.0]], requires_grad=True)
+    each = vmap(lambda x, t, w: cross_entropy(x, t, sample_weight=w))(scores, target, weight)
+    assert each.isnan().tolist() == [False, True]
+    (of_weight,) = torch.autograd.grad(each, weight, torch.ones(2))
+    torch.testing.assert_close(of_weight, torch.zeros(2, 2))
+
+
 def test_batched_grads_of_differentiable_gradients() -> None:
     """A Hessian by torch.autograd.functional, vectorised."""
     x, y = tables()

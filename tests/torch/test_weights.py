@@ -309,6 +309,33 @@ def test_samples_of_one_row(loss: Function, transform: Function) -> None:
     torch.testing.assert_close(got, torch.stack(expected))
 
 
+@pytest.mark.parametrize("loss", [cross_entropy, nll_loss])
+def test_a_hessian_that_torch_batches(loss: Function) -> None:
+    """In forward mode over a backward pass."""
+
+    def squared(weight: Tensor) -> Tensor:
+        return loss(LOGITS, TARGET, weight=weight) ** 2
+
+    hessians = [
+        torch.autograd.functional.hessian(squared, CLASSES, **options)
+        for options in ({}, {"vectorize": True, "outer_jacobian_strategy": "forward-mode"})
+    ]
+    torch.testing.assert_close(hessians[1], hessians[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+def test_a_weight_for_each_sample_under_autocast(dtype: torch.dtype, autocast: torch.dtype) -> None:
+    weights = torch.rand(2, CLASSES.numel()).to(dtype)
+    logits, target = LOGITS[:2].to(dtype), TARGET[:2]
+    of_one = grad(lambda x, t, w: cross_entropy(x, t, weight=w))
+    with torch.autocast("cpu", dtype=autocast):
+        got = vmap(of_one)(logits, target, weights)
+        each = [of_one(*given) for given in zip(logits, target, weights, strict=True)]
+    assert got.dtype == dtype
+    assert torch.equal(got, torch.stack(each))
+
+
 @pytest.mark.parametrize("name", WEIGHED)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
