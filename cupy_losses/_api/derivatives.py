@@ -15,7 +15,7 @@ from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
-from .entrance import prepare_of
+from .entrance import prepare_of, without_partials
 from .transforms import numbers_of, operand_of, operands_of
 
 Arguments = ParamSpec("Arguments")
@@ -227,11 +227,9 @@ def _of_each_element(
     """The first and the second derivative of each element's loss."""
     if compiled.is_read():
         return compiled.outside("grad_and_hess", _of_each_element, loss, argnum, *args, **options)
-    given, function = {*options}, loss
-    while isinstance(function, functools.partial):
-        given, function = given | function.keywords.keys(), function.func
+    _, of_partials = without_partials(loss)
     for name in ("reduction", "scale"):
-        if name in given:
+        if name in options or name in of_partials:
             raise TypeError(f"grad_and_hess is of each element: leave out {name}")
     call, library, operands = _resolved(loss, args, {**options, "reduction": "none"})
     if not isinstance(call.loss, PointwiseFormula) or call.loss.row_means:

@@ -216,6 +216,14 @@ def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
     return prepare
 
 
+def without_partials(loss: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The function inside of partials by keyword, and the arguments that these have."""
+    options: dict[str, Any] = {}
+    while isinstance(loss, functools.partial):
+        options, loss = {**loss.keywords, **options}, loss.func
+    return loss, options
+
+
 def namesake(loss: Callable[..., Any]) -> str:
     """What to pass in place of a function of the same name, for errors; "" if there is nothing."""
     name = getattr(loss, "__name__", "")

@@ -15,7 +15,7 @@ from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
-from .entrance import known, namesake, prepared_of
+from .entrance import known, namesake, prepared_of, without_partials
 from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
@@ -89,9 +89,7 @@ def value_and_grad(
         if getattr(loss, "__module__", "") == "torch.nn.functional":
             raise TypeError(f"loss must not be a function of torch{namesake(loss)}")
         return functools.partial(_of_function, loss, wanted_numbers, several)
-    options: dict[str, Any] = {}
-    while isinstance(loss, functools.partial):
-        options, loss = {**loss.keywords, **options}, loss.func
+    loss, options = without_partials(loss)
     return functools.partial(_of_one_loss, loss, wanted_numbers, several, **options)
 
 

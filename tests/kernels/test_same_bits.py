@@ -156,7 +156,10 @@ def test_whatever_the_size_of_shared_memory(
     monkeypatch.setattr(row_team, "CACHE_BYTES", 8 << 10)
     monkeypatch.setattr(row_team, "MANY_ROWS", 1)
     x, target = logits(shape, dtype)
-    large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, 18))
+    least = (
+        18 if shape == (3, 1100) else 16
+    )  # KiB, of which the kernels take 8; a warp has two rows
+    large, *smaller = (on(x, target, shared_memory=size << 10) for size in (32, 24, least))
     assert [changed(large, other) for other in smaller] == [[], []]
 
 
