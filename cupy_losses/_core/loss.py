@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
+from weakref import WeakValueDictionary
 
 from .outputs import COUNT, PAIR, Output
 from .reduction import Denominator
@@ -31,7 +32,7 @@ def weight_refusal(name: str) -> str:
 
 
 _LOSSES: dict[str, Loss] = {}
-_OF_USERS: dict[str, Loss] = {}  # by key
+_OF_USERS: WeakValueDictionary[str, Loss] = WeakValueDictionary()  # by key
 
 
 def loss_of_key(key: str) -> Loss:
@@ -106,7 +107,7 @@ class Loss(ABC):
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.name + self.definition)
         if self.of_user:
-            _OF_USERS[self.key] = self
+            self._make_known()
             return
         if self.name in _LOSSES:
             raise ValueError(f"there is a loss of the name {self.name!r} already")
@@ -124,7 +125,13 @@ class Loss(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a loss of a user known in the process that it is unpickled in."""
         self.__dict__.update(state)
-        _OF_USERS[self.key] = self
+        self._make_known()
+
+    def _make_known(self) -> None:
+        """Find the loss by its key, as long as it or an equal one is there."""
+        known = _OF_USERS.setdefault(self.key, self)
+        if known is not self:
+            object.__setattr__(self, "_known", known)  # which keeps it
 
     @property
     def definition(self) -> str:

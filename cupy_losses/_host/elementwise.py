@@ -2,60 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from .chunks import Array, broadcast
 from .dual import Dual, Number, plain
+from .fingerprint import fingerprint
 
 _COMPARED = 5  # elements
-
-
-def _description(x: Any, within: tuple[Any, ...] = ()) -> str:
-    """What a value is, in every process: without its address, and the order of a set.
-
-    `within`: the functions that it is a part of.
-    """
-
-    def of(part: Any) -> str:
-        return _description(part, within)
-
-    if isinstance(x, FunctionType):
-        if x in within:
-            return "itself"
-        within = (*within, x)
-        cells = tuple(cell.cell_contents for cell in x.__closure__ or ())
-        globals_ = {name: x.__globals__[name] for name in _names(x.__code__) & set(x.__globals__)}
-        return of((x.__code__, cells, x.__defaults__, x.__kwdefaults__, globals_))
-    if isinstance(x, MethodType):
-        return of((x.__func__, x.__self__))
-    if isinstance(x, CodeType):
-        return of((x.co_code, x.co_consts, x.co_names))
-    if isinstance(x, functools.partial):
-        return of(("partial", x.func, x.args, x.keywords))
-    if isinstance(x, np.ndarray):
-        return of((x.dtype.str, x.shape, x.tobytes()))
-    if isinstance(x, tuple | list):
-        return f"({', '.join(map(of, x))})"
-    if isinstance(x, dict):
-        return of({(key, of(value)) for key, value in x.items()})
-    if isinstance(x, set | frozenset):
-        return f"{{{', '.join(sorted(map(of, x)))}}}"
-    if isinstance(x, ModuleType):
-        return x.__name__
-    if callable(x) and hasattr(x, "__qualname__"):
-        return f"{x.__module__}.{x.__qualname__}"
-    return repr(x)
-
-
-def _names(code: CodeType) -> set[str]:
-    """The names of globals, and of attributes, that code reads, and the functions inside it."""
-    inner = [_names(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return set(code.co_names).union(*inner)
 
 
 class Elementwise:
@@ -73,8 +29,8 @@ class Elementwise:
 
     @property
     def fingerprint(self) -> str:
-        """What tells formulas apart: the code, and the values that it has from around it."""
-        return _description(self.function)
+        """What tells formulas apart."""
+        return fingerprint(self.function)
 
     def __call__(self, *operands: Number, **parameters: float) -> Number:
         arrays = [plain(operand) for operand in operands]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
+import pickle
 import re
 import subprocess
 import sys
+import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +27,7 @@ from cupy_losses import (
 )
 from cupy_losses._api import functions
 from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core import loss as losses
 from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
@@ -187,17 +192,47 @@ def test_definition_errors() -> None:
 def test_losses_that_are_gone_are_not_kept() -> None:
     """Such as one that is defined in each call of a function; caches have bounds."""
 
-    def defined() -> weakref.ref[Any]:
-        loss = pointwise_loss("gone", lambda input: input * input)
-        assert value_and_grad(loss)(np.ones(2))[0] == 1
+    def defined(power: int, called: bool) -> weakref.ref[Any]:
+        loss = pointwise_loss("gone", lambda input: input**power)
+        assert not called or value_and_grad(loss)(np.ones(2))[0] == 1
         return weakref.ref(loss)
 
     gc.collect()
     names = len(functions.functions)
-    gone = [defined() for _ in range(5)]
+    gone = [defined(2, called=True) for _ in range(5)]
     gc.collect()
     assert [loss() for loss in gone] == [None] * 5
     assert len(functions.functions) == names
+    # Plans of the host have the losses that were called last.
+    known = len(losses._OF_USERS)
+    gone = [defined(power, called=False) for power in range(3, 8)]
+    gc.collect()
+    assert [loss() for loss in gone] == [None] * 5
+    assert len(losses._OF_USERS) == known
+
+
+def test_a_loss_is_known_while_an_equal_one_is_there() -> None:
+    def defined() -> Any:
+        return pointwise_loss("twice", lambda input: input * 3.25)
+
+    def key_of(loss: Any) -> str:
+        return prepare_of(loss)(np.ones(2))[0].loss.key
+
+    first, second = defined(), defined()
+    third = pickle.loads(pickle.dumps(second))
+    key = key_of(first)
+    for gone in ("first", "second"):
+        if gone == "first":
+            del first
+        else:
+            del second
+        gc.collect()
+        assert losses.loss_of_key(key).name == "twice"
+    assert key_of(third) == key
+    del third
+    gc.collect()
+    with pytest.raises(ValueError, match="no loss of the name 'twice'"):
+        losses.loss_of_key(key)
 
 
 OF_EVERY_PROCESS = """
@@ -208,9 +243,13 @@ from cupy_losses._api.entrance import prepare_of
 
 scaled = functools.partial(np.multiply, 2.0)
 def helper(x): return np.log1p(x) if {"one", "two", "three"} else helper(x)
+class Times:
+    def __init__(self, factor): self.factor = factor
+    def of(self, x): return x * self.factor
+own = Times(1.0)
 
 loss = pointwise_loss("mine", "2 * log1p(input * input)", operands=["input"],
-                      numpy=lambda input: (lambda x: scaled(helper(x)))(input * input))
+                      numpy=lambda input: (lambda x: scaled(helper(own.of(x))))(input * input))
 call, _ = prepare_of(loss)(np.ones(2))
 print(call.loss.key)
 """
@@ -253,9 +292,63 @@ def test_formulas_in_numpy_are_told_apart() -> None:
         own = Power(power).of
         return pointwise_loss("mine", "input * input", operands=["input"], numpy=own)
 
-    for define in (defined, by_method):
+    def by_object(power: int) -> Any:
+        within = types.SimpleNamespace(table=np.arange(2000.0) * 0 + power)
+        return pointwise_loss(
+            "mine",
+            "input * input",
+            operands=["input"],
+            numpy=lambda input: input ** within.table[0],
+        )
+
+    def by_cache(power: int) -> Any:
+        @functools.cache
+        def exponent() -> int:
+            return power
+
+        return pointwise_loss(
+            "mine", "input * input", operands=["input"], numpy=lambda input: input ** exponent()
+        )
+
+    def by_class(power: int) -> Any:
+        class Own:
+            exponent = power
+
+        return pointwise_loss(
+            "mine", "input * input", operands=["input"], numpy=lambda input: input**Own.exponent
+        )
+
+    for define in (defined, by_method, by_object, by_cache, by_class):
         calls = [prepare_of(define(power))(np.ones(2))[0] for power in (2, 3, 2)]
         assert len({call.loss.key for call in calls}) == 2
+
+
+def test_formulas_in_numpy_with_what_nothing_can_look_into() -> None:
+    """Each is another one, as are those of other processes. None fails."""
+
+    def recursive() -> Any:
+        def power(input: Any, n: int) -> Any:
+            return input * power(input, n - 1) if n else input * 0 + table[0]
+
+        table: list[Any] = [1.0]
+        table.append(table)
+        return lambda input: power(input, 2) + (0 if lock else input)
+
+    def early() -> Any:
+        formula = pointwise_loss(
+            "mine", "input", operands=["input"], numpy=lambda input: input * later
+        )
+        later = 2.0
+        return formula
+
+    lock = threading.Lock()
+    same = [
+        pointwise_loss("mine", "input * input", operands=["input"], numpy=recursive())
+        for _ in range(2)
+    ]
+    assert len({prepare_of(one)(np.ones(2))[0].loss.key for one in same}) == 2
+    assert [float(one(np.full(2, 3.0), reduction="sum")) for one in same] == [18.0] * 2
+    assert float(early()(np.ones(3))) == 2.0
 
 
 def test_macros_are_reserved() -> None:
