@@ -52,7 +52,7 @@ def planned(
             break
     loss, reduction, _, weighted, masked, _, scaled, axis, sampled = call
     of_call = loss.key, reduction, weighted, masked, scaled, axis, sampled
-    key = of_call, request, misaligned, described
+    key = library, of_call, request, misaligned, described
     try:
         plan = _plans[key]
     except KeyError:

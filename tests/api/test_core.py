@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -220,6 +221,19 @@ def test_hyper_parameters_make_no_plans() -> None:
             seen.add(got)
         assert len(seen) == 3
         assert len(engine._plans) == 2
+
+
+def test_plans_are_of_a_library() -> None:
+    """Two may describe their arrays alike; a plan allocates with the one that it was made for."""
+    emulator.require()
+    with installed() as device:
+        x = device.asarray(np.ones(3, np.float32))
+        call, operands = prepare_of(mse_loss)(x, x)
+        cupy, arrays = resolve(call, operands)
+        other = copy.copy(cupy)
+        plans = [engine.planned(library, call, FORWARD, arrays)[0] for library in (cupy, other)]
+        assert plans[0] is not plans[1]
+        assert engine.planned(cupy, call, FORWARD, arrays)[0] is plans[0]
 
 
 def test_hyper_parameters_fill_no_cache_of_autograd() -> None:
