@@ -24,6 +24,7 @@ SHARED_MEMORY = {
     90: 227,
     100: 227,
     103: 227,
+    110: 227,
     120: 99,
     121: 99,
 }
@@ -201,6 +202,12 @@ def multiprocessors(device: int) -> int:
 def shared_memory(device: int) -> int:
     """The shared memory that a block can have, in bytes."""
     if device < 0:
+        if -device not in SHARED_MEMORY:
+            known = ", ".join(map(str, SHARED_MEMORY))
+            raise ValueError(
+                f"kernels are not compiled ahead for architecture {-device}, only for {known}: "
+                "they are when they are first called"
+            )
         return SHARED_MEMORY[-device] << 10
     return int(cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
 

@@ -126,6 +126,12 @@ def test_other_threads_load_what_they_compile(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.quick
+def test_an_architecture_that_is_not_known() -> None:
+    with pytest.raises(ValueError, match="not compiled ahead for architecture 61, only for 70, 75"):
+        driver.shared_memory(-61)
+
+
+@pytest.mark.quick
 def test_shared_memory_that_blocks_do_not_take_is_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Percent of 228 KiB; plans of the same kernel keep the most that one of them needs."""
     loaded = SimpleNamespace(
