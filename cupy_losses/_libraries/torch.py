@@ -41,11 +41,12 @@ class Exporter(Locatable):
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
+        self._is_copy = tensor.is_neg()  # which nobody else keeps
+        self._tensor = tensor.resolve_neg() if self._is_copy else tensor
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         if stream is not None:
-            self._order(self._tensor.get_device(), stream)
+            self._order(stream)
         return torch.to_dlpack(self._tensor)  # type: ignore[attr-defined]
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -56,7 +57,7 @@ class Exporter(Locatable):
         tensor = self._tensor
         if tensor.get_device() != device:
             return None
-        self._order(device, stream)
+        self._order(stream)
         strides = None
         if not tensor.is_contiguous():
             size = tensor.element_size()
@@ -65,13 +66,15 @@ class Exporter(Locatable):
         address = tensor.data_ptr()
         return Located(dtype, tensor.shape, strides, tensor.nbytes, device, address, tensor)
 
-    @staticmethod
-    def _order(device: int, stream: int) -> None:
+    def _order(self, stream: int) -> None:
         """Let a stream wait for what the current one of the tensor's device has to do."""
+        device = self._tensor.get_device()
         if _current_stream(device) != (0 if stream == 1 else stream):
             event = torch.cuda.current_stream(device).record_event()
             consumer = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
             consumer.wait_event(event)
+            if self._is_copy:
+                self._tensor.record_stream(consumer)
 
 
 _disabled: Any = torch._C._disabled_torch_function_impl

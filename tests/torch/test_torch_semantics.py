@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 import cupy_losses
 import cupy_losses.nn.functional as F
+from cupy_losses._libraries import torch as library
 
 from ..tables.arrays import Library
 from ..tables.losses import (
@@ -457,3 +459,21 @@ def test_focal_loss_of_any_gamma(library: Library) -> None:
         ),
     ):
         np.testing.assert_allclose(library.host(got), library.host(expected), rtol=1e-5)
+
+
+def test_a_copy_is_kept_for_the_stream_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody but the exporter has the copy of a tensor that is negated when it is read."""
+    kept: list[tuple[Any, Any]] = []
+    waiting = SimpleNamespace(wait_event=lambda event: None, record_event=lambda: None)
+    monkeypatch.setattr(library, "_current_stream", lambda device: 7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: waiting)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: waiting)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *given: kept.append(given))
+    x = torch.ones(3)
+    negated = torch.complex(x, x).conj().imag
+    assert negated.is_neg()
+    for tensor, copies in ((x, 0), (negated, 1)):
+        library.Exporter(tensor).located(tensor.get_device(), 8)
+        assert len(kept) == copies
+    assert kept[0][0].tolist() == [-1.0] * 3
+    assert kept[0][1] is waiting
