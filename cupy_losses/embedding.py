@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from ._api.entrance import Prepared, call_of, loss_function, prepare_of, prepared_by
+from ._api.entrance import Prepared, call_of, loss_function, one_like, prepare_of, prepared_by
 from ._core.arguments import Flag, Integer, Real
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
@@ -381,14 +381,19 @@ def triplet_margin_with_distance_loss(
         raise TypeError(
             f"distance_function must return an array of distances, got {type(far).__name__}"
         )
-    # torch's tensors have methods; of other arrays NumPy's functions call their own.
-    of_torch = hasattr(far, "new_full")
     if swap:
-        swapped = distance_function(positive, negative)
-        far = far.minimum(swapped) if of_torch else np.minimum(far, swapped)
-    sign = far.new_full((), -1.0) if of_torch else np.full_like(far, -1.0, shape=())
+        far = _minimum(far, distance_function(positive, negative))
+    # By a method of tensors torch's compiler can trace it.
+    one = far.new_ones(()) if hasattr(far, "new_ones") else one_like("the distance", far)
     if sample_weight is not None and where is None:
         # With a mask, gradients are 0 where the weights add up to 0, as those of rows are.
-        one = far.new_ones(()) if of_torch else np.ones_like(far, shape=())
         reduced["where"] = one > 0
-    return margin_ranking_loss(near, far, sign, margin=margin, weight=sample_weight, **reduced)
+    return margin_ranking_loss(far, near, one, margin=margin, weight=sample_weight, **reduced)
+
+
+def _minimum(a: Any, b: Any) -> Any:
+    """The smaller one of two arrays of a library, elementwise."""
+    if hasattr(a, "minimum"):
+        return a.minimum(b)  # torch has no namespace
+    namespace = getattr(a, "__array_namespace__", None)
+    return (np if namespace is None else namespace()).minimum(a, b)

@@ -14,7 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from .._core.arguments import Argument, Choice, Scale
 from .._core.loss import REDUCTIONS, Call, Loss
-from .._libraries.registry import resolve
+from .._libraries.registry import library_of, resolve
 from . import check, compiled, functions
 
 Array = Any
@@ -31,6 +31,12 @@ class Prepared(tuple[Call, tuple[Array, ...]], Generic[Result]):
 
 _COMMON: dict[str, Argument] = {"reduction": Choice(REDUCTIONS), "scale": Scale()}
 _checking = check.enabled.get
+
+
+def one_like(name: str, array: Array) -> Array:
+    """The number 1 as an array of shape (), beside an array; `name` names that in errors."""
+    library = library_of(name, array)
+    return library.one(library.adopt(array))
 
 
 def call_of(

@@ -136,14 +136,20 @@ def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequen
     The first argument decides on the library; host and device do not mix.
     """
     kind = type(operands[-1])
-    library_of = _library_of.get(kind)
-    if library_of is not None:
+    known = _library_of.get(kind)
+    if known is not None:
         for operand in operands:
             if type(operand) is not kind:
                 break
         else:
-            return library_of(operands[-1]), operands
+            return known(operands[-1]), operands
     return _of_several(call, operands)
+
+
+def library_of(name: str, array: Array) -> ArrayLibrary:
+    """The library of one array; `name` names it in errors."""
+    known = _library_of.get(type(array))
+    return _meet(name, array) if known is None else known(array)
 
 
 # Of any other producer of DLPack arrays, by the type of its device: host and pinned memory, device
@@ -195,12 +201,7 @@ def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
 
 def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
     """The same for types that are not met yet, and for several libraries in one call."""
-    libraries = []
-    for k, operand in enumerate(operands):
-        library_of = _library_of.get(type(operand))
-        libraries.append(
-            _meet(call.names[k], operand) if library_of is None else library_of(operand)
-        )
+    libraries = [library_of(call.names[k], operand) for k, operand in enumerate(operands)]
     for library in libraries:
         if library.takes_over:
             return library, operands
@@ -234,9 +235,9 @@ def _meet(name: str, array: Array) -> ArrayLibrary:
     if not isinstance(array, found.types()):
         return _returning(library, array)
     if library.adopt(array) is array:
-        library_of = found.by_type(kind)
-        if library_of is not None:
-            _library_of[kind] = library_of
+        known = found.by_type(kind)
+        if known is not None:
+            _library_of[kind] = known
     return library
 
 

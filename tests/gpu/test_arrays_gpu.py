@@ -5,13 +5,21 @@ Those libraries take part that find a GPU, see tests/conftest.py.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cupy_losses import cross_entropy, grad_and_hess, kl_div, mse_loss, value_and_grad
+from cupy_losses import (
+    cross_entropy,
+    grad_and_hess,
+    kl_div,
+    mse_loss,
+    triplet_margin_with_distance_loss,
+    value_and_grad,
+)
 
 from ..tables.foreign import array_on_gpu
 
@@ -38,6 +46,13 @@ def check(results: Any, expected: Any, kind: type) -> None:
         assert own.tobytes() == wanted.get().tobytes()
 
 
+def cupy_array(host: Any) -> Any:
+    """A CuPy array."""
+    import cupy
+
+    return cupy.asarray(host)
+
+
 def kind_of_results(name: str) -> type:
     """Results for Numba's arrays, which come without DLPack, are CuPy arrays."""
     import cupy
@@ -61,6 +76,22 @@ def test_results_are_those_of_cupy(name: str) -> None:
     check(grad_and_hess(mse_loss)(*theirs[:2]), grad_and_hess(mse_loss)(*ours[:2]), kind)
     results = value_and_grad(cross_entropy)(theirs[0], theirs[2])
     check(results, value_and_grad(cross_entropy)(ours[0], ours[2]), kind)
+
+
+@pytest.mark.parametrize("name", [JAX])
+def test_distances(name: str) -> None:
+    """They do not leave the GPU, where their minimum is taken and their loss weighted."""
+    theirs, ours = [], []
+    for results, make in (theirs, functools.partial(array_on_gpu, name)), (ours, cupy_array):
+        anchor, positive, negative, weight = (make(x) for x in (X, Y, X * Y, X[:, 0]))
+        options = {"distance_function": lambda x, y: abs(x - y).sum(-1), "swap": True}
+        results.append(
+            triplet_margin_with_distance_loss(
+                anchor, positive, negative, sample_weight=weight, **options
+            )
+        )
+    assert type(theirs[0]) is type(array_on_gpu(name, X))
+    np.testing.assert_allclose(np.asarray(theirs[0]), ours[0].get(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [NUMBA, WARP])

@@ -18,10 +18,13 @@ import torch
 from cupy_losses import (
     check_values,
     cross_entropy,
+    embedding,
     grad_and_hess,
     jvp,
     kl_div,
+    margin_ranking_loss,
     mse_loss,
+    triplet_margin_with_distance_loss,
     value_and_grad,
     vjp,
 )
@@ -370,6 +373,33 @@ def test_functions_of_losses_of_jax() -> None:
     assert type(gradient) is type(foreign.jax_array(x))
     np.testing.assert_allclose(np.asarray(value), expected[0], rtol=1e-6)
     np.testing.assert_allclose(np.asarray(gradient), expected[1], rtol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore")
+def test_distances_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay arrays of JAX: NumPy's functions would copy them to the host."""
+    x, y = (array.astype(np.float32) for array in (X, Y))
+    weight = np.array([0.5, 2.0], np.float32)
+    compared: list[type] = []
+
+    def distance(x: Any, y: Any) -> Any:
+        return abs(x - y).sum(-1)
+
+    def ranking(far: Any, near: Any, *others: Any, **options: Any) -> Any:
+        compared.extend([type(far), type(near)])
+        return margin_ranking_loss(far, near, *others, **options)
+
+    monkeypatch.setattr(embedding, "margin_ranking_loss", ranking)
+    results = []
+    for make in (np.asarray, foreign.jax_array):
+        anchor, positive, negative, own = (make(a) for a in (x, y, x * y, weight))
+        loss = triplet_margin_with_distance_loss(
+            anchor, positive, negative, distance_function=distance, swap=True, sample_weight=own
+        )
+        assert compared[-2:] == [type(anchor)] * 2
+        results.append(np.asarray(loss))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
 
 
 @pytest.mark.exhaustive
