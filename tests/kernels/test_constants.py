@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-from cupy_losses._device import anticipation, plan_rows, row_team, row_tiling, sources
+from cupy_losses._device import (
+    anticipation,
+    plan_multilabel,
+    plan_rows,
+    row_team,
+    row_tiling,
+    sources,
+)
 
 CONSTANTS = {
     ("reduction/reduction.cuh", "FAN_IN"): plan_rows.FAN_IN,
@@ -28,3 +35,11 @@ def test_the_numbers_of_a_guess() -> None:
     names = re.findall(r"^\s*(\w+),", body, re.M)
     assert len(names) * 8 == anticipation.SLOT_BYTES
     assert names.index("COUNTED") * 8 == anticipation.COUNTED_OFFSET
+
+
+def test_what_a_warp_counts_at_a_time() -> None:
+    """Two counts share a register, and the columns of a window are counted together."""
+    (power,) = re.findall(
+        r"int MOST_COUNTED = 1 << (\d+);", sources.source("kernels/multilabel_margin.cu")
+    )
+    assert max(plan_multilabel.WINDOW, plan_multilabel.WINDOW_ACROSS) <= 1 << int(power) < 1 << 16
