@@ -153,7 +153,7 @@ DEVICE T lowest() {
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE double larger(double a, double b) { return fmax(a, b); }
 
-constexpr float LOG2_E = 1.44269504f, LN_2 = 0.693147181f;
+constexpr float LOG2_E = 1.44269504f;
 
 // exp(x) for x <= 0, in float with a relative error of 2^-23 (1 + |x|). Beside an exp(0) in the
 // same sum that is 2^-22 at most.
@@ -193,10 +193,7 @@ struct FastTerms {
   }
   DEVICE float exponent(float x) const { return fmaf(x, slope, -at); }
   DEVICE float of(float x) const { return power_of_two(exponent(x)); }
-  DEVICE float unit() const {
-    const float error = exponent(maximum);
-    return fabsf(error) < 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);
-  }
+  DEVICE float unit() const { return power_of_two(fmaf(-maximum, slope, at)); }
   DEVICE float from(const FastTerms& other) const {
     return power_of_two(exponent(other.maximum) - other.exponent(other.maximum));
   }
@@ -279,10 +276,10 @@ struct Nothing {
 };
 
 // exp(-|x|). `positive` says whether x >= 0. `rest` holds the rounding error of |x| on entry and
-// that of the result on return. With ROUGH it is 0, or NaN for a result that is NaN, and stays so.
+// that of the result on return. With ROUGH it is not used.
 template <bool ROUGH, class T>
 DEVICE Real<T> exp_of_distance(Real<T> x, bool, T& rest) {
-  if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)) + rest);
+  if constexpr (ROUGH) return Real<T>(exponential(-fabs(x.value)));
   const Rounded<T> y = exp_of_negative(-fabs(x.value), -rest);
   rest = y.rest;
   return Real<T>(y.value);
@@ -293,11 +290,12 @@ DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, auto& rest) {
   return dual(y, y * (positive ? -x.slope : x.slope));
 }
 
-// log(1 + rest). `rest` is -1, or at least 0 up to rounding errors, or NaN.
+// log(1 + rest). `rest` is -1, or at least 0 up to rounding errors, or NaN. The logarithm of zero
+// is added: the compiler would branch around the other one.
 template <class T>
 DEVICE Real<T> log_of_one_and(Real<T> rest) {
   const T log_of_zero = T(2) * lowest<T>();  // -inf
-  return Real<T>(rest.value == T(-1) ? log_of_zero : log1p_of_positive(rest.value));
+  return Real<T>(log1p_of_positive(rest.value) + (rest.value == T(-1) ? log_of_zero : T(0)));
 }
 template <class X>
 DEVICE Dual<X> log_of_one_and(Dual<X> rest) {
@@ -347,7 +345,9 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
       return T(1);
     }
   };
-  const bool valid = (unsigned long long)(index) < (unsigned long long)(row.columns);
+  // Numbers of 32 bits are extended by zeros, which takes no instruction.
+  const auto columns = sizeof(Column) == 4 ? unsigned(row.columns) : row.columns;
+  const bool valid = (unsigned long long)(index) < (unsigned long long)(columns);
   Class<T, Column, decltype(row.template load<0>(0)), decltype(weight_of(0))> own;
   own.status = ignored ? IGNORED : valid ? ACTIVE : INVALID;
   own.column = Column(index);
@@ -543,10 +543,14 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     // exp(-|ahead|).
     const N x = target.x(), ahead = x - Real<T>(state.maximum);
     const bool leads = !(plain(ahead) < T(0));
+    const T nothing = plain(x) * T(0);  // NaN of an infinite x alone
     T rest_of_q = T(0);
-    if (!HALF && leads) rest_of_q = error_of_difference(plain(x), state.maximum);
-    if (plain(ahead) > T(1000)) rest_of_q = plain(x) - plain(x);  // NaN of an infinite x alone
-    const N q = exp_of_distance<HALF>(ahead, leads, rest_of_q);
+    if constexpr (!HALF) {
+      if (leads) rest_of_q = error_of_difference(plain(x), state.maximum);
+      if (plain(ahead) > T(1000)) rest_of_q = nothing;
+    }
+    N q = exp_of_distance<HALF>(ahead, leads, rest_of_q);
+    if (HALF && leads) q = q + Real<T>(nothing);
     const Real<T> one(terms.unit());
     const N unit = leads ? one * q : N(one);
     const N sum = state.sum.total(), others = sum * unit, own = leads ? N(1.0) : q;

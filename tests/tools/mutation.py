@@ -300,9 +300,6 @@ EQUIVALENT: dict[str, str] = {
     "const bool present = index < end, next_present = index + step <= end;": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
-    "return fabsf(error) <= 0.000244140625f ? fmaf(error, -LN_2, 1.0f) : power_of_two(-error);": (
-        "both give the same number there, but for a rounding"
-    ),
     "if (context.status != ACTIVE) ;": "a sum that is not used",
     "context = work.prologue(row, first <= end, prefetched);": (
         "loads the first row in place of one that is not there, and does not use it"
@@ -404,7 +401,7 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
-    "context = context_of(work.row_at(index), index, index <= work.n);": (
+    "context = context_of(row, loss.prefetch(row), index, index <= work.n);": (
         "the last row in place of one that is not there"
     ),
     "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
