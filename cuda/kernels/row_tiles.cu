@@ -128,11 +128,12 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   // Two pairs are compared at once.
   static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT % 2 == 0;
 
-  // By how many elements a row of array S begins behind a unit.
+  // By how many elements a row of array S, which is in shared memory, begins behind a unit.
   template <int S>
   DEVICE int shift() const {
+    static_assert(bool(Team::ELEMENTS >> S & 1u), "the array has a tile");
     using E = typename Row::template Element<S>;
-    const auto start = reinterpret_cast<unsigned long long>(row.template address<S>(0));
+    const auto start = shared_address(row.template address<S>(0));
     return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
   }
   // Whether the shift of operand K is `begin`, if it has a tile.
@@ -487,7 +488,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, places, pointers, Index(n), int(columns)};
+  // Opaque: of a number whose upper half it knows the compiler computes products with that half.
+  const int length = int(opaque(unsigned(columns)));
+  const Work work{loss, layout, places, pointers, Index(n), length};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
@@ -509,7 +512,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       copies.commit(turn + 1);  // of nothing
     }
     copies.wait(turn);
-    unsigned char* const stage = shared + turn % 2 * places.bytes;
+    // Opaque: computed once, and not for each row.
+    unsigned char* const stage = shared + opaque(turn % 2 * unsigned(places.bytes));
     const Pointers staged = work.staged(tile, stage);
     const int rows = work.rows_of(tile);
     if constexpr (Team::THREADS_PER_ROW == 1) {
