@@ -7,9 +7,9 @@
 // THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows, in batches of
 // COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
 // THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
-// k of VECTORS: the elements of array k in WIDTH rows are one access. Gradients that are STAGED go
-// through shared memory. The last OVERLAP rows of a tile are in the next tile, too. A
-// multiprocessor is to hold RESIDENT blocks.
+// k of VECTORS: the elements of array k in WIDTH rows are one access, and in no array does the last
+// dimension end between these. Gradients that are STAGED go through shared memory. The last OVERLAP
+// rows of a tile are in the next tile, too. A multiprocessor is to hold RESIDENT blocks.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
           int RESIDENT_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
 struct StridedTeam {
@@ -111,6 +111,17 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     }
   }
 
+  // The largest number of the first operand in each row, where they are found for all rows at once.
+  DEVICE Vector<T, WIDTH> largest_of_rows() const {
+    Vector<T, WIDTH> largest{};
+    if constexpr (FINDS_ALL) {
+      const auto found = largest_pair();
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) largest.at[v] = convert<T>(v == 0 ? found.x : found.y);
+    }
+    return largest;
+  }
+
   // Those of place k in row V: get<i>() of it is the number in operand i.
   template <int V>
   DEVICE auto numbers(const Row& row, int k) const {
@@ -123,11 +134,14 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     static constexpr int WIDTH = 4, COUNT = BATCH / WIDTH;  // places for sums
     const StridedBatch& batch;
     const Row& row;
-    Places hidden;  // from a loss that is told
+    T largest_of_row;  // where it is found for all rows at once
+    Places hidden;     // from a loss that is told
 
     // The largest number of the first operand, and `so_far`.
     DEVICE T largest(T so_far) const {
-      if constexpr (HAS_PAIRS) {
+      if constexpr (FINDS_ALL) {
+        return larger(so_far, largest_of_row);
+      } else if constexpr (HAS_PAIRS) {
         const auto found = batch.largest_pair();
         return larger(so_far, convert<T>(V == 0 ? found.x : found.y));
       } else {
@@ -169,6 +183,9 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   // Numbers of half precision are compared in pairs, whether or not a thread has both.
   static constexpr bool HAS_PAIRS =
       ARCHITECTURE >= 800 && is_half<typename Row::template Element<FIRST>>;
+  // Those of all rows at once, where no row hides an element from that. With gradients there are no
+  // registers for it.
+  static constexpr bool FINDS_ALL = HAS_PAIRS && OTHERS_HIDDEN;
   // The largest numbers of the first operand, in x and y of a pair of rows, or in x.
   DEVICE auto largest_pair() const {
     const auto pair_at = [&](int k) {

@@ -62,8 +62,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE auto locate(Index row) const { return layout.rows.locate(row); }
   DEVICE Rows rows_of(Index tile) const {
     const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
+    const auto at = locate(there);
     // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
-    Rows rows{{locate(there + V)...}, first, first < n};
+    Rows rows{{located<V>(at, there)...}, first, first < n};
     return rows;
   }
   DEVICE Row row_at(const Rows& rows, int v) const {
@@ -96,17 +97,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // The context of a row; one that is not there is ignored.
   static __device__ Row a_row();
   static __device__ const Loss& a_loss();
-  using Context = decltype(a_loss().prologue(a_row(), a_loss().prefetch(a_row())));
-  DEVICE Context context_of(const Row& row, bool present) const {
+  using Prefetched = decltype(a_loss().prefetch(a_row()));
+  using Context = decltype(a_loss().prologue(a_row(), Prefetched()));
+  DEVICE Context context_of(const Row& row, const Prefetched& prefetched, bool present) const {
     Context context;
     context.status = IGNORED;
-    if (present) context = loss.prologue(row, loss.prefetch(row));
+    if (present) context = loss.prologue(row, prefetched);
     return context;
   }
   template <bool FIRST>
   DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows,
                   const Context (&contexts)[WIDTH]) const {
-    (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V]), ...);
+    const auto largest = batch.largest_of_rows();
+    (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
   }
   // What SPLIT leaves of a section, behind the contexts of all rows.
   DEVICE State& left_state(unsigned char* memory, long long tiles, long long section, int v) const {
@@ -174,6 +177,17 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
  private:
+  // Row R of those of a thread, the first of which is located.
+  template <int R>
+  DEVICE auto located(const auto& at, Index first) const {
+    if constexpr (R == 0) {
+      return at;
+    } else if constexpr (Team::VECTORS != 0) {
+      return layout.rows.next(at);
+    } else {
+      return locate(first + R);
+    }
+  }
   // Where the gradient of a row begins in column 0, in elements, modulo those of a sector.
   DEVICE unsigned place_in_sector(Index row) const {
     const auto* const gradient = row_at(row).template address<Row::INPUTS>(Column(0));
@@ -216,9 +230,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
   template <bool FIRST, int R, class B>
-  DEVICE void add_of(State& state, B& batch, const Row& row, const Context& context) const {
+  DEVICE void add_of(State& state, B& batch, const Row& row, const Context& context,
+                     T largest) const {
     if (context.status != ACTIVE) return;
-    typename B::template Of<R> elements{batch, row, {}};
+    typename B::template Of<R> elements{batch, row, largest, {}};
     if constexpr (B::TELLS) {
       elements.hidden = batch.place_of(context.column);
     } else if constexpr (Loss::HIDES) {
@@ -399,22 +414,28 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (Team::STAYS) batch = work.template load<Team::SURE, false>(rows, Team::thread());
     Context contexts[WIDTH];
     // Elements may be overwritten already where another launch has left the context.
-    const auto context_of = [&](const auto& row, Index index, bool present) {
+    const auto context_of = [&](const auto& row, const auto& prefetched, Index index,
+                                bool present) {
       if constexpr (PHASE == MERGE) return left<Context>(memory, index);
-      const Context context = work.context_of(row, present);
+      const Context context = work.context_of(row, prefetched, present);
       if (PHASE == SPLIT && split == 0) left<Context>(memory, index) = context;
       return context;
     };
     if constexpr (ALONE) {
+      // The thread waits once for what is prefetched of all its rows.
+      typename Work::Prefetched prefetched[WIDTH];
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) prefetched[v] = loss.prefetch(work.row_at(rows, v));
 #pragma unroll
       for (int v = 0; v < WIDTH; ++v) {
-        contexts[v] = context_of(work.row_at(rows, v), rows.first + v, rows.present);
+        contexts[v] = context_of(work.row_at(rows, v), prefetched[v], rows.first + v, rows.present);
       }
     } else {
       Context context{};  // without {} ptxas spills more
       if (mine < ROWS) {
         const Index index = tile * OWN_ROWS + mine;
-        context = context_of(work.row_at(index), index, index < work.n);
+        const auto row = work.row_at(index);
+        context = context_of(row, loss.prefetch(row), index, index < work.n);
       }
       if constexpr (OVERLAPS) __syncthreads();  // those of the tile before have been read
       if (mine < ROWS) contexts_of_rows[mine] = context;

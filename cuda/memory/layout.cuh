@@ -44,6 +44,13 @@ struct Layout {
     return at;
   }
 
+  // The location of the element behind one along the last dimension.
+  DEVICE Location next(Location at) const {
+#pragma unroll
+    for (int k = 0; k < OPERANDS; ++k) at.offset[k] += step(k, DIMS - 1);
+    return at;
+  }
+
   // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
   DEVICE Vector<T, W> load_vector(const T* operand, const Location& at) const {

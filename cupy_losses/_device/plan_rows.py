@@ -480,7 +480,7 @@ class RowLaunches(Launches):
         """By kernels/strided_rows.cu, in one of its phases, with so many sections of a block."""
         arrays = [*self._inputs, *results.outputs]
         layout, layout_bytes = self._layout(arrays, ())
-        pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, self._inputs)]
+        pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, arrays)]
         team = template(
             "StridedTeam",
             *map(str, (rows.threads, rows.threads_per_row, self._width(rows))),
