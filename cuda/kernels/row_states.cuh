@@ -40,7 +40,9 @@ DEVICE auto merged_in_warp(const auto& state) {
   return merge_rescaled_in_warp<THREADS>(rescale_to(state, LargestInWarp<THREADS>()));
 }
 
-template <class State, int COUNT>
+// States of a type that a block has in shared memory. Those of another type, number or PLACE are
+// others.
+template <class State, int COUNT, int PLACE = 0>
 DEVICE State* states_of_block() {
   alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
   return reinterpret_cast<State*>(memory);

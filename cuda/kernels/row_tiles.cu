@@ -540,9 +540,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       using Context = decltype(work.prologue(0, 0, stage));
       using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;
-      Context* const contexts = states_of_block<Context, Team::MOST_ROWS>();
-      State* const states = states_of_block<State, Team::MOST_ROWS>();
-      Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1>();
+      Context* const contexts = states_of_block<Context, Team::MOST_ROWS, 0>();
+      State* const states = states_of_block<State, Team::MOST_ROWS, 1>();
+      Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1, 2>();
       const int mine = threadIdx.x;
       if (mine < rows) contexts[mine] = work.prologue(tile, mine, stage);
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;

@@ -9,9 +9,10 @@
 // THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
 // k of VECTORS: the elements of array k in WIDTH rows are one access, and in no array does the last
 // dimension end between these. Gradients that are STAGED go through shared memory. The last OVERLAP
-// rows of a tile are in the next tile, too. A multiprocessor is to hold RESIDENT blocks.
+// rows of a tile are in the next tile, too. A multiprocessor is to hold RESIDENT blocks. There is
+// room for a state of STATE_BYTES, of each share and of each section.
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          int RESIDENT_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
+          int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
 struct StridedTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
                        RESIDENT = RESIDENT_;
@@ -22,6 +23,7 @@ struct StridedTeam {
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
   static constexpr int OVERLAP = OVERLAP_, OWN_ROWS = ROWS - OVERLAP;
+  static constexpr int STATE_BYTES = STATE_BYTES_;
 
   static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
   static DEVICE int neighbour() { return int(threadIdx.x % unsigned(NEIGHBOURS)); }

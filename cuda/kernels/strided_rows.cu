@@ -40,6 +40,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Index = typename Layout::Index;
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
+  static_assert(sizeof(State) <= Team::STATE_BYTES, "more than there is room for");
   static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH;
   // Not with gradients, which take longer then.
   static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 0;
@@ -400,8 +401,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = THREADS_PER_ROW == 1;
   constexpr bool OVERLAPS = Team::OVERLAP != 0;
-  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS>();
-  Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS>();
+  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS, 0>();
+  Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS, 1>();
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
   [[maybe_unused]] unsigned turn = 0;  // of shared memory

@@ -486,7 +486,7 @@ class RowLaunches(Launches):
             *map(str, (rows.threads, rows.threads_per_row, self._width(rows))),
             *map(str, (rows.count, rows.sure)),
             rows.stays,
-            str(rows.resident),
+            *map(str, (rows.resident, self._state)),
             bits(pairs),
             rows.staged,
             str(rows.overlap),

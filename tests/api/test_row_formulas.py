@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import pickle
@@ -16,7 +17,7 @@ import torch
 
 from cupy_losses import cosine_embedding_loss, grad, pointwise_loss, row_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
-from cupy_losses._core.loss import Request
+from cupy_losses._core.loss import FORWARD, Request
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import driver, precompile
 from cupy_losses._libraries.registry import resolve
@@ -384,6 +385,17 @@ def test_the_kernels_have_room_for_the_most_sums(kernel: str, name: str) -> None
     operands = (SHAPES[kernel],) * 3
     request = Request(wanted=(0, 1), tangents=(0,))
     precompile.compile_kernels(call, request, operands, driver.architectures()[-1])
+
+
+def test_a_state_without_room_does_not_compile() -> None:
+    """The host says how many bytes a state has, and the kernel checks it."""
+    requirements.nvrtc()
+    loss = next(written.loss for written in TABLE if written.name == "eight_sums")
+    call = prepare_of(loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
+    few = call._replace(loss=dataclasses.replace(call.loss, sums=1))
+    operands = (SHAPES["strided"],) * 2
+    with pytest.raises(ValueError, match="more than there is room for"):
+        precompile.compile_kernels(few, FORWARD, operands, driver.architectures()[-1])
 
 
 def test_source_and_signature() -> None:
