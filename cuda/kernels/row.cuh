@@ -1,6 +1,6 @@
 // Where rows lie, and what the arrays of a row are.
 #pragma once
-#include "losses/rows.cuh"
+#include "losses/row_combinators.cuh"
 #include "losses/sums.cuh"
 #include "memory/layout.cuh"
 

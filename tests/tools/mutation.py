@@ -54,6 +54,8 @@ ROW_FILES = (
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
+    "losses/row_combinators.cuh",
+    "losses/row_sums.cuh",
     "losses/rows.cuh",
     "losses/sums.cuh",
 )

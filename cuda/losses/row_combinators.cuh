@@ -1,0 +1,118 @@
+// Losses of rows made from losses of rows: their denominator, and those with a mask or a weight of
+// each row. Each reads arrays behind those of the loss that it wraps.
+#pragma once
+#include "losses/rows.cuh"
+
+// A loss whose values are what each row adds to the denominator of a mean.
+template <class Loss>
+struct Denominator : Loss {
+  static constexpr unsigned READS = 0u;
+  static constexpr bool SINGLE = false, HIDES = false;
+
+  template <class N>
+  using State = Nothing;
+  template <class N>
+  struct Finished {
+    N value;
+    typename ScalarOf<N>::type denominator;
+  };
+  template <class N, class Row>
+  DEVICE Finished<N> epilogue(const Row&, const auto& target, const Nothing&, bool) const {
+    return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
+  }
+};
+
+template <class Loss>
+constexpr bool is_denominator = false;
+template <class Loss>
+constexpr bool is_denominator<Denominator<Loss>> = true;
+
+// What is prefetched of a row, with whether a mask counts it; and its context, with its weight as
+// it is in memory.
+template <class Own, class Mask>
+struct SamplePrefetch {
+  Own own;
+  Mask counts;
+};
+template <class Context, class Weight>
+struct Sample : Context {
+  Weight sample_weight;
+};
+template <class T>
+DEVICE T sample_weight(const auto&) {
+  return T(1);
+}
+template <class T, class Context, class Weight>
+DEVICE T sample_weight(const Sample<Context, Weight>& sample) {
+  return convert<T>(sample.sample_weight);
+}
+
+template <class T>
+DEVICE T product(T x, T by) {
+  return x * by;
+}
+template <class T>
+DEVICE Real<T> product(Real<T> x, T by) {
+  return Real<T>(x.value * by);
+}
+template <class X>
+DEVICE Dual<X> product(Dual<X> x, auto by) {
+  return dual(product(x.value, by), product(x.slope, by));
+}
+
+// A loss with a mask of rows, a weight for each, or both, which are arrays behind all others that
+// it reads. What the mask leaves out is ignored. The weight multiplies the value of a row, its term
+// of the denominator and its gradients.
+template <class Loss, bool MASKED, bool WEIGHED>
+struct Sampled : Loss {
+  DEVICE auto prefetch(const auto& row) const {
+    const auto counts = [&] {
+      if constexpr (MASKED) {
+        return row.template load_of_sample<0>();
+      } else {
+        return true;
+      }
+    };
+    return SamplePrefetch<decltype(Loss::prefetch(row)), decltype(counts())>{Loss::prefetch(row),
+                                                                             counts()};
+  }
+  template <class Row>
+  DEVICE auto prologue(const Row& row, const auto& prefetched) const {
+    const auto weight = [&] {
+      if constexpr (WEIGHED) {
+        return row.template load_of_sample<int(MASKED)>();
+      } else {
+        return typename Row::Scalar(1);
+      }
+    };
+    using Context = decltype(Loss::prologue(row, prefetched.own));
+    Sample<Context, decltype(weight())> sample{Loss::prologue(row, prefetched.own), weight()};
+    if (!prefetched.counts) sample.status = IGNORED;
+    return sample;
+  }
+  template <class N, class Row>
+  DEVICE auto epilogue(const Row& row, const auto& context, const auto& state, bool valued) const {
+    auto done = Loss::template epilogue<N>(row, context, state, valued);
+    if constexpr (WEIGHED) {
+      const auto weight = sample_weight<typename Row::Scalar>(context);
+      done.value = product(done.value, weight);
+      done.denominator = product(done.denominator, weight);
+      if constexpr (!is_denominator<Loss>) {
+        Loss::scale(done, [&](auto x) { return product(x, weight); });
+      }
+    }
+    return done;
+  }
+};
+template <class Loss, bool MASKED, bool WEIGHED>
+constexpr bool is_denominator<Sampled<Loss, MASKED, WEIGHED>> = is_denominator<Loss>;
+
+// How many arrays say how much each row counts.
+template <class Loss>
+constexpr int sample_arrays = 0;
+template <class Loss, bool MASKED, bool WEIGHED>
+constexpr int sample_arrays<Sampled<Loss, MASKED, WEIGHED>> = int(MASKED) + int(WEIGHED);
+
+// Whether the denominator of a mean is the number of rows that the loss does not ignore itself.
+template <class Loss>
+constexpr bool counts_rows = !Loss::WEIGHTED && sample_arrays<Loss> == 0;
