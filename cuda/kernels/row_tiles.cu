@@ -16,12 +16,17 @@
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
-// THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on units of UNIT neighbouring
-// elements, BATCH of them at a time. PAIRED: rows of an odd number of elements of half precision,
-// of one thread each, in units of two; the element that is left is at one end. PARTS: part k is
-// every PARTS-th unit of a thread in a row, from its unit k on. A multiprocessor is to hold
-// RESIDENT blocks. Array k has a tile in shared memory if it has an element for each one of a row,
-// which is bit k of ELEMENTS, or one number for each row, which is bit k of NUMBERS.
+// The threads of a row in a tile.
+//   THREADS          those of a block
+//   THREADS_PER_ROW  those of a row
+//   UNIT             the neighbouring elements that a thread reads at once
+//   BATCH            the units that it takes at a time
+//   PAIRED           rows of an odd number of elements of half precision, of one thread each, are
+//                    read in units of two; the element that is left is at one end
+//   PARTS            part k is every PARTS-th unit of a thread in a row, from its unit k on
+//   RESIDENT         how many blocks a multiprocessor is to hold
+//   ELEMENTS         bit k: array k has a tile of an element for each one of a row
+//   NUMBERS          bit k: array k has a tile of one number for each row
 template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int PARTS_,
           int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
 struct TileTeam {

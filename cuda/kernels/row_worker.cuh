@@ -5,12 +5,18 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 
-// THREADS_PER_ROW threads, of a block of THREADS, work on a row, each on SLOTS vectors of WIDTH
-// elements of a share of it (or, if 0, on any number, of a split), BATCH of them at a time. SHIFTS:
-// rows may begin anywhere inside an aligned vector. RANKS: the shares of a row, one for each block
-// of a CLUSTER, else all of one block. RESIDENT: how many blocks a multiprocessor is to hold.
-// EXACT: all batches are full. HELD: if not 0, the one batch that a thread has of a row waits in
-// registers, and is loaded HELD rows ahead.
+// The threads of a row.
+//   THREADS          those of a block
+//   THREADS_PER_ROW  those of a row
+//   WIDTH            the elements of a vector
+//   BATCH            the vectors that a thread takes at a time
+//   SLOTS            the vectors of a thread in a share of a row; 0: any number, in a split
+//   RANKS            the shares of a row, one for each block of a CLUSTER, else all of one block
+//   RESIDENT         how many blocks a multiprocessor is to hold
+//   SHIFTS           whether rows may begin anywhere inside an aligned vector
+//   EXACT            whether all batches are full
+//   HELD             if not 0, the one batch that a thread has of a row waits in registers, and is
+//                    loaded HELD rows ahead
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_,
           int RESIDENT_, bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
 struct Team {

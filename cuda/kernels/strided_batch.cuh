@@ -4,13 +4,20 @@
 #include "kernels/row.cuh"
 #include "memory/instructions.cuh"
 
-// THREADS_PER_ROW threads, of a block of THREADS, work on WIDTH neighbouring rows, in batches of
-// COUNT elements. A row STAYS in registers: each thread has a batch of it, of every
-// THREADS_PER_ROW-th element, which is its share. At least SURE elements of a batch are there. Bit
-// k of VECTORS: the elements of array k in WIDTH rows are one access, and in no array does the last
-// dimension end between these. Gradients that are STAGED go through shared memory. The last OVERLAP
-// rows of a tile are in the next tile, too. A multiprocessor is to hold RESIDENT blocks. There is
-// room for a state of STATE_BYTES, of each share and of each section.
+// The threads of neighbouring rows.
+//   THREADS          those of a block
+//   THREADS_PER_ROW  those of a row
+//   WIDTH            the neighbouring rows that a thread works on
+//   COUNT            the elements of a batch
+//   SURE             how many of them are there at least
+//   STAYS            whether a row stays in registers: each thread has a batch of it, of every
+//                    THREADS_PER_ROW-th element, which is its share
+//   RESIDENT         how many blocks a multiprocessor is to hold
+//   STATE_BYTES      the room for a state, of each share and of each section
+//   VECTORS          bit k: the elements of array k in WIDTH rows are one access, and in no array
+//                    does the last dimension end between these rows
+//   STAGED           whether gradients go through shared memory
+//   OVERLAP          how many rows of a tile the next one has, too
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
           int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
 struct StridedTeam {

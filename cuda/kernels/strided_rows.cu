@@ -149,9 +149,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   // The same for a tile whose elements are read again, by all threads of the block: gradients of
-  // the sectors that begin in its own rows. Columns that are as far apart as a sector has elements
-  // begin at the same place of one. In these a thread has the row that is as far behind the first
-  // such sector as the thread is behind the first one.
+  // the sectors that begin in its own rows. In a column, thread t takes row t of those behind the
+  // begin of the first such sector. Columns whose distance is the elements of a sector begin at the
+  // same place of one.
   DEVICE void differentiate_sectors(Index tile, const Context* contexts_of_rows,
                                     const Finished* finished) const {
     static_assert(WIDTH == 1, "a thread has one row");

@@ -33,8 +33,9 @@
 //                    replaces each factor x of the gradients by f(x)
 //   gradient<K>(row, finished, x)
 //                    the derivative of the value by an element of operand K
-//   SINGLE           whether the element of context.column has a derivative of its own,
+//   SINGLE           whether the element of context.column has a derivative of its own
 //   gradient_of_target(finished)
+//                    that derivative, where SINGLE
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a tangent, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
@@ -237,9 +238,9 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     }
   }
   // The same with terms relative to that of the class, as if it were the largest one: no element is
-  // compared. Half precision leaves room for the errors of terms above 1. The factor of gradients
-  // is divided by the sum before it is multiplied by terms. A large sum would make 0 of a small
-  // one, as subnormal numbers are 0.
+  // compared. Half precision leaves room for the errors of terms above 1. The sum must not be too
+  // large: the factor of gradients is divided by it before it is multiplied by terms, and a small
+  // factor would become subnormal, which is 0 on a device.
   static constexpr bool ANCHORED = FAST;
   template <class N>
   DEVICE bool add_anchored(State<N>& state, const auto& target, auto& elements) const {

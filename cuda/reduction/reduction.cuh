@@ -104,9 +104,9 @@ struct NoFactor {
 //
 // `guess` is null or the numbers of a Guess. A pass without grad_output takes ANTICIPATED. The
 // backward pass stores grad_output as ANTICIPATED for a later call. If grad_output equals USED and
-// COUNTED equals DIVIDED_BY, it does nothing else. Without a backward pass, grad_output is USED
-// itself, so that the counts alone decide. No pass reads the numbers that it writes, so that all
-// blocks agree.
+// COUNTED equals DIVIDED_BY, it does nothing else. Where the gradients of a call without a backward
+// pass are computed anew, the address of grad_output is that of the Guess: its number is USED, so
+// that the counts alone decide. No pass reads the numbers that it writes, so that all blocks agree.
 struct Factor {
   double value = 1.0;
   bool is_done = false;
