@@ -20,18 +20,19 @@ SERIES = [
 ]
 TICKS = [digit * 10.0**exponent for exponent in range(-1, 5) for digit in (1, 2, 5)]
 SHORT = 0.35  # inches of a shape
+OF_LOSSES = ("k", "C5", "C6", "C7", "C8", "C9", "darkblue")  # no colours of SERIES
 
 
 def source(results: Sequence[dict[str, Any]]) -> str:
     """Where the numbers are from."""
-    lines = []
+    dates: dict[str, list[str]] = {}
     for e in (result["environment"] for result in results):
         line = f"{e['gpu']}, driver {e['driver']}, CUDA {e['cuda']}, CuPy {e['cupy']}, "
         line += f"torch {e['torch']}"
         for package in ("liger-kernel", "quack-kernels"):
             line += f", {package} {e[package]}" if e.get(package) else ""
-        lines.append(f"{line}, {e['date']}")
-    return "\n".join(dict.fromkeys(lines))
+        dates.setdefault(line, []).append(e["date"])
+    return "\n".join(f"{line}, {' and '.join(sorted(set(of)))}" for line, of in dates.items())
 
 
 def by_length(results: Sequence[dict[str, Any]], section: str, dtype: str) -> list[dict[str, Any]]:
@@ -76,33 +77,38 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
     dtypes = dict.fromkeys(
         row["dtype"] for result in results for name in sections for row in result.get(name, ())
     )
-    parts = [(_lines, by_length(results, "classes_last", dtype), 4.0, dtype) for dtype in dtypes]
-    parts += [(_losses, by_length(results, "row_lengths", dtype), 5.0, dtype) for dtype in dtypes]
+    parts: list[tuple[Any, str, list[dict[str, Any]], float, str]] = []
+    for kind, subject, section, height in (
+        (_lines, "cross_entropy, classes last", "classes_last", 4.0),
+        (_losses, "losses over rows", "row_lengths", 5.0),
+    ):
+        of_section = [(dtype, by_length(results, section, dtype)) for dtype in dtypes]
+        parts += [(kind, subject, rows, height, dtype) for dtype, rows in of_section]
     for dtype in dtypes:
         rows = shapes(results, dtype)
-        parts.append((_dots, rows, 1.0 + SHORT * len(rows), dtype))
-    parts = [part for part in parts if part[1]]
+        parts.append((_dots, "strided operands", rows, 1.0 + SHORT * len(rows), dtype))
+    parts = [part for part in parts if part[2]]
     if not parts:
         raise ValueError("there are no results to draw")
-    heights = [height for _, _, height, _ in parts]
+    heights = [height for *_, height, _ in parts]
     figure = Figure(figsize=(14, sum(heights) + 1.5), layout="constrained")
     grid = figure.subplots(len(parts), 2, squeeze=False, height_ratios=heights, sharey="row")
     handles: dict[str, Any] = {}
-    for (kind, rows, _, dtype), line in zip(parts, grid, strict=True):
+    for (kind, subject, rows, _, dtype), line in zip(parts, grid, strict=True):
         for number, axes in enumerate(line):
             kind(axes, rows, number, handles)
-            axes.set_title(f"{dtype}, {PASSES[number]}")
-    figure.suptitle(source(results), fontsize="medium")
+            axes.set_title(f"{subject}: {dtype}, {PASSES[number]}")
+    figure.supxlabel(source(results), fontsize="medium")
     labels = [series[1] for series in SERIES if series[1] in handles]
     if labels:
         legend = [handles[label] for label in labels]
-        figure.legend(legend, labels, loc="outside lower center", ncols=len(labels))
+        figure.legend(legend, labels, loc="outside upper center", ncols=len(labels))
     figure.savefig(path, dpi=100)
 
 
 def _lines(axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict[str, Any]) -> None:
     """Over the class count, a line a peer."""
-    for names, label, colour, style in SERIES:
+    for names, label, colour, style in reversed(SERIES):  # this package's above the others
         if found := points(rows, names[number]):
             counts = [rows[k]["shape"][1] for k, _ in found]
             times = [ratio for _, ratio in found]
@@ -120,10 +126,11 @@ def _losses(
 ) -> None:
     """Over the length of a row, a line a loss of this package; a legend where the lines fall."""
     name = SERIES[0][0][number]
-    for loss in dict.fromkeys(row["loss"] for row in rows):
+    for k, loss in enumerate(dict.fromkeys(row["loss"] for row in rows)):
         own = [row for row in rows if row["loss"] == loss]
         lengths = [row["shape"][-1] for row in own]
-        axes.plot(lengths, [ratios(row)[name] for row in own], marker=".", label=loss)
+        times = [ratios(row)[name] for row in own]
+        axes.plot(lengths, times, color=OF_LOSSES[k], marker=".", label=loss)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("elements of a row")
@@ -135,7 +142,7 @@ def _losses(
 
 def _dots(axes: Any, rows: Sequence[dict[str, Any]], number: int, handles: dict[str, Any]) -> None:
     """A row of dots a shape."""
-    for names, label, colour, style in SERIES:
+    for names, label, colour, style in reversed(SERIES):
         if found := points(rows, names[number]):
             places, times = zip(*found, strict=True)
             fill = "full" if style == "-" else "none"
