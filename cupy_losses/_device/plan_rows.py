@@ -159,9 +159,18 @@ class RowLaunches(Launches):
         if main.dtype not in FLOATING:
             size = min(item_size(a.dtype) for a in own if a.streamed and a.dtype in FLOATING)
         streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
-        rows, of_loss = self._rows, (self._loss.precise, self._loss.hides)
-        lie = rows.step(main), starts, rows.lie_apart(main)
-        return RowMemory(rows.number, rows.columns, size, streamed, *lie, *of_loss)
+        rows = self._rows
+        return RowMemory(
+            rows.number,
+            rows.columns,
+            size,
+            streamed,
+            rows.step(main),
+            starts,
+            apart=rows.lie_apart(main),
+            precise=self._loss.precise,
+            hides=self._loss.hides,
+        )
 
     def _is_streamed(self, name: str) -> bool:
         role = self._loss.role(name)
@@ -269,8 +278,15 @@ class RowLaunches(Launches):
         # Of integers vectors of two, and no pairs of half precision.
         size = item_size(main.dtype if main.dtype in FLOATING else "float64")
         kept = self._state + self._finished
-        of_loss = self._loss.hides, self._loss.precise
-        return row_tile(rows.columns, size, elements, numbers, kept, *of_loss)
+        return row_tile(
+            rows.columns,
+            size,
+            elements,
+            numbers,
+            kept,
+            hides=self._loss.hides,
+            precise=self._loss.precise,
+        )
 
     def _strided(self, outputs: Sequence[RowArray]) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""

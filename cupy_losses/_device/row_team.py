@@ -7,7 +7,7 @@ whether rows begin inside vectors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from . import driver
 from .banks import BANKS, WORD_BYTES, bank_conflicts
@@ -86,6 +86,7 @@ class RowMemory:
     element_sizes: tuple[int, ...]
     step: int
     starts: tuple[int, ...]
+    _: KW_ONLY
     apart: bool
     precise: bool
     hides: bool

@@ -103,6 +103,7 @@ def row_tile(
     elements: Mapping[int, int],
     numbers: Mapping[int, int],
     kept: int,
+    *,
     hides: bool = False,
     precise: bool = False,
 ) -> RowTile | None:

@@ -145,7 +145,7 @@ def exercise(
 
 def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rows of any length be those of kernels/rows.cu."""
-    monkeypatch.setattr(plan_rows, "row_tile", lambda *arguments: None)
+    monkeypatch.setattr(plan_rows, "row_tile", lambda *arguments, **options: None)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,9 @@ def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
     """Those of 223 halves are a multiple of 32 words apart, those of 333 are not."""
 
     def team(columns: int, size: int, starts: tuple[int, ...]) -> RowTeam:
-        memory = RowMemory(100, columns, size, (size,), 1, starts, False, False, True)
+        memory = RowMemory(
+            100, columns, size, (size,), 1, starts, apart=False, precise=False, hides=True
+        )
         return row_team.row_team(memory, False, 0)
 
     with installed():
@@ -377,7 +379,17 @@ def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
     for size, arrays, columns in itertools.product((2, 4, 8), (1, 2, 3, 8), range(2, 6000, 13)):
         for precise, hides in itertools.product((False, True), (False, True)):
             sizes = (size,) * arrays
-            memory = RowMemory(1000, columns, size, sizes, 1, (columns, 0), False, precise, hides)
+            memory = RowMemory(
+                1000,
+                columns,
+                size,
+                sizes,
+                1,
+                (columns, 0),
+                apart=False,
+                precise=precise,
+                hides=hides,
+            )
             team = row_team.row_team(memory, True, smallest)
             assert team.threads % 32 == 0
 

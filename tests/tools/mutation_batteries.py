@@ -438,7 +438,7 @@ def _planned(tiled: bool = True, module: ModuleType = row_team, **constants: int
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         if not tiled:
-            patch.setattr(plan_rows, "row_tile", lambda *arguments: None)
+            patch.setattr(plan_rows, "row_tile", lambda *arguments, **options: None)
         for name, value in constants.items():
             patch.setattr(module, name, value)
         forget()
