@@ -34,7 +34,7 @@ template <class T>
 struct {struct_of(name)} {{
 {_fields(parameters)}
   DEVICE auto formula({arguments}) const {{
-    {_return(formula)}
+    {"return" if _is_expression(formula) else ""}
 #line 1 "{_MARK}{name}"
 {formula}
 #line 1 "end of the {_MARK}{name}"
@@ -54,21 +54,22 @@ def row_struct_of(name: str) -> str:
 
 def row_formula(name: str, program: RowProgram) -> str:
     """The class template of a formula of rows, as cuda/losses/sums.cuh wants it."""
-    operands, parameters = map(cpp_name, program.operands), map(cpp_name, program.parameters)
-    names = [*operands]
+    operands, parameters = (
+        [*map(cpp_name, names)] for names in (program.operands, program.parameters)
+    )
     logs = sum(is_log << k for k, is_log in enumerate(program.logs))
     constants = (
-        f"  static constexpr int OPERANDS = {len(names)}, SUMS = {len(program.terms)};\n"
+        f"  static constexpr int OPERANDS = {len(operands)}, SUMS = {len(program.terms)};\n"
         f"  static constexpr unsigned LOGS = {logs}u;\n"
     )
     methods = []
     for k, term in enumerate(program.terms):
-        methods.append(_method("term", [f"Constant<{k}>"], names, term.cpp()))
+        methods.append(_method("term", [f"Constant<{k}>"], operands, term.cpp()))
     length, *sums = program.loss.operands
     methods.append(_method("loss", [f"Real<T> {length}"], sums, program.loss.cpp()))
     return (
         f"template <class T>\nstruct {struct_of(name)} {{\n"
-        f"{constants}{_fields([*parameters])}\n{''.join(methods)}}};"
+        f"{constants}{_fields(parameters)}\n{''.join(methods)}}};"
     )
 
 
@@ -86,7 +87,7 @@ using {row_struct_of(name)} = OfSums<T, {struct}<T>>;
 
 def _method(name: str, first: Sequence[str], operands: Sequence[str], body: str) -> str:
     """A method of a formula, of numbers of any type."""
-    lines = f"{_return(body)} {body};".lstrip() if _return(body) else body
+    lines = f"return {body};" if _is_expression(body) else body
     text = "".join(f"    {line}\n" for line in lines.split("\n"))
     return (
         f"  DEVICE auto {name}({', '.join([*first, _arguments(operands)])}) const {{\n{text}  }}\n"
@@ -102,9 +103,9 @@ def _arguments(operands: Sequence[str]) -> str:
     return ", ".join(f"auto {operand}" for operand in operands)
 
 
-def _return(formula: str) -> str:
-    """What stands in front of a formula that is an expression."""
-    return "return" if re.search(r"\breturn\b", formula) is None else ""
+def _is_expression(formula: str) -> bool:
+    """Whether a formula is an expression, and not statements that return one."""
+    return re.search(r"\breturn\b", formula) is None
 
 
 def in_ascii(source: str) -> str:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
 from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
+
+_Made = TypeVar("_Made", Program, RowProgram)
 
 _WORDS = "Python's operators and NumPy's functions"
 _NO_FUNCTION = "{} is no function of a formula: write {}"
@@ -133,7 +135,8 @@ def trace(
         TypeError: If it does what no formula can.
 
     """
-    return _traced(_Recorder(operands, parameters), name, function, by_keyword)
+    recorder = _Recorder(operands, parameters)
+    return _traced(recorder, recorder.program, name, function, by_keyword)
 
 
 def trace_rows(
@@ -145,12 +148,17 @@ def trace_rows(
 ) -> RowProgram:
     """The same of a function of whole rows, which makes one number of sums over their elements."""
     recorder = _RowRecorder(operands, parameters)
-    return RowProgram.split(_traced(recorder, name, function, by_keyword))
+    return _traced(recorder, recorder.row_program, name, function, by_keyword)
 
 
 def _traced(
-    recorder: _Recorder, name: str, function: Callable[..., Any], by_keyword: Sequence[str]
-) -> Program:
+    recorder: _Recorder,
+    program: Callable[[Any], _Made],
+    name: str,
+    function: Callable[..., Any],
+    by_keyword: Sequence[str],
+) -> _Made:
+    """The program of the result of a function, which a recorder makes of it."""
     values = recorder.arguments()
     keywords = {argument: values.pop(argument) for argument in by_keyword}
     failures: list[_TraceError] = []
@@ -159,7 +167,7 @@ def _traced(
         result = function(*values.values(), **keywords)
         if failures:  # the function has caught it, and may have gone on with anything
             raise failures[0]
-        return recorder.program(result)
+        return program(result)
     except TypeError as error:
         message = str(error)
         if not isinstance(error, _TraceError):
@@ -332,10 +340,9 @@ class _RowRecorder(_Recorder):
             raise _TraceError(_SECOND_PASS)
         return value
 
-    def program(self, result: Any) -> Program:
+    def row_program(self, result: Any) -> RowProgram:
         """The program of a result, which is one number of a row."""
-        program = super().program(result)
-        rows = RowProgram.split(program)
+        rows = RowProgram.split(self.program(result))
         if not rows.terms or result.of_element:
             raise _TraceError(_NO_SUM)
         if rows.sums > MOST_SUMS:
@@ -343,7 +350,7 @@ class _RowRecorder(_Recorder):
                 f"a formula has at most {MOST_SUMS} different sums, not {rows.sums}, of which each "
                 "np.logaddexp.reduce is two"
             )
-        return program
+        return rows
 
     def _sum(self, name: str, function: Callable[..., Any], x: Any) -> Value:
         return self._value(Step(function, (self._elements(name, x).place,)), of_row=True)

@@ -100,7 +100,7 @@ class Launch:
         self._new_block = functools.partial(_Block, packed, offsets, pointers, parameters)
         # Each thread that launches takes one; pop and append are one step each.
         self._free = [self._new_block()]
-        self._kernel = kernel
+        self._kernel = kernel  # keeps the code loaded
         self._launch = functools.partial(
             driver.launcher(), kernel.pointer, grid[0], grid[1], 1, threads, 1, 1, shared
         )

@@ -256,7 +256,6 @@ class Builder(ABC):
 
     def __init__(self, library: DeviceLibrary, problem: Problem) -> None:
         self._library = library
-        self._address = library.address
         self._problem = problem
         given = tuple(range(1, 1 + len(problem.given)))
         self._operand_addresses = given[problem.request.denominator :]

@@ -137,7 +137,7 @@ class RowLaunches(Launches):
         order = [*range(leading), *range(first, len(problem.operands))]
         order += [leading + call.masked] * call.weighted + [leading] * call.masked
         order += [first - 1] * call.sampled
-        names = problem.request.names(call)[-len(order) :]
+        names = problem.request.names(call)[problem.request.denominator :]
         self._inputs = [
             RowArray(
                 problem.operands[k].dtype,
