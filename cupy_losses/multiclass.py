@@ -123,7 +123,7 @@ def _first(condition: Any) -> Any:
 
 def _by_counts(call: Call, z_loss: float = 0.0) -> Call:
     loss = _OF_PROBABILITIES[False, z_loss != 0, False]
-    return Call(loss, "none", (0.0, z_loss), False, False, axis=call.axis)
+    return Call(loss, "none", (0.0, z_loss), axis=call.axis)
 
 
 def _smoothing_by_counts(

@@ -133,7 +133,7 @@ class OwnLoss(ABC):
 
         """
         values = tuple(self._defaults.values())
-        compile_once(Call(self._loss, "none", values, False, False))
+        compile_once(Call(self._loss, "none", values))
 
     def __repr__(self) -> str:
         return f"<loss function {self.__name__}>"

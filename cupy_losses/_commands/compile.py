@@ -77,7 +77,7 @@ def _compile(function: losses.LossFunction, shape: Shape, dtype: str, architectu
         for own, own_shape, _ in synthetic.described(loss, shape, dtype).values()
     ]
     for request in _REQUESTS:
-        call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
+        call = Call(loss, "mean", (1.0,) * len(loss.parameters))
         precompile.compile_kernels(call, request, operands, architecture)
     return time.perf_counter() - start
 

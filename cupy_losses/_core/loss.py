@@ -227,8 +227,8 @@ class Call(NamedTuple):
     loss: Loss
     reduction: str
     parameters: tuple[float | int, ...]
-    weighted: bool
-    masked: bool
+    weighted: bool = False
+    masked: bool = False
     scale: float = 1.0
     scaled: bool = False
     axis: int | None = None

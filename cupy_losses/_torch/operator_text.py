@@ -59,12 +59,12 @@ def _read(given: dict[str, Any]) -> Asked:
         loss_of_key(given.pop("loss")),
         given.pop("reduction"),
         given.pop("parameters", ()),
-        given.pop("weighted", False),
-        given.pop("masked", False),
-        given.pop("scale", 0.0),
-        given.pop("scaled", False),
-        given.pop("axis", None),
-        given.pop("sampled", False),
+        weighted=given.pop("weighted", False),
+        masked=given.pop("masked", False),
+        scale=given.pop("scale", 0.0),
+        scaled=given.pop("scaled", False),
+        axis=given.pop("axis", None),
+        sampled=given.pop("sampled", False),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)

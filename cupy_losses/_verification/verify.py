@@ -44,7 +44,7 @@ def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[Array
         formula = formula.unrolled(length)
         names = formula.operands
         points = [x[k::length] for x in points for k in range(length)]
-    call = Call(loss, "none", tuple(parameters.values()), False, False)
+    call = Call(loss, "none", tuple(parameters.values()))
     findings = Findings(names)
     checked = []
     try:

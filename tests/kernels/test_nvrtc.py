@@ -168,7 +168,9 @@ def row_specialisations(
             dtype = ("float32", "bfloat16", "float64")[number % 3]
             shape = shapes[number % len(shapes)]
             parameters = (1.0,) * len(loss.parameters)
-            call = Call(loss, "mean", parameters, loss.weights, sampled, sampled=sampled)
+            call = Call(
+                loss, "mean", parameters, weighted=loss.weights, masked=sampled, sampled=sampled
+            )
             own = tuple(row_operand(loss, name, shape, dtype) for name in call.names)
             elements = [k for k, n in enumerate(call.names) if loss.role(n) == ELEMENTS]
             wanted = tuple(elements)
@@ -225,7 +227,7 @@ def test_threads_of_a_warp_wait_for_all_of_it() -> None:
     """In rows of 4, 8 and 16 threads, also where they begin anywhere."""
     static_checks.require_disassembler()
     loss = multiclass._CROSS_ENTROPY[False, False, False]
-    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    call = Call(loss, "mean", (-100, 0.0, 0.0))
     shapes = [(1 << 20, columns) for columns in (32, 256, 333, 512)]
     with planned() as names:
         for shape, asked in itertools.product(shapes, (FORWARD, Request(wanted=(0,)))):
@@ -250,7 +252,7 @@ def test_threads_of_a_warp_wait_for_all_of_it() -> None:
 def test_row_kernels_do_not_spill(asked: Request) -> None:
     """But for a register or two, once a row."""
     loss = multiclass._CROSS_ENTROPY[False, False, False]
-    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    call = Call(loss, "mean", (-100, 0.0, 0.0))
     with planned() as planned_names:
         for dtype, shape in FAST_SHAPES:
             operands = static_checks.dense(dtype, *shape), static_checks.dense("int64", shape[0])
@@ -273,7 +275,7 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
 def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
     """No spills, no double arithmetic in loops, from one thread of a row to a whole block."""
     loss = multiclass._MULTILABEL_MARGIN
-    call = Call(loss, "mean", (), False, False)
+    call = Call(loss, "mean", ())
     with planned() as names:
         for columns in (3, 10, 101, 1000, 10_000, 100_000):
             shape = (1 << 17, columns)
@@ -295,7 +297,7 @@ def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
 def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     """But for a few registers once a row, or once a batch of long rows."""
     loss = multiclass._CROSS_ENTROPY[False, False, False]
-    call = Call(loss, "mean", (-100, 0.0, 0.0), False, False)
+    call = Call(loss, "mean", (-100, 0.0, 0.0))
     with planned() as planned_names:
         for columns, pixels in itertools.product(
             (12, 16, 21, 32, 48, 64, 150, 200, 900, 2000, 8000, 32000), (4096, 4097)
@@ -327,7 +329,7 @@ def test_the_widest_states_of_strided_rows_fit(name: str, dtype: str, architectu
     """Those of second derivatives, of pairs of rows in half precision, in the shared memory that
     every kernel may have."""
     loss = next(loss for loss in ROW_LOSSES if loss.name == name)
-    call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
+    call = Call(loss, "mean", (1.0,) * len(loss.parameters))
     across = ArraySpec(dtype, (512, 2000), (1, 512))
     vectors = [
         across if loss.role(name) == ELEMENTS else static_checks.dense(dtype, 512)
@@ -376,7 +378,7 @@ def test_shared_memory_suffices(available: int, columns: int) -> None:
             (triplet, vectors, (64, columns)),
             (entropy, (across, target), (64, columns, 512)),
         ):
-            call = Call(loss, "mean", (1.0,) * len(loss.parameters), False, False)
+            call = Call(loss, "mean", (1.0,) * len(loss.parameters))
             aligned = (0,) * len(operands)
             problem = Problem(call, FORWARD, operands, aligned, shape, False, device=0)
             loss.plan(NO_ARRAYS, problem)

@@ -54,7 +54,11 @@ class Case(NamedTuple):
         extra = len(self.operands) - len(self.loss.operands)
         masked = extra > 0 and self.operands[0].dtype == "bool"
         call = Call(
-            self.loss, self.reduction, (1.0,) * len(self.loss.parameters), extra > masked, masked
+            self.loss,
+            self.reduction,
+            (1.0,) * len(self.loss.parameters),
+            weighted=extra > masked,
+            masked=masked,
         )
         shape = broadcast_shape(self.operands, call.names, call.extra)
         result = result_dtype(self.operands)
