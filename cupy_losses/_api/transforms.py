@@ -212,9 +212,7 @@ _requests: dict[Any, Request] = {}
 
 def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
     """The request for a value and its gradients."""
-    loss, reduction, _, weighted, masked, *_, sampled = call
-    dtypes = [x.dtype for x in operands]
-    key = loss.key, reduction, weighted, masked, sampled, argnums, *dtypes
+    key = call.layout_key, argnums, *[x.dtype for x in operands]
     request = _requests.get(key)
     if request is None:
         request = keep(_requests, key, Request(wanted=_wanted(call, operands, argnums)))

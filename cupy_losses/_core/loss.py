@@ -258,6 +258,15 @@ class Call(NamedTuple):
         return Call(loss, reduction, (), weighted, masked, 1.0, scaled, axis, sampled)
 
     @property
+    def layout_key(self) -> tuple[Any, ...]:
+        """What `of_layout` has, for the key of a table, with the key of the loss.
+
+        `_device/engine.py` has it inline.
+        """
+        loss, reduction, _, weighted, masked, _, scaled, axis, sampled = self
+        return loss.key, reduction, weighted, masked, scaled, axis, sampled
+
+    @property
     def named_parameters(self) -> dict[str, float | int]:
         """The hyper-parameters by name."""
         return dict(zip(self.loss.parameters, self.parameters, strict=True))

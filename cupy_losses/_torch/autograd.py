@@ -150,11 +150,10 @@ _requests: dict[Any, Request] = {}
 
 def _request(call: Call, needs_input_grad: tuple[bool, ...], early: bool) -> Request:
     """The request of a forward pass for the operands that need a gradient."""
-    loss, reduction, _, weighted, masked, *_, sampled = call
-    key = loss.key, reduction, weighted, masked, sampled, needs_input_grad, early
+    key = call.layout_key, needs_input_grad, early
     request = _requests.get(key)
     if request is None:
-        wanted = loss.differentiated(call, needs_input_grad[-len(call.names) :])
+        wanted = call.loss.differentiated(call, needs_input_grad[-len(call.names) :])
         request = keep(_requests, key, Request(wanted=wanted, early=early))
     return request
 
