@@ -51,7 +51,7 @@ THREADS_WITH_GRADIENTS = 768  # resident at once, with 80 registers each, for gr
 LONG_WITH_GRADIENTS = 640  # with 96, for gradients of rows of more than a warp
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MarginTeam:
     """The threads of a row, see cuda/kernels/multilabel_margin.cu.
 
@@ -110,7 +110,15 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     while piece < PIECE and piece < columns:
         piece *= 2
     window = min(WINDOW_ACROSS if across else WINDOW, -(-max(columns, 1) // 32) * 32)
-    return MarginTeam(threads, threads_per_row, width, batch, piece, across, window)
+    return MarginTeam(
+        threads=threads,
+        threads_per_row=threads_per_row,
+        width=width,
+        batch=batch,
+        piece=piece,
+        across=across,
+        window=window,
+    )
 
 
 class MarginLaunches(RowLaunches):

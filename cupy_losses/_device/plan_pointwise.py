@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .._core.dtypes import FLOATING, c_type, item_size
 from .._core.pointwise import PointwiseFormula
@@ -90,6 +91,33 @@ class Quotient:
     scaled: bool = False  # as the call is
 
 
+class SumGrid(NamedTuple):
+    """How a launch of the kernel `broadcast_sum` divides its sums among blocks.
+
+    Attributes:
+        outputs: How many sums there are.
+        repeats: The terms of each.
+        outputs_per_block: How many of them a block adds up.
+        chunks: The parts of each, one a block.
+
+    """
+
+    outputs: int
+    repeats: int
+    outputs_per_block: int
+    chunks: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that add up the same part of all sums."""
+        return -(-self.outputs // self.outputs_per_block)
+
+    @property
+    def chunk(self) -> int:
+        """The terms of a part, at most."""
+        return -(-self.repeats // self.chunks)
+
+
 def without_parameters(parameters: Parameters) -> bytes:
     """The one byte of an empty struct."""
     return b"\0"
@@ -116,6 +144,7 @@ class Launches(Builder):
         self,
         function: ElementFunction,
         shape: Shape,
+        *,
         values: str,
         result: str,  # the C++ type
         value: Address,
@@ -184,8 +213,8 @@ class Launches(Builder):
         repeats = math.prod(shape[axis] for axis in repeated)
         # Neighbouring threads on neighbouring outputs where those are neighbours in memory.
         outputs_per_block = 32 if repeats <= SUM_THREADS or axes[-1] in kept else 1
-        blocks = -(-outputs // outputs_per_block)
-        chunks = min(-(-SUM_BLOCKS // blocks), -(-repeats // (8 * SUM_THREADS)))
+        grid = SumGrid(outputs, repeats, outputs_per_block)
+        chunks = min(-(-SUM_BLOCKS // grid.blocks), -(-repeats // (8 * SUM_THREADS)))
         spaces = [
             coalesce(part, shape, function.strides)
             for part in (kept, [axis for axis in axes if axis in repeated])
@@ -195,29 +224,24 @@ class Launches(Builder):
             tuple(a + b for a, b in zip(spaces[0].strides, spaces[1].strides, strict=True)),
         )
         if chunks == 1:
-            grid = (outputs, repeats, repeats, blocks, 1)
-            self._add_sum(function, space, grid, outputs_per_block, operand, quotient)
+            self._add_sum(function, space, grid, operand, quotient)
             return
         partials = self._add_scratch(8 * outputs * chunks)
-        grid = (outputs, repeats, -(-repeats // chunks), blocks, chunks)
         partial_sums = Quotient("float64", 1.0, NO_ADDRESS, partials)
-        self._add_sum(function, space, grid, outputs_per_block, operand, partial_sums)
+        self._add_sum(function, space, grid._replace(chunks=chunks), operand, partial_sums)
         partial = ArraySpec("float64", (outputs, chunks), (chunks, 1))
         space = IterationSpace(partial.shape, (partial.strides,))
-        grid = (outputs, chunks, chunks, -(-outputs // 32), 1)
-        function = identity(partial, partials)
-        self._add_sum(function, space, grid, 32, -1, quotient)
+        grid = SumGrid(outputs, chunks, 32)
+        self._add_sum(identity(partial, partials), space, grid, -1, quotient)
 
     def _add_sum(
         self,
         function: ElementFunction,
         space: IterationSpace,
-        grid: tuple[int, int, int, int, int],  # outputs, repeats, chunk, blocks, chunks
-        outputs_per_block: int,
+        grid: SumGrid,
         operand: int,
         quotient: Quotient,
     ) -> None:
-        outputs, repeats, chunk, blocks, chunks = grid
         sizes = [item_size(o.dtype) for o in function.operands]
         layout, layout_bytes = _layout(space, sizes, [1] * len(sizes), 1)
         scale_type, scale = self._scale(quotient.scaled)
@@ -229,7 +253,7 @@ class Launches(Builder):
                 c_type(function.real),
                 function.expression,
                 layout,
-                *map(str, (SUM_THREADS, outputs_per_block, operand)),
+                *map(str, (SUM_THREADS, grid.outputs_per_block, operand)),
                 quotient.empty_is_zero,
                 c_type(quotient.dtype),
                 *pointers,
@@ -238,13 +262,13 @@ class Launches(Builder):
             self._problem.device,
             function.source,
         )
-        counts = int64(outputs), int64(repeats), int64(chunk)
+        counts = int64(grid.outputs), int64(grid.repeats), int64(grid.chunk)
         arguments = [layout_bytes, *counts, float64(quotient.divisor)]
 
         def launch(kernel: Kernel) -> Launch:
             return Launch(
                 kernel,
-                (blocks, chunks),
+                (grid.blocks, grid.chunks),
                 SUM_THREADS,
                 arguments,
                 pointers=2 + len(pointers),
@@ -284,13 +308,13 @@ class Launches(Builder):
         self._add_pointwise(
             function,
             shape,
-            "SUM_OF_VALUES",
-            "double",
-            denominator,
-            NO_ADDRESS,
-            NO_FACTOR,
-            {},
-            divisor,
+            values="SUM_OF_VALUES",
+            result="double",
+            value=denominator,
+            denominator=NO_ADDRESS,
+            factor=NO_FACTOR,
+            gradients={},
+            divisor=divisor,
             scaled=False,
         )
         return denominator
@@ -329,13 +353,13 @@ class _Planner(Launches):
             self._add_pointwise(
                 self._function(int(multiplies)),
                 problem.shape,
-                values,
-                result,
-                NO_ADDRESS if self._sums_rows else self._value(),
-                denominator,
-                factor,
-                {index - multiplies: address for index, address in direct.items()},
-                problem.denominator.size,
+                values=values,
+                result=result,
+                value=NO_ADDRESS if self._sums_rows else self._value(),
+                denominator=denominator,
+                factor=factor,
+                gradients={index - multiplies: address for index, address in direct.items()},
+                divisor=problem.denominator.size,
             )
         if problem.request.value and self._sums_rows:
             last = [axis for axis in self._axes if axis == len(problem.shape) - 1]

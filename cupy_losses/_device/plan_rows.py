@@ -295,10 +295,16 @@ class RowLaunches(Launches):
             return None
         rows, sizes = self._rows, [item_size(a.dtype) for a in read]
         in_parts = any(rows.lies_in_parts(array, self._inputs) for array in outputs)
-        of_rows = rows.columns, sizes, self._state, rows.number
-        overlap = self._overlap(outputs) if in_parts else 0
-        in_pairs = rows.has_pairs(self._inputs[self._problem.leading], self._inputs)
-        return strided_rows(*of_rows, bool(outputs), in_parts, overlap, in_pairs)
+        return strided_rows(
+            rows.columns,
+            sizes,
+            self._state,
+            rows.number,
+            bool(outputs),
+            in_parts=in_parts,
+            overlap=self._overlap(outputs) if in_parts else 0,
+            in_pairs=rows.has_pairs(self._inputs[self._problem.leading], self._inputs),
+        )
 
     def _overlap(self, outputs: Sequence[RowArray]) -> int:
         """How many rows that lie side by side two tiles may share: those of a sector of gradients.

@@ -108,6 +108,7 @@ def strided_rows(
     state: int,
     rows: int,
     gradients: bool,
+    *,
     in_parts: bool = False,
     overlap: int = 0,
     in_pairs: bool = True,
@@ -144,14 +145,24 @@ def strided_rows(
                     staged=staged,
                 )
             longest = threads_per_row * count
-    state, rows = state * width, max(1, rows // width)
-    return _in_shares(columns, width, words, state, rows, gradients, in_parts, overlap, in_pairs)
+    return _in_shares(
+        columns,
+        width,
+        words,
+        state=state * width,
+        rows=max(1, rows // width),
+        gradients=gradients,
+        in_parts=in_parts,
+        overlap=overlap,
+        in_pairs=in_pairs,
+    )
 
 
 def _in_shares(
     columns: int,
     width: int,
     words: int,
+    *,
     state: int,
     rows: int,
     gradients: bool,

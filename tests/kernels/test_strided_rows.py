@@ -128,10 +128,10 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
     for sizes in ((4,), (2,), (8,), (2, 2)):
         for columns in (20, 100, 230, 700, 1000, 1025, 5000, 32_000, 10**6):
             teams = {
-                strided_rows(columns, sizes, state, rows, *gradients)
+                strided_rows(columns, sizes, state, rows, gradients, in_parts=in_parts)
                 for state in (STATE, 2 * STATE)
                 for rows in (1, 30, 4160, MANY)
-                for gradients in ((False, False), (True, False), (True, True))
+                for gradients, in_parts in ((False, False), (True, False), (True, True))
             }
             orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
             assert len(orders) == 1
