@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -16,15 +15,16 @@ import click
 from .. import __version__
 from .._device.driver import why
 from .environment import cuda_version, version
+from .report import as_json
 
 
 @click.command("info")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def command(as_json: bool) -> None:
+@click.option("--json", "to_json", is_flag=True, help="Print JSON instead of text.")
+def command(to_json: bool) -> None:
     """Say what is installed, what does not fit together and what to install."""
     facts, advice = inspect()
-    if as_json:
-        click.echo(json.dumps({"facts": facts, "advice": advice}, indent=2))
+    if to_json:
+        click.echo(as_json({"facts": facts, "advice": advice}))
         return
     width = max(map(len, facts))
     for name, fact in facts.items():
