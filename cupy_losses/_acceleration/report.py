@@ -55,10 +55,15 @@ class Report:
         for tally, number in calls.items():
             if number:
                 kind = tally.kind
-                elements = _elements(kind.exponent)
                 line = Line(
-                    *(kind.function, kind.dtype, elements, number, kind.reason, kind.traced),
-                    *(tally.example, times.get(tally)),
+                    function=kind.function,
+                    dtype=kind.dtype,
+                    elements=_elements(kind.exponent),
+                    calls=number,
+                    reason=kind.reason,
+                    traced=kind.traced,
+                    example=tally.example,
+                    times=times.get(tally),
                 )
                 lines.append((kind, line))
         return cls(tuple(line for _, line in sorted(lines, key=lambda pair: pair[0])))

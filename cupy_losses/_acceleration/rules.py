@@ -241,7 +241,7 @@ def _by_gradients(name: str, tensors: dict[str, Tensor]) -> str:
     target = tensors.get("target")
     of_probabilities = target is not None and target.is_floating_point()
     by_weight = name in _BY_WEIGHT or (name == "cross_entropy" and of_probabilities)
-    keys = OPTIONAL[1:] if by_weight else OPTIONAL
+    keys = [key for key in OPTIONAL if not (by_weight and key == "weight")]
     alone = [tensors[key] for key in keys if key in tensors]
     if name in NO_GRADIENT_BY_TARGET:
         alone.append(tensors["target"])
