@@ -191,7 +191,7 @@ def _line(series: Series, limit: Result) -> list[str]:
     """The times of a size, and the bandwidths."""
     found = [series.of(peer, limit.shape) for peer in series.peers]
     times = ["" if result is None else _cell(result, result.milliseconds) for result in found]
-    ours = found[0]
+    ours = series.of(peers.OURS, limit.shape)
     assert ours is not None  # it has every loss
     return [_shape(limit), *times, _cell(ours, ours.gb_per_s), _cell(limit, limit.gb_per_s)]
 

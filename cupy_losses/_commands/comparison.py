@@ -87,6 +87,8 @@ class Comparison:
                 except peers.LeftOut as reason:
                     self.left_out.append((name, problem.function.name, str(reason)))
                 except Exception as failure:  # of others' code: of any kind
+                    if name == peers.OURS:
+                        raise
                     message = peers.message(failure)
                     self.left_out.append((name, problem.function.name, message))
             say(f"{problem}: all in turn")

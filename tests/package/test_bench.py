@@ -260,6 +260,17 @@ def test_a_peer_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, capsys: Any
     assert left_out == expected
 
 
+def test_this_package_cannot_be_left_out(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """An error of its own is one of the command."""
+
+    def broken(function: Any, operands: Any) -> Any:
+        raise RuntimeError("no such loss")
+
+    monkeypatch.setattr(peers, "_ours", broken)
+    code, out, err = bench(capsys, "mse_loss", "--elements", "30", "--peer", "plain")
+    assert (code, out, err) == (1, "", "Error: no such loss\n")
+
+
 def test_a_work_that_fails_later() -> None:
     """While all are timed, when there is less memory."""
     calls = []
