@@ -10,13 +10,11 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from .._core.dtypes import FLOATING
 from .._core.rows import RowFormula
 from .._core.shapes import Shape
-from . import backends, bandwidth, losses, operands, peers, picture, synthetic
+from . import backends, bandwidth, losses, operands, peers, picture, progress, synthetic
 from .comparison import LIMITS, Comparison, Result, Series, steps
 from .environment import caption, environment
 from .problem import Problem
@@ -135,19 +133,11 @@ def _compare(
     problems: Sequence[Problem], xp: Any, names: Sequence[str], gradient: bool
 ) -> Comparison:
     compared = Comparison()
-    console = Console(stderr=True)
-    # Lines on a terminal that say what is under way; nothing elsewhere.
-    progress = Progress(console=console, transient=True, disable=not console.is_terminal)
     of_torch = xp is np and "torch" in names
     threads = peers.on_one_thread() if of_torch else contextlib.nullcontext()
-    with progress, threads:
-        task = progress.add_task("", total=len(problems) * steps(names))
-
-        def say(text: str) -> None:
-            progress.update(task, description=text, advance=1)
-
+    with progress.shown(len(problems) * steps(names)) as line, threads:
         for problem in problems:
-            compared.add(problem, xp, names, gradient, say)
+            compared.add(problem, xp, names, gradient, line.step)
             if xp is not np:
                 peers.free_memory()
     return compared

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
 
 import click
-from rich.console import Console
 
 from .._core.dtypes import FLOATING
 from .._core.loss import FORWARD, Call, Request
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._device import driver, precompile
-from . import losses, synthetic
+from . import losses, progress, synthetic
 from .report import print_table
 
 # What a call asks for, what `value_and_grad` does, what a step of training by torch's autograd.
@@ -57,14 +57,15 @@ def command(
     if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") not in ("", "0"):
         raise click.UsageError("CUPY_CACHE_IN_MEMORY is set: what is compiled would be lost")
     shape = synthetic.shape_of(elements)
+    wanted = [
+        *itertools.product(architectures or [_architecture()], names or losses.names(), dtypes)
+    ]
     rows = []
-    with Console(stderr=True).status("") as status:
-        for architecture in architectures or [_architecture()]:
-            for name in names or losses.names():
-                for dtype in dtypes:
-                    status.update(f"{name}, {dtype}, sm_{architecture}")
-                    seconds = _compile(losses.find(name), shape, dtype, int(architecture))
-                    rows.append((name, dtype, f"sm_{architecture}", f"{seconds:.2f}"))
+    with progress.shown(len(wanted)) as line:
+        for architecture, name, dtype in wanted:
+            line.step(f"{name}, {dtype}, sm_{architecture}")
+            seconds = _compile(losses.find(name), shape, dtype, int(architecture))
+            rows.append((name, dtype, f"sm_{architecture}", f"{seconds:.2f}"))
     print_table(("loss", "dtype", "architecture", "seconds"), rows)
 
 

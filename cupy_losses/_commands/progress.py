@@ -15,9 +15,13 @@ Item = TypeVar("Item")
 class Line:
     """The line that says it, with a bar where it is done in parts."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, steps: int | None) -> None:
         self._progress = progress
-        self._task = progress.add_task("", total=None)
+        self._task = progress.add_task("", total=steps)
+
+    def step(self, text: str) -> None:
+        """Say what the next one of the steps is."""
+        self._progress.update(self._task, description=text, advance=1)
 
     def say(self, text: str, parts: int | None = None) -> None:
         """Say what begins, and in how many parts."""
@@ -35,8 +39,8 @@ class Line:
 
 
 @contextmanager
-def shown() -> Iterator[Line]:
-    """The line, until all is done."""
+def shown(steps: int | None = None) -> Iterator[Line]:
+    """The line, until all is done; `steps`: how many there are in all."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Line(progress)
+        yield Line(progress, steps)
