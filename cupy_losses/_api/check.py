@@ -48,15 +48,15 @@ def check_values() -> Iterator[None]:
         enabled.reset(token)
 
 
-def verify(library: ArrayLibrary, call: Call, operands: Sequence[Array]) -> None:
+def check_operands(library: ArrayLibrary, call: Call, operands: Sequence[Array]) -> None:
     """Raise if an operand has an element outside its domain."""
     with library.samples(operands) as samples:
         for number, own in samples:
             sample = f" of sample {', '.join(map(str, number))}" if number else ""
-            _verify(call, library.plain(own), sample)
+            _check_sample(call, library.plain(own), sample)
 
 
-def _verify(call: Call, operands: Sequence[Array], sample: str) -> None:
+def _check_sample(call: Call, operands: Sequence[Array], sample: str) -> None:
     for name, operand in zip(call.names, operands, strict=True):
         domain = call.loss.domain(call, name, operands)
         if domain is None:

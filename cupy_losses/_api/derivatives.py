@@ -263,7 +263,7 @@ def _resolved(
     call, given = prepare_of(loss)(*args, **options)
     library, operands = resolve(call, given)
     if check.enabled.get():
-        check.verify(library, call, operands)
+        check.check_operands(library, call, operands)
     return call, library, operands
 
 

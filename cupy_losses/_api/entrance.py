@@ -78,7 +78,7 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
     """The loss of a call that is prepared."""
     library, arrays = resolve(call, operands)
     if _checking():
-        check.verify(library, call, arrays)
+        check.check_operands(library, call, arrays)
     return library.evaluate(call, arrays)
 
 

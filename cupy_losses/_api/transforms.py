@@ -144,7 +144,7 @@ def _of_one_loss(
     library, operands = resolve(call, given)
     request = _request(call, operands, wanted_numbers)
     if _checking():
-        check.verify(library, call, operands)
+        check.check_operands(library, call, operands)
     value, *gradients = library.run(call, request, operands)
     return value, tuple(gradients) if several else gradients[0]
 

@@ -94,7 +94,7 @@ def command(
 
 
 def _problems(
-    function: losses.LossFunction, given: Sequence[Shape], dtype: str, xp: Any
+    function: losses.NamedLoss, given: Sequence[Shape], dtype: str, xp: Any
 ) -> list[Problem]:
     """Those of the given shapes, or of the default ones that this machine has the memory for."""
     available = synthetic.memory(xp)
@@ -121,7 +121,7 @@ def _fitting(problem: Problem, available: int) -> Problem:
     return problem
 
 
-def _shapes(function: losses.LossFunction, xp: Any) -> list[Shape]:
+def _shapes(function: losses.NamedLoss, xp: Any) -> list[Shape]:
     """Those that are measured where none are given."""
     if isinstance(function.loss, RowFormula):
         elements, lengths = ROWS_ON_HOST if xp is np else ROWS

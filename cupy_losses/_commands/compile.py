@@ -69,7 +69,7 @@ def command(
     print_table(("loss", "dtype", "architecture", "seconds"), rows)
 
 
-def _compile(function: losses.LossFunction, shape: Shape, dtype: str, architecture: int) -> float:
+def _compile(function: losses.NamedLoss, shape: Shape, dtype: str, architecture: int) -> float:
     """Compile the kernels of a loss; the seconds that it took."""
     start = time.perf_counter()
     loss = function.loss

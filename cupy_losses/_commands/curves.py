@@ -18,7 +18,7 @@ import numpy as np
 from .. import jvp
 from .._core.loss import Domain, Loss
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
-from .losses import LossFunction
+from .losses import NamedLoss
 
 Array = Any
 
@@ -67,7 +67,7 @@ class _Line(NamedTuple):
     note: str = ""  # what is fixed of them
 
 
-def curves_of(function: LossFunction, arguments: Mapping[str, Any]) -> Curves:
+def curves_of(function: NamedLoss, arguments: Mapping[str, Any]) -> Curves:
     """The curves of a loss, computed on NumPy; `arguments` are those that are no arrays."""
     loss = function.variant(arguments)
     line = _line_of_rows(loss) if isinstance(loss, RowFormula) else _line_of_elements(loss)

@@ -112,7 +112,7 @@ def command(
 
 
 def _check_gradient(
-    gradient: str, functions: Sequence[losses.LossFunction], given: Sequence[str]
+    gradient: str, functions: Sequence[losses.NamedLoss], given: Sequence[str]
 ) -> None:
     if len(functions) > 1:
         raise click.UsageError("--gradient is of one loss: choose it by --loss")

@@ -21,7 +21,7 @@ from .._host import rows
 from .._host.chunks import Place, places, spec
 from .._libraries.numpy import on_host
 from .._libraries.registry import resolve
-from .losses import LossFunction
+from .losses import NamedLoss
 
 Array = Any
 
@@ -40,7 +40,7 @@ class Evaluation:
 
     def __init__(
         self,
-        function: LossFunction,
+        function: NamedLoss,
         operands: Mapping[str, Array],
         arguments: Mapping[str, Any],
     ) -> None:
@@ -76,7 +76,7 @@ class Evaluation:
         """What `check_values` says of the operands; "" if they are in range."""
         library, arrays = resolve(self._call, self._host)
         try:
-            check.verify(library, self._call, arrays)
+            check.check_operands(library, self._call, arrays)
         except ValueError as error:
             return str(error)
         return ""

@@ -23,7 +23,7 @@ _OF_SEVERAL = ("scale", "axis")
 
 
 @dataclass(frozen=True)
-class LossFunction:
+class NamedLoss:
     """A public function, by what its arguments are.
 
     Attributes:
@@ -151,7 +151,7 @@ def parameter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def find(name: str) -> LossFunction:
+def find(name: str) -> NamedLoss:
     """The loss of a name."""
     function = getattr(cupy_losses, name)
     arrays, optional, parameters = [], [], {}
@@ -164,4 +164,4 @@ def find(name: str) -> LossFunction:
             optional.append(argument.name)
         else:
             parameters[argument.name] = argument.default
-    return LossFunction(function, tuple(arrays), tuple(optional), parameters)
+    return NamedLoss(function, tuple(arrays), tuple(optional), parameters)

@@ -17,7 +17,7 @@ from .._core.rows import RowFormula
 from .._host.chunks import places
 from . import files, synthetic
 from .evaluation import PART
-from .losses import LossFunction
+from .losses import NamedLoss
 
 Array = Any
 
@@ -62,7 +62,7 @@ class Operands:
         self._read = functools.cache(files.read)
         self._drawn = functools.lru_cache(1)(synthetic.drawn)
 
-    def of(self, function: LossFunction, arguments: Mapping[str, Any]) -> dict[str, Array]:
+    def of(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """The operands of a loss by argument, given those that are no arrays."""
         arrays = self._made(function, arguments)
         for name, location in _locations(self._given, function, arrays).items():
@@ -72,7 +72,7 @@ class Operands:
             for name, array in arrays.items()
         }
 
-    def _made(self, function: LossFunction, arguments: Mapping[str, Any]) -> dict[str, Array]:
+    def _made(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, Array]:
         """Those that are not from files."""
         given = self._given
         if given.has_files:
@@ -101,7 +101,7 @@ def source(given: Given) -> str:
     return "progression of diabetes, held-out patients, least squares"
 
 
-def _locations(given: Given, function: LossFunction, made: Mapping[str, Array]) -> dict[str, str]:
+def _locations(given: Given, function: NamedLoss, made: Mapping[str, Array]) -> dict[str, str]:
     """The file of each argument that is not `made`; each is given once, none is missing."""
     pairs = [(function.arrays[0], given.prediction), ("target", given.target)]
     pairs += given.by_name.items()
@@ -133,7 +133,7 @@ def _how(missing: Sequence[str]) -> str:
     return " ".join(options.get(name, f"--operand {name}=FILE") for name in missing)
 
 
-def _converted(function: LossFunction, name: str, array: Array, dtype: str | None) -> Array:
+def _converted(function: NamedLoss, name: str, array: Array, dtype: str | None) -> Array:
     """An operand in the dtype that was asked for; indices and masks keep theirs."""
     is_integer = array.dtype.kind in "iu"
     if name == "where":

@@ -20,7 +20,7 @@ from .._core.dtypes import dtype_name
 from .._core.rows import RowFormula
 from .._device import driver
 from .formulas import PLAIN
-from .losses import LossFunction
+from .losses import NamedLoss
 
 Array = Any
 
@@ -36,13 +36,13 @@ class Works(NamedTuple):
     both: Callable[[], tuple[Any, Any]]
 
 
-def _ours(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _ours(function: NamedLoss, operands: Sequence[Array]) -> Works:
     loss = functools.partial(function.function, reduction="mean")
     both = value_and_grad(loss)
     return Works(functools.partial(loss, *operands), functools.partial(both, *operands))
 
 
-def _plain(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _plain(function: NamedLoss, operands: Sequence[Array]) -> Works:
     formulas = PLAIN.get(function.name)
     if formulas is None:
         raise LeftOut("no formula of this loss")
@@ -51,11 +51,11 @@ def _plain(function: LossFunction, operands: Sequence[Array]) -> Works:
     return Works(*(functools.partial(formula, *operands) for formula in formulas))
 
 
-def _eager(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _eager(function: NamedLoss, operands: Sequence[Array]) -> Works:
     return _of_torch(_torch_function(function, operands), operands)
 
 
-def _compiled(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _compiled(function: NamedLoss, operands: Sequence[Array]) -> Works:
     eager = _torch_function(function, operands)
     _check_on_gpu(operands)
     import torch
@@ -64,17 +64,17 @@ def _compiled(function: LossFunction, operands: Sequence[Array]) -> Works:
     return _of_torch(torch.compile(eager), operands)
 
 
-def _liger(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _liger(function: NamedLoss, operands: Sequence[Array]) -> Works:
     kernel = _kernel("liger-kernel", function, operands)
     return _of_torch(kernel, operands, overwrites=True)
 
 
-def _quack(function: LossFunction, operands: Sequence[Array]) -> Works:
+def _quack(function: NamedLoss, operands: Sequence[Array]) -> Works:
     kernel = _kernel("quack-kernels", function, operands)
     return _of_torch(kernel, operands)
 
 
-def _kernel(package: str, function: LossFunction, operands: Sequence[Array]) -> Callable[..., Any]:
+def _kernel(package: str, function: NamedLoss, operands: Sequence[Array]) -> Callable[..., Any]:
     """The cross entropy of a package of kernels."""
     _check_on_gpu(operands)
     if function.name != "cross_entropy":
@@ -90,7 +90,7 @@ CROSS_ENTROPY = {
     "liger-kernel": "liger_kernel.transformers.functional:liger_cross_entropy",
     "quack-kernels": "quack.cross_entropy:cross_entropy",
 }
-PEERS: dict[str, Callable[[LossFunction, Sequence[Array]], Works]] = {
+PEERS: dict[str, Callable[[NamedLoss, Sequence[Array]], Works]] = {
     "plain": _plain,
     "torch": _eager,
     "torch.compile": _compiled,
@@ -99,7 +99,7 @@ PEERS: dict[str, Callable[[LossFunction, Sequence[Array]], Works]] = {
 }
 
 
-def works(name: str, function: LossFunction, operands: Sequence[Array]) -> Works:
+def works(name: str, function: NamedLoss, operands: Sequence[Array]) -> Works:
     """The works of this package or of a peer.
 
     Raises:
@@ -114,7 +114,7 @@ def _check_on_gpu(operands: Sequence[Array]) -> None:
         raise LeftOut("measured on a GPU alone")
 
 
-def _torch_function(function: LossFunction, operands: Sequence[Array]) -> Callable[..., Any]:
+def _torch_function(function: NamedLoss, operands: Sequence[Array]) -> Callable[..., Any]:
     """The function of torch that has the same name."""
     try:
         import torch

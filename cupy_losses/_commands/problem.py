@@ -17,7 +17,7 @@ from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import Shape
 from . import synthetic
 from .evaluation import PART, Evaluation
-from .losses import LossFunction
+from .losses import NamedLoss
 from .measurement import relative
 
 Array = Any
@@ -38,7 +38,7 @@ class WrongError(Exception):
 class Problem:
     """A mean of a loss of operands of a shape and a dtype, and its gradient by the first one."""
 
-    function: LossFunction
+    function: NamedLoss
     shape: Shape
     dtype: str
 
@@ -153,7 +153,7 @@ class Drawn:
         return relative(error, float(abs(expected).mean()))
 
 
-def _shorten_labels(function: LossFunction, arrays: dict[str, Array]) -> None:
+def _shorten_labels(function: NamedLoss, arrays: dict[str, Array]) -> None:
     loss = function.loss
     for name, array in arrays.items():
         if isinstance(loss, RowFormula) and loss.role(name) == LABELS:
