@@ -13,7 +13,7 @@ import numpy as np
 
 import cupy_losses
 from cupy_losses import nn
-from cupy_losses._api.entrance import known, prepare_of
+from cupy_losses._api.entrance import is_loss, prepare_of
 from cupy_losses._core.loss import Loss, losses
 from cupy_losses._core.pointwise import PointwiseFormula
 from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
@@ -44,7 +44,7 @@ OF_ELEMENTS, OF_ROWS = COLUMNS.format("an element", " weighted"), COLUMNS.format
 
 def names() -> list[str]:
     """The public functions that are losses."""
-    return [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+    return [name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name))]
 
 
 def families() -> dict[str, list[str]]:

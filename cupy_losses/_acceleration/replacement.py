@@ -26,7 +26,7 @@ from torch.overrides import has_torch_function
 
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
-from .._api.entrance import evaluate, known
+from .._api.entrance import evaluate, is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from . import rules
@@ -95,7 +95,7 @@ class Replaced:
     """
 
     def __init__(self, function: Function, loss: Callable[..., Array]) -> None:
-        prepare = known(loss)
+        prepare = prepare_or_none(loss)
         assert prepare is not None
         self.name = function.__name__
         self.prepare = rules.as_in_torch(function.__name__, prepare)
@@ -361,7 +361,7 @@ def _functions() -> list[Replaced]:
             loss = getattr(family, name)
             function = getattr(torch.nn.functional, name, None)
             if (
-                known(loss) is not None
+                is_loss(loss)
                 and isinstance(function, Function)
                 and function.__globals__ is vars(torch.nn.functional)
             ):

@@ -85,7 +85,7 @@ def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
 # What prepares the call of a public function is an attribute of it. The function is there too:
 # functools.wraps copies attributes to functions that compute something else.
 _PREPARED = "_cupy_losses_prepared"
-prepared_of = operator.attrgetter(_PREPARED)  # of a public function
+mark_of = operator.attrgetter(_PREPARED)  # of a public function
 
 
 def _mark(public: Callable[..., Array], prepare: Callable[..., Prepared[Any]]) -> None:
@@ -200,8 +200,8 @@ def prepared_by(
     return decorate
 
 
-def stands_for(public: Callable[..., Array], function: Callable[..., Array]) -> None:
-    """Let a callable object be known as the public function that it calls."""
+def mark_as(public: Callable[..., Array], function: Callable[..., Array]) -> None:
+    """Let a callable object be a loss, as the public function that it calls is."""
     _mark(public, prepare_of(function))
 
 
@@ -212,9 +212,9 @@ def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
         TypeError: If it is no loss of this package.
 
     """
-    prepare = known(loss)
+    prepare = prepare_or_none(loss)
     if prepare is None:
-        if isinstance(loss, functools.partial) and known(loss.func) is not None:
+        if isinstance(loss, functools.partial) and is_loss(loss.func):
             raise TypeError("loss must be a functools.partial by keyword, got positional arguments")
         raise TypeError(
             f"loss must be a loss function of cupy_losses, got {loss!r}{namesake(loss)}"
@@ -238,10 +238,15 @@ def namesake(loss: Callable[..., Any]) -> str:
     return f": pass cupy_losses.{name}" if is_public else ""
 
 
-def known(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
-    """The same, or None for any other function."""
+def is_loss(function: Any) -> bool:
+    """Whether it is a public function of a loss, or a `functools.partial` of one by keyword."""
+    return prepare_or_none(function) is not None
+
+
+def prepare_or_none(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
+    """What prepares the call of a loss, or None for any other function."""
     if isinstance(loss, functools.partial) and not loss.args:
-        prepare = known(loss.func)
+        prepare = prepare_or_none(loss.func)
         return None if prepare is None else functools.partial(prepare, **loss.keywords)
     prepared = getattr(loss, _PREPARED, None)
     return prepared[1] if type(prepared) is tuple and prepared[0] is loss else None

@@ -21,7 +21,7 @@ from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
 from . import compiled
-from .entrance import Array, Prepared, loss_function, stands_for
+from .entrance import Array, Prepared, loss_function, mark_as
 
 
 class OwnLoss(ABC):
@@ -70,7 +70,7 @@ class OwnLoss(ABC):
         kinds = {**self._KINDS, **dict.fromkeys(defaults, Real())}
         self._function: Callable[..., Array] = loss_function(**kinds)(prepare)
         public: Any = self
-        stands_for(public, self._function)
+        mark_as(public, self._function)
 
     @abstractmethod
     def _prepare(self, *args: Array, **options: Any) -> Prepared[Any]:

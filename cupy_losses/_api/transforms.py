@@ -15,7 +15,7 @@ from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
-from .entrance import known, namesake, prepared_of, without_partials
+from .entrance import is_loss, mark_of, namesake, without_partials
 from .traced import Sum, Trace, Variable, check_differentiable
 
 Array = Any
@@ -85,7 +85,7 @@ def value_and_grad(
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
-    if known(loss) is None:
+    if not is_loss(loss):
         if getattr(loss, "__module__", "") == "torch.nn.functional":
             raise TypeError(f"loss must not be a function of torch{namesake(loss)}")
         return functools.partial(_of_function, loss, wanted_numbers, several)
@@ -139,7 +139,7 @@ def _of_one_loss(
     """The value and the gradient of a loss of this package: one request."""
     if compiled.is_read():
         return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
-    _, prepare = prepared_of(loss)
+    _, prepare = mark_of(loss)
     call, given = prepare(*args, **kwargs)
     library, operands = resolve(call, given)
     request = _request(call, operands, wanted_numbers)

@@ -12,7 +12,7 @@ import numpy as np
 
 import cupy_losses
 
-from .._api.entrance import Prepared, known, prepare_of
+from .._api.entrance import Prepared, is_loss, prepare_of
 from .._core.loss import Loss
 from .files import number
 
@@ -100,7 +100,7 @@ def _value(text: str) -> bool | int | float | str:
 
 def names() -> list[str]:
     """The names of all losses."""
-    return [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+    return [name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name))]
 
 
 def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -18,7 +18,7 @@ from torch.nn._reduction import legacy_get_string
 import cupy_losses
 
 from .._api import compiled, functions
-from .._api.entrance import known
+from .._api.entrance import is_loss
 from .._libraries import torch as _  # noqa: F401  the operator, for saved programs
 
 Array = Any
@@ -89,7 +89,7 @@ def _functions() -> dict[str, Callable[..., Array]]:
     functions = {}
     for name in cupy_losses.__all__:
         loss = getattr(cupy_losses, name)
-        if known(loss) is None:
+        if not is_loss(loss):
             continue
         of_torch = getattr(torch.nn.functional, name, None)
         functions[name] = loss if of_torch is None else with_signature_of_torch(loss, of_torch)

@@ -12,11 +12,11 @@ import torch
 
 import cupy_losses
 from cupy_losses import grad, pointwise_loss, value_and_grad
-from cupy_losses._api.entrance import call_of, known, loss_function
+from cupy_losses._api.entrance import call_of, is_loss, loss_function
 from cupy_losses._core.arguments import Choice, Flag, Integer, Real
 from cupy_losses._core.loss import losses
 
-LOSSES = sorted(name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)))
+LOSSES = sorted(name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name)))
 
 
 def arrays_of(function: Callable[..., Any]) -> dict[str, Any]:

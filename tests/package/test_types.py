@@ -37,7 +37,7 @@ from cupy_losses import (
     value_and_grad,
     vjp,
 )
-from cupy_losses._api.entrance import known
+from cupy_losses._api.entrance import is_loss
 from cupy_losses._core.arguments import Choice
 from cupy_losses._core.types import Array, ArrayT, Reduction
 from cupy_losses.custom import LossFunction, RowLossFunction
@@ -47,7 +47,7 @@ from .test_documents import ROOT, blocks
 
 Numpy = npt.NDArray[Any]
 
-LOSSES = [name for name, value in vars(cupy_losses).items() if known(value)]
+LOSSES = [name for name, value in vars(cupy_losses).items() if is_loss(value)]
 X = np.array([1.0, 3.0])
 ZERO = np.zeros(2)
 

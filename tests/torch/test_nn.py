@@ -17,7 +17,7 @@ import torch
 import cupy_losses
 import cupy_losses.nn.functional as F
 from cupy_losses import nn
-from cupy_losses._api.entrance import known
+from cupy_losses._api.entrance import is_loss
 from cupy_losses._core.types import Reduction
 
 from ..tables.examples import Example, of_elements, of_rows
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean. divides")  # kl
 
 REDUCTIONS = ("none", "mean", "sum")
 DEPRECATED = {"size_average", "reduce"}
-ALL = [name for name in cupy_losses.__all__ if known(getattr(cupy_losses, name)) is not None]
+ALL = [name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name))]
 NAMES = [name for name in ALL if hasattr(torch.nn.functional, name)]
 
 
