@@ -21,7 +21,12 @@ SLOT_BYTES = 32  # a Guess, see cuda/reduction/reduction.cuh
 COUNTED_OFFSET = 16  # where its number COUNTED lies
 SLOTS = 32  # of a block of memory, 1 KiB
 
-_of_graphs: list[Any] = []  # memory that a replay may use at any time
+_of_graphs: dict[int, Any] = {}  # memory that a replay may use at any time, by its id
+
+
+def _keep_for_replays(memory: Any) -> None:
+    """Keep memory to the end, once for all calls that have a part of it."""
+    _of_graphs[id(memory)] = memory
 
 
 class Slots:
@@ -66,7 +71,7 @@ class Slots:
                 address = free.pop()
             except IndexError:
                 continue
-            _of_graphs.append(self._memory)
+            _keep_for_replays(self._memory)
             return address, self._memory
         # Nothing came before the capture: each replay fills this and anticipates 1.
         memory = self._allocate(operands)
@@ -154,7 +159,7 @@ class Waiting:
         chosen = again.choose([*self._addresses, slot, slot + COUNTED_OFFSET])
         again.start(self._stream, *self._numbers, chosen)
         if self._is_captured:
-            _of_graphs.append(self._memory)
+            _keep_for_replays(self._memory)
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:
         """Give the slot back, unless it is a graph's: the next call comes later on the stream."""

@@ -282,6 +282,18 @@ def test_value_and_gradients_in_a_graph(device: Device) -> None:
     assert len(anticipation._of_graphs) == before + 2
 
 
+def test_memory_of_graphs_is_kept_once(device: Device) -> None:
+    """Not once more for each call that is captured with a slot of it."""
+    calls = Calls(device, cross_entropy, scores(np.float32))
+    calls.value_and_gradients()
+    before = len(anticipation._of_graphs)
+    device.capturing = True
+    for _ in range(3):
+        calls.value_and_gradients()
+    device.capturing = False
+    assert len(anticipation._of_graphs) == before + 1
+
+
 def anticipated(calls: Calls) -> tuple[float, Any, Any]:
     """What a call anticipates; the call."""
     _, (gradient,), waiting = calls.forward()
@@ -399,7 +411,7 @@ def test_capture_in_a_graph(device: Device, is_warm: bool) -> None:
     slots = eager._again.slots
     device.capturing = False
     if is_warm:
-        assert any(kept is slots._memory for kept in anticipation._of_graphs)
+        assert anticipation._of_graphs[id(slots._memory)] is slots._memory
 
 
 def test_a_plan_that_is_forgotten_serves_the_calls_that_wait(device: Device) -> None:
