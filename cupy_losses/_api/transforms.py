@@ -241,7 +241,7 @@ def operand_of(call: Call, operands: Sequence[Array], number: int, option: str =
     """Which of the operands of a call an argument to differentiate by is, numbered by an option."""
     count = len(call.loss.operands)
     if not -count <= number < count:
-        raise ValueError(f"{option} must be in 0 … {count - 1}, got {number}")
+        raise ValueError(f"{option} must be in {-count} … {count - 1}, got {number}")
     k = call.extra + number % count
     dtype = dtype_name(operands[k].dtype)
     if dtype not in FLOATING:

@@ -58,9 +58,8 @@ class Real:
             return number
         bound = ">" if self.open else ">="
         low = f"{self.minimum:.2g}" if self.minimum == -LARGEST else f"{self.minimum:g}"
-        raise ValueError(
-            f"{name} must be {bound} {low} and at most {self.maximum:.2g}, got {value}"
-        )
+        high = f"{self.maximum:.2g}{', or infinite' if self.infinite else ''}"
+        raise ValueError(f"{name} must be {bound} {low} and at most {high}, got {value}")
 
 
 _FACTOR = Real()

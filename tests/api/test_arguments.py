@@ -140,6 +140,9 @@ def test_kinds() -> None:
     assert Real(minimum=0.0).checked("x", -0.0) == 0.0
     assert str(Real().checked("x", -0.0)) == "0.0"
     assert Real(infinite=True).checked("x", float("inf")) == float("inf")
+    beyond = r"p must be >= 0 and at most 1\.3e\+36, or infinite, got 1e\+40$"
+    with pytest.raises(ValueError, match=beyond):
+        Real(minimum=0.0, infinite=True).checked("p", 1e40)
     assert Integer().checked("x", np.int8(3)) == 3
     assert Flag().checked("x", np.True_) is True
     assert Choice((1, 2)).checked("x", 2.0) == 2
