@@ -53,7 +53,7 @@ class PointwiseFormula(Loss):
         if self.same_shape:
             _check_same_shape(operands[call.extra :], names[call.extra :], shape)
         if self.row_means and not shape:
-            raise ValueError(f"{names[-2]} must have at least one dimension")
+            raise ValueError(f"{names[call.extra]} must have at least one dimension")
         return shape
 
     def value_shape(self, call: Call, shape: Shape) -> Shape:
@@ -123,7 +123,7 @@ class PointwiseFormula(Loss):
         """Torch's warning: an (N,) against an (N, 1) is more often a mistake than not."""
         if not self.warns_of_broadcasting or request.vjp or request.tangents:
             return ""
-        input, target = operands[-2:]
+        input, target = operands[call.extra :]
         if input.shape == target.shape:
             return ""
         return (
