@@ -16,6 +16,7 @@ from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
 from .entrance import prepare_of, without_partials
+from .traced import check_reduced
 from .transforms import numbers_of, operand_of, operands_of
 
 Arguments = ParamSpec("Arguments")
@@ -176,8 +177,7 @@ def hvp(
         found: ArrayT = compiled.outside("hvp", hvp, loss, primals, tangents, argnum, **options)
         return found
     call, library, operands = _resolved(loss, primals, options)
-    if call.reduction == "none":
-        raise ValueError("reduction must be 'mean' or 'sum' to take a gradient, got 'none'")
+    check_reduced(call)
     varied, arrays = _along(call, library, operands, tangents)
     wanted = (operand_of(call, operands, _checked(argnum), "argnum"),)
     request = Request(value=False, wanted=wanted, tangents=varied)

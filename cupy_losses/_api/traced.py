@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .._core.arguments import one_of
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request, weight_refusal
 from .._libraries.registry import Array, ArrayLibrary, find, register, resolve
@@ -234,11 +235,7 @@ class VariableLibrary(ArrayLibrary):
 
     def evaluate(self, call: Call, operands: Sequence[Array]) -> Sum:
         """The loss, computed with its gradients."""
-        if call.reduction == "none":
-            raise ValueError(
-                "reduction must not be 'none' to take a gradient: vjp takes a cotangent for each "
-                "element of a loss"
-            )
+        check_reduced(call)
         if call.loss.overwrites:
             raise ValueError(
                 "overwrite_input must be False in a function of losses, which may read the input "
@@ -271,6 +268,16 @@ class VariableLibrary(ArrayLibrary):
     def one(self, like: Array) -> Array:
         """Not available, for the same reason."""
         raise TypeError(_OF_GRADIENT)
+
+
+def check_reduced(call: Call) -> None:
+    """Raise unless a loss is reduced to one number, whose gradient can be taken."""
+    if call.reduction == "none":
+        allowed = one_of(reduction for reduction in call.loss.reductions if reduction != "none")
+        raise ValueError(
+            f"reduction must be {allowed} to take a gradient, got 'none': vjp takes a cotangent "
+            "for each element of the loss, grad_and_hess gives the derivatives of each element"
+        )
 
 
 def check_differentiable(call: Call, operand: int) -> None:

@@ -16,7 +16,7 @@ from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
 from .entrance import is_loss, mark_of, namesake, without_partials
-from .traced import Sum, Trace, Variable, check_differentiable
+from .traced import Sum, Trace, Variable, check_differentiable, check_reduced
 
 Array = Any
 Arguments = ParamSpec("Arguments")
@@ -221,12 +221,7 @@ def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) ->
 
 def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
     """The operands that `argnums` names."""
-    if call.reduction == "none":
-        raise ValueError(
-            "reduction must be 'mean' or 'sum' to take a gradient, got 'none': vjp takes a "
-            "cotangent for each element of the loss, grad_and_hess gives the derivatives of each "
-            "element"
-        )
+    check_reduced(call)
     return operands_of(call, operands, argnums)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -126,9 +127,13 @@ class Choice:
             for choice in self.values:
                 if choice == value:
                     return choice
-        *others, last = map(repr, self.values)
-        allowed = f"{', '.join(others)} or {last}"
-        raise ValueError(f"{name} must be {allowed}, got {described(value)}")
+        raise ValueError(f"{name} must be {one_of(self.values)}, got {described(value)}")
+
+
+def one_of(values: Iterable[Any]) -> str:
+    """What is allowed, in a message."""
+    *others, last = map(repr, values)
+    return f"{', '.join(others)} or {last}"
 
 
 def described(value: Any) -> str:

@@ -18,6 +18,7 @@ from cupy_losses import (
     huber_loss,
     hvp,
     jvp,
+    kl_div,
     mse_loss,
     multilabel_soft_margin_loss,
     nll_loss,
@@ -260,6 +261,11 @@ NO_ARRAY: Any = 1.0
             "target must be floating",
         ),
         (lambda: hvp(mse_loss, (X, X), (X, None), reduction="none"), ValueError, "reduction must"),
+        (
+            lambda: grad(kl_div)(X, X, reduction="none"),
+            ValueError,
+            "reduction must be 'mean', 'sum' or 'batchmean' to take a gradient, got 'none'",
+        ),
         (lambda: grad(mse_loss)(X, X, reduction="none"), ValueError, "vjp .*, grad_and_hess gives"),
         (
             lambda: hvp(mse_loss, (X, X), (X, None), 2),
