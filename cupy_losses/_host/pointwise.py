@@ -29,7 +29,7 @@ from .chunks import (
 from .dual import Dual, Number, plain, slope_of
 from .elementwise import Elementwise
 from .recording import Recorded, Recording, reciprocal
-from .reduction import Divisors, Finish, NewValue, Value, new_results
+from .reduction import Divisors, Finish, NewValue, Value, divisors_of, new_results
 from .schedule import Evaluation, Schedule
 
 
@@ -48,9 +48,9 @@ class _Plan(NamedTuple):
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
-    number: np.longdouble | None  # the denominator, unless it is of data or given
     schedules: dict[Any, Schedule]  # by `_constants`, and how gradients are finished
-    ready: dict[Any, _Ready]  # by the hyper-parameters and the scale, where there is a number
+    # By the hyper-parameters and the scale; empty where the denominator is of data or given.
+    ready: dict[Any, _Ready]
 
 
 _MOST = 64  # entries of each table of a plan
@@ -67,10 +67,8 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
     outputs = loss.outputs(call, request, specs, autocast)
     value, gradients = new_results(request, outputs, shape, _summed(loss, call, shape))
     denominator = loss.denominator(call, shape, own)
-    is_known = not (denominator.of_data or request.denominator)
-    number = np.longdouble(denominator.size) if is_known else None
     notice = loss.notice(call, request, own)
-    return _Plan(shape, notice, value, gradients, denominator, number, {}, {})
+    return _Plan(shape, notice, value, gradients, denominator, {}, {})
 
 
 def evaluate(
@@ -129,13 +127,9 @@ def _ready(
     ready = plan.ready.get((call.parameters, call.scale))
     if ready is not None:
         return ready
-    number = plan.number
-    if request.denominator:
-        number = np.longdouble(operands[0])
-    elif number is None:
-        leading = request.extra - request.denominator
-        number = _sum_of_data(call, views[leading:], plan.shape, loss.divides_by_weights(call))
-    divisors = Divisors(call, request, plan.denominator, number)
+    own, weighs = views[request.extra - request.denominator :], loss.divides_by_weights(call)
+    of_data = functools.partial(_sum_of_data, call, own, plan.shape, weighs)
+    divisors = divisors_of(call, request, plan.denominator, operands, of_data)
     constants = _constants(loss, call)
     key = constants, divisors.finish
     schedule = plan.schedules.get(key)
@@ -146,7 +140,7 @@ def _ready(
         )
         keep(plan.schedules, key, schedule, _MOST)
     ready = _Ready(divisors, schedule)
-    if plan.number is not None:
+    if not (request.denominator or plan.denominator.of_data):
         keep(plan.ready, (call.parameters, call.scale), ready, _MOST)
     return ready
 

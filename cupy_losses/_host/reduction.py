@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,21 @@ class Divisors:
             slopes = function(slopes, self.numbers[k], out=slopes if own else None)
             is_new = True
         return slopes
+
+
+def divisors_of(
+    call: Call,
+    request: Request,
+    of_call: Denominator,
+    operands: Sequence[Array],
+    of_data: Callable[[], np.longdouble],
+) -> Divisors:
+    """The divisors of a request on operands, given what adds a denominator of data up."""
+    if request.denominator:
+        denominator = np.longdouble(operands[0])
+    else:
+        denominator = of_data() if of_call.of_data else np.longdouble(of_call.size)
+    return Divisors(call, request, of_call, denominator)
 
 
 class NewValue(NamedTuple):

@@ -39,7 +39,7 @@ from .chunks import (
     total,
 )
 from .dual import Dual, Number, plain, slope_of, value_of
-from .reduction import Divisors, NewValue, Value, new_results
+from .reduction import Divisors, NewValue, Value, divisors_of, new_results
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
@@ -436,13 +436,8 @@ def _divisors(
     if divisors is not None:
         return divisors
     denominator = plan.denominator
-    if request.denominator:
-        number = np.longdouble(operands[0])
-    elif denominator.of_data:
-        number = np.longdouble(_sum_of_data(loss, views))
-    else:
-        number = np.longdouble(denominator.size)
-    divisors = Divisors(call, request, denominator, number)
+    of_data = functools.partial(_sum_of_data, loss, views)
+    divisors = divisors_of(call, request, denominator, operands, of_data)
     if not (request.denominator or denominator.of_data):
         keep(plan.divisors, call.scale, divisors, _MOST)
     return divisors
