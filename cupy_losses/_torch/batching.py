@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .._core.loss import Call, Request
+from .._core.pointwise import PointwiseFormula
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
 from .evaluation import outputs_of, spec_of
-from .weights import counts_of_rows, of_derivatives, quotient
+from .weights import counts_of_elements, counts_of_rows, of_derivatives, quotient
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -195,12 +196,12 @@ class _Batch:
         arrays = dict(zip(call.names, self._operands[self._request.extra :], strict=True))
         if isinstance(loss, RowFormula):
             return self._weights_of_rows(loss, arrays)
-        counts = arrays.get("where")
-        if "weight" in arrays and loss.divides_by_weights(call):  # type: ignore[attr-defined]
-            weight = arrays["weight"]
-            counts = weight if counts is None else torch.where(counts, weight, 0)
-        assert counts is not None
-        total = counts.expand(self._size, *self._shape).reshape(self._size, -1)
+        assert isinstance(loss, PointwiseFormula)
+        total = (
+            counts_of_elements(call, loss, arrays)
+            .expand(self._size, *self._shape)
+            .reshape(self._size, -1)
+        )
         return total.sum(dim=1, dtype=torch.float64)
 
     def _weights_of_rows(self, loss: RowFormula, arrays: dict[str, Tensor]) -> Tensor:

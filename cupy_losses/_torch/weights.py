@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from .._core.loss import Call, Request
+from .._core.pointwise import PointwiseFormula
 from .._core.reduction import NOTHING_LEFT
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
@@ -92,6 +93,16 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
     return Counts(counts, own, sample, own * sample if loss.weighted_mean else sample)
 
 
+def counts_of_elements(
+    call: Call, loss: PointwiseFormula, operands: Mapping[str, Tensor]
+) -> Tensor:
+    """How much each element counts, as an array that broadcasts to them; `operands`: as above."""
+    if not loss.divides_by_weights(call):
+        return operands["where"]
+    weight = operands["weight"]
+    return torch.where(operands["where"], weight, 0) if call.masked else weight
+
+
 class _Part(NamedTuple):
     """A call of the linear combination, with its operands and its factor.
 
@@ -147,7 +158,8 @@ def composed(
     if isinstance(call.loss, RowFormula):
         parts, total = _of_rows(call, call.loss, own, shape)
     else:
-        parts, total = _of_elements(call, own, shape)
+        assert isinstance(call.loss, PointwiseFormula)
+        parts, total = _of_elements(call, call.loss, own, shape)
     for k in (*request.wanted, *request.tangents):
         if any(k not in part.places for part in parts):
             raise NotImplementedError(
@@ -168,15 +180,14 @@ def composed(
 
 
 def _of_elements(
-    call: Call, operands: Sequence[Tensor], shape: Shape
+    call: Call, loss: PointwiseFormula, operands: Sequence[Tensor], shape: Shape
 ) -> tuple[list[_Part], Tensor]:
     """The parts of a pointwise loss, which is one sum, and the sum of the weights."""
-    weight = operands[call.masked].to(_real(operands))
-    counting = torch.where(operands[0], weight, 0) if call.masked else weight
-    total = counting.expand(shape).sum(dtype=torch.float64)
-    given = [weight if k == call.masked else t for k, t in enumerate(operands)]
+    named = dict(zip(call.names, operands, strict=True))
+    named["weight"] = named["weight"].to(_real(operands))
+    total = counts_of_elements(call, loss, named).expand(shape).sum(dtype=torch.float64)
     places = [-1 if k == call.masked else k for k in range(len(operands))]
-    return [_Part(call._replace(reduction="sum"), given, 1.0, places)], total
+    return [_Part(call._replace(reduction="sum"), [*named.values()], 1.0, places)], total
 
 
 def _of_rows(
