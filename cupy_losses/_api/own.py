@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from .._core.arguments import Argument, Flag, Real
 from .._core.formula import is_identifier
 from .._core.loss import Call, Loss
-from .._core.tracing import shown_name
+from .._core.refusals import shown_name
 from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -17,97 +17,12 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from .program import CALLED, CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
+from . import refusals
+from .program import CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
 from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
 
 _Made = TypeVar("_Made", Program, RowProgram)
 
-_WORDS = "Python's operators and NumPy's functions"
-_NO_FUNCTION = "{} is no function of a formula: write {}"
-_UNKNOWN = "{} is no function of a formula: make it of Python's operators and of NumPy's {}"
-_NO_DERIVATIVE = "{} has no derivative here: {}"
-_BRANCH = (
-    "a value has no truth while a formula is traced: write np.where(condition, a, b) for a branch, "
-    "np.maximum and np.minimum for max and min, and &, | and ~ with parentheses for and, or, not "
-    "and chained comparisons"
-)
-_NUMBER = (
-    "a value is no number while a formula is traced: write NumPy's function, np.log(x) for "
-    "math.log(x), and no float(x) or int(x)"
-)
-_ELEMENT = "a formula is of one element, which has no length, no parts and no order"
-_ROW = (
-    "a formula of rows has no parts of a row and no order of its elements, but np.sum(x), "
-    "np.mean(x), np.logaddexp.reduce(x) and np.size(x)"
-)
-_CONSTANT = "a constant must be a number of Python or NumPy, got {}: an array is to be an operand"
-_REDUCED = (
-    "{} is over several elements, and a formula is of one: leave it to reduction= of the loss, or "
-    "make the result an operand"
-)
-_ACCUMULATED = (
-    "{} is not what a row accumulates: write np.sum, np.mean or np.logaddexp.reduce, if these can "
-    "say it"
-)
-_SECOND_PASS = (
-    "an element meets a sum, or np.size, here, which would take a second pass over the row: sum "
-    "the elements alone, or make what is of the row, such as its mean, an operand of shape (…, 1)"
-)
-_ALONE = (
-    "np.{} takes the elements of a row and nothing else in a formula: the axis is an argument of "
-    "the loss, and np.where(mask, x, 0.0) leaves out elements"
-)
-_NO_ELEMENTS = "np.{} is of the elements of a row, and what it got here is the same for all of them"
-_NO_SUM = (
-    "the loss of a row is one number: return one made of np.sum, np.mean or np.logaddexp.reduce of "
-    "the elements"
-)
-_REDUCTIONS = {
-    *("all", "amax", "amin", "any", "argmax", "argmin", "argsort", "average", "count_nonzero"),
-    *("cumprod", "cumsum", "dot", "einsum", "max", "mean", "median", "min", "nanmax", "nanmean"),
-    *("nanmin", "nansum", "norm", "percentile", "prod", "ptp", "quantile", "sort", "std", "sum"),
-    *("reduce", "accumulate", "var", "vdot"),
-}
-_INSTEAD = {
-    "cbrt": "np.sign(x) * np.abs(x) ** (1 / 3)",
-    "exp2": "np.exp(x * np.log(2))",
-    "fmax": "np.maximum(a, b)",
-    "fmin": "np.minimum(a, b)",
-    "heaviside": "np.where(x > 0, 1.0, 0.0)",
-    "log10": "np.log(x) / np.log(10)",
-    "log2": "np.log(x) / np.log(2)",
-    "logaddexp2": "np.logaddexp(a * np.log(2), b * np.log(2)) / np.log(2)",
-    "nan_to_num": "np.where(np.isnan(x), 0.0, x)",
-    "ones_like": "1.0",
-    "full_like": "the number",
-    "piecewise": "np.where(condition, a, b)",
-    "select": "np.where(condition, a, np.where(other, b, c))",
-    "tan": "np.sin(x) / np.cos(x)",
-    "zeros_like": "0.0",
-}
-_VARIANCE = (
-    "np.mean((x - m) ** 2) - np.mean(x - m) ** 2, with the mean as an operand m of shape (…, 1), "
-    "or a number m near it: digits cancel where m is far from the mean"
-)
-# Of a whole row.
-_INSTEAD_OF_ROWS = {
-    "all": "np.sum(~condition) == 0",
-    "any": "np.sum(condition) > 0",
-    "average": "np.sum(w * x) / np.sum(w)",
-    "count_nonzero": "np.sum(x != 0)",
-    "dot": "np.sum(a * b)",
-    "inner": "np.sum(a * b)",
-    "matmul": "np.sum(a * b)",
-    "nanmean": "np.sum(np.where(np.isnan(x), 0.0, x)) / np.sum(~np.isnan(x))",
-    "nansum": "np.sum(np.where(np.isnan(x), 0.0, x))",
-    "norm": "np.sqrt(np.sum(x * x))",
-    "ones_like": "1.0, or np.size(x) for the sum of it",
-    "shape": "np.size(x)",
-    "std": f"np.sqrt of the variance, {_VARIANCE}",
-    "var": _VARIANCE,
-    "vdot": "np.sum(a * b)",
-}
-_INSTEAD_OF_TORCH = {"logsumexp": "np.logaddexp.reduce(x), in a loss over rows"}
 _OPERATORS = {"floor_divide": "//", "remainder": "%", "divmod": "divmod", "matmul": "@"}
 # The largest whole exponent that becomes multiplications.
 _MOST = 16
@@ -171,7 +86,7 @@ def _traced(
     except TypeError as error:
         message = str(error)
         if not isinstance(error, _TraceError):
-            message += f"; a formula is made of {_WORDS}"
+            message += f"; a formula is made of {refusals.WORDS}"
         raise TypeError(_located(name, message, error.__traceback__)) from error
     except AttributeError as error:
         if not isinstance(error.obj, Value):
@@ -179,22 +94,6 @@ def _traced(
         raise TypeError(_located(name, str(error), error.__traceback__)) from error
     finally:
         _failures.reset(token)
-
-
-def shown_name(function: Any) -> str:
-    """How a function of NumPy, or a ufunc of another library, is written."""
-    if isinstance(function, np.ufunc):
-        name = function.__name__
-        return f"np.{name}" if getattr(np, name, None) is function else name
-    return f"{function.__module__}.{function.__name__}".replace("numpy", "np", 1)
-
-
-def without_derivative(shown: str, name: str) -> str:
-    """Why a formula in NumPy is not differentiated, and what to write instead of a function."""
-    if name in _INSTEAD:
-        return _NO_DERIVATIVE.format(shown, f"write {_INSTEAD[name]}")
-    made = f"make it of Python's operators and of NumPy's {_listed(_NAMES)}"
-    return _NO_DERIVATIVE.format(shown, made)
 
 
 class _TraceError(TypeError):
@@ -238,7 +137,7 @@ class _Recorder:
     """
 
     reductions: Mapping[str, Callable[[Any], Value]]
-    parts = _ELEMENT
+    parts = refusals.ELEMENT
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         self._operands = tuple(operands)
@@ -254,11 +153,7 @@ class _Recorder:
 
     def refusal(self, shown: str, name: str) -> str:
         """Why a function is none of a formula, and what to write instead."""
-        if name in _REDUCTIONS:
-            return _REDUCED.format(shown)
-        if name in _INSTEAD:
-            return _NO_FUNCTION.format(shown, _INSTEAD[name])
-        return f"{_UNKNOWN.format(shown, _listed(_NAMES))}, or write the formula in C++, as a text"
+        return refusals.of_function(shown, name)
 
     def _value(self, value: str | float | Step, **what: bool) -> Value:
         key = repr(value) if isinstance(value, float) else value  # 0.0 and -0.0 differ
@@ -313,7 +208,7 @@ class _Recorder:
 class _RowRecorder(_Recorder):
     """The values of a formula of rows: of each element, or of what is added up over a row."""
 
-    parts = _ROW
+    parts = refusals.ROW
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         super().__init__(operands, parameters)
@@ -326,25 +221,20 @@ class _RowRecorder(_Recorder):
 
     def refusal(self, shown: str, name: str) -> str:
         """Only sums are accumulated."""
-        instead = _INSTEAD | _INSTEAD_OF_ROWS
-        if name in instead:
-            return _NO_FUNCTION.format(shown, instead[name])
-        if name in _REDUCTIONS:
-            return _ACCUMULATED.format(shown)
-        return _UNKNOWN.format(shown, _listed(_NAMES | self.reductions.keys()))
+        return refusals.of_function_of_rows(shown, name, self.reductions)
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> Value:
         """A function of values of elements alone, or of sums alone."""
         value = super().step(function, *arguments)
         if value.of_element and value.of_row:
-            raise _TraceError(_SECOND_PASS)
+            raise _TraceError(refusals.SECOND_PASS)
         return value
 
     def row_program(self, result: Any) -> RowProgram:
         """The program of a result, which is one number of a row."""
         rows = RowProgram.split(self.program(result))
         if not rows.terms or result.of_element:
-            raise _TraceError(_NO_SUM)
+            raise _TraceError(refusals.NO_SUM)
         if rows.sums > MOST_SUMS:
             raise _TraceError(
                 f"a formula has at most {MOST_SUMS} different sums, not {rows.sums}, of which each "
@@ -367,18 +257,18 @@ class _RowRecorder(_Recorder):
         """A value of the elements of a row, of which a function is to be."""
         elements = self.number(x)
         if elements.of_row:
-            raise _TraceError(_SECOND_PASS)
+            raise _TraceError(refusals.SECOND_PASS)
         if not elements.of_element:
-            raise _TraceError(_NO_ELEMENTS.format(name))
+            raise _TraceError(refusals.NO_ELEMENTS.format(name))
         return elements
 
 
 def _constant(x: Any) -> float:
     """A number of Python or NumPy."""
     if isinstance(x, np.ndarray) and x.ndim:
-        raise _TraceError(_CONSTANT.format(f"an array of shape {x.shape}"))
+        raise _TraceError(refusals.CONSTANT.format(f"an array of shape {x.shape}"))
     if not _is_real(x):
-        raise _TraceError(_CONSTANT.format(_described(x)))
+        raise _TraceError(refusals.CONSTANT.format(_described(x)))
     try:
         return float(x)
     except OverflowError:
@@ -472,7 +362,7 @@ class Value:
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = function.__name__
-        shown = shown_name(function)
+        shown = refusals.shown_name(function)
         if function is np.where:
             if len(args) != 3:
                 raise _TraceError("np.where takes three arguments here: condition, a, b")
@@ -488,7 +378,7 @@ class Value:
         if name not in self.recorder.reductions:
             raise _TraceError(self.recorder.refusal(f"np.{name}", kind))
         if len(inputs) > 1 or options:
-            raise _TraceError(_ALONE.format(name))
+            raise _TraceError(refusals.ALONE.format(name))
         return self.recorder.reductions[name](*inputs)
 
     @classmethod
@@ -496,16 +386,13 @@ class Value:
         cls, function: Any, types: Any, args: Any = (), options: Any = None
     ) -> NoReturn:
         name = getattr(function, "__name__", "function")
-        instead = _INSTEAD_OF_TORCH.get(name, f"np.{name}, where NumPy has it")
-        raise _TraceError(
-            f"torch's {name} takes tensors, and a formula is made of {_WORDS}: write {instead}"
-        )
+        raise _TraceError(refusals.of_function_of_torch(name))
 
     def __getattr__(self, name: str) -> NoReturn:
         message = f"{self.recorder.parts}: it has no .{name}"
         if name in self.recorder.reductions:
             message = f"a value of a formula has no methods: write np.{name}(x)"
-        elif name in _REDUCTIONS:
+        elif name in refusals.REDUCTIONS:
             message = self.recorder.refusal(f".{name}()", name)
         elif name == "clip" or isinstance(getattr(np, name, None), np.ufunc):
             message = f"a value of a formula has no methods: write np.{name}"
@@ -531,9 +418,9 @@ class Value:
     __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
     __hash__ = None  # type: ignore[assignment]
 
-    __bool__ = _refused(_BRANCH)
-    __float__ = __int__ = __complex__ = __index__ = _refused(_NUMBER)
-    __round__ = __floor__ = __ceil__ = __trunc__ = _refused(_NUMBER)
+    __bool__ = _refused(refusals.BRANCH)
+    __float__ = __int__ = __complex__ = __index__ = _refused(refusals.NUMBER)
+    __round__ = __floor__ = __ceil__ = __trunc__ = _refused(refusals.NUMBER)
     __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused("{parts}")
     __array__ = _refused("{parts}: leave out np.asarray(x), np.array(x) and np.float32(x)")
 
@@ -543,10 +430,6 @@ def _without(options: dict[str, Any], name: str) -> None:
         raise _TraceError(f"np.{name} takes no {next(iter(options))}= in a formula: leave it out")
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))
-
-
 def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
     """The value of a ufunc or of an operator."""
     made = _MADE_OF_OTHERS.get(ufunc)
@@ -554,7 +437,7 @@ def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
         return made(recorder, *inputs)
     if ufunc not in FUNCTIONS:
         name = ufunc.__name__
-        shown = _OPERATORS.get(name) or shown_name(ufunc)
+        shown = _OPERATORS.get(name) or refusals.shown_name(ufunc)
         raise _TraceError(recorder.refusal(shown, name))
     return recorder.step(ufunc, *inputs)
 
@@ -631,9 +514,4 @@ _MADE_OF_OTHERS: dict[Any, Callable[..., Any]] = {
     np.isnan: lambda recorder, x: recorder.step(np.not_equal, x, x),
     np.isinf: lambda recorder, x: recorder.step(np.equal, abs(x), np.inf),
     np.isfinite: lambda recorder, x: recorder.step(np.less, abs(x), np.inf),
-}
-
-_NAMES = {
-    *(function.__name__ for function in CALLED | LOGICAL),
-    *("clip", "isfinite", "isinf", "isnan", "reciprocal", "square", "where"),
 }

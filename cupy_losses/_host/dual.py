@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from .._core.program import CONDITIONS
-from .._core.tracing import clip_bounds, shown_name, without_derivative
+from .._core.refusals import shown_name, without_derivative
+from .._core.tracing import clip_bounds
 from .recording import Recorded, signs
 
 Array = Any
