@@ -483,8 +483,16 @@ def clip_bounds(low: Any, high: Any, options: dict[str, Any]) -> tuple[Any, Any]
     return low, high
 
 
+def bounded(x: Any, low: Any, high: Any) -> Any:
+    """A number between two bounds, at which its derivative is that of the number, as in torch."""
+    if low is not None:
+        x = np.where(x < low, low, x)
+    if high is not None:
+        x = np.where(x > high, high, x)
+    return x
+
+
 def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
-    """A value between two bounds, at which its derivative is that of the value, as in torch."""
     low, high = clip_bounds(low, high, options)
     _without(options, "clip")
     if any(isinstance(bound, Value) and bound.varies for bound in (low, high)):
@@ -492,11 +500,7 @@ def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
             "the bounds of np.clip must be constants or parameters: write "
             "np.minimum(np.maximum(x, low), high)"
         )
-    if low is not None:
-        x = np.where(x < low, low, x)
-    if high is not None:
-        x = np.where(x > high, high, x)
-    return x
+    return bounded(x, low, high)
 
 
 # Functions that need no C++ of their own, as others say what they are.

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._core.program import CONDITIONS
 from .._core.refusals import shown_name, without_derivative
-from .._core.tracing import clip_bounds
+from .._core.tracing import bounded, clip_bounds
 from .recording import Recorded, signs
 
 Array = Any
@@ -261,14 +261,10 @@ def _smaller(a: Number, b: Number) -> Number:
 
 
 def _clipped(x: Number, low: Any = None, high: Any = None, **options: Any) -> Number:
-    """At the bounds, which are constants, the derivative is that of the number, as in torch."""
+    """The bounds are constants."""
     low, high = clip_bounds(low, high, options)
     _without(options, "np.clip")
-    if low is not None:
-        x = np.where(x < low, low, x)
-    if high is not None:
-        x = np.where(x > high, high, x)
-    return x
+    return bounded(x, low, high)
 
 
 def _log_of_sum(a: Number, b: Number) -> Dual:
