@@ -12,6 +12,7 @@ from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, row_space
 from .._core.shapes import ArraySpec, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
+from .element_launches import Launches, Quotient, identity
 from .launch import Fields, Launch, float64, int32, int64
 from .library import DeviceLibrary
 from .plan import (
@@ -29,7 +30,6 @@ from .plan import (
     empty_plan,
     template,
 )
-from .plan_pointwise import Launches, Quotient, identity
 from .row_arrays import SECTOR_BYTES, RowArray, Rows
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team

@@ -16,7 +16,7 @@ import pytest
 
 from cupy_losses import mse_loss, value_and_grad
 from cupy_losses._core.shapes import ArraySpec, broadcast_strides, coalesce, memory_order
-from cupy_losses._device import plan_pointwise, tiling
+from cupy_losses._device import element_launches, tiling
 from cupy_losses._device.tiling import Tiling, tiling_of
 
 from .. import emulator
@@ -191,7 +191,7 @@ def test_second_derivatives() -> None:
 
 
 def test_same_bits_whatever_the_grid_and_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_pointwise, "MAX_SEGMENTS", 7)  # several tiles each
+    monkeypatch.setattr(element_launches, "MAX_SEGMENTS", 7)  # several tiles each
     rng = np.random.default_rng(5)
     hosts = [rng.standard_normal((200, 300)).astype(np.float32) for _ in "ab"]
     hosts[1] = laid_out(hosts[1], (1, 0))
@@ -222,7 +222,7 @@ def test_more_than_2_to_the_32_elements() -> None:
         tiles = tiles_of(input.host_view, target.host_view, width=8)
         assert tiles is not None
         # The tile that the last segment has last, from its end backwards.
-        last = (tiles.tiles // plan_pointwise.MAX_SEGMENTS) * plan_pointwise.MAX_SEGMENTS - 1
+        last = (tiles.tiles // element_launches.MAX_SEGMENTS) * element_launches.MAX_SEGMENTS - 1
         row, column = divmod(last, -(-tiles.space.shape[1] // tiles.columns))
         place = (row + 1) * tiles.rows - 1, (column + 1) * tiles.columns - 1
         assert np.ravel_multi_index(place, shape) > 2**32 - 2**25

@@ -34,6 +34,7 @@ from cupy_losses import (
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import (
+    element_launches,
     plan_multilabel,
     plan_pointwise,
     plan_rows,
@@ -193,7 +194,7 @@ def _tiles(device: Device, pair: Callable[..., list[Any]]) -> None:
         compare(device, mse_loss, [input, target], **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_pointwise, "MAX_SEGMENTS", 2)  # several tiles each
+        patch.setattr(element_launches, "MAX_SEGMENTS", 2)  # several tiles each
         forget()
         against((80, 240), (1, 0))
         against((65, 129), (1, 0))  # one element after the other

@@ -1,0 +1,397 @@
+"""Launches over elements and sums of them; the files of cuda/kernels/ say what the kernels do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .._core.dtypes import FLOATING, c_type, item_size
+from .._core.shapes import (
+    ArraySpec,
+    IterationSpace,
+    Shape,
+    broadcast_shape,
+    broadcast_strides,
+    coalesce,
+    memory_order,
+)
+from .compiler import Kernel, Specialisation
+from .launch import Launch, Parameters, float64, int64, iteration_space
+from .plan import (
+    NO_ADDRESS,
+    NO_FACTOR,
+    SLOT,
+    UNSUMMED,
+    VECTOR_BYTES,
+    Address,
+    Builder,
+    Step,
+    bits,
+    template,
+)
+from .tiling import Tiling, tiling_of
+
+# A tile is THREADS threads with VECTORS_PER_THREAD vectors each. A reduced loss is the sum of at
+# most MAX_SEGMENTS partial sums. With the width of a vector, these fix the order of summation.
+THREADS = 512
+VECTORS_PER_THREAD = 4
+MAX_SEGMENTS = 4096
+BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
+
+# A block of the kernel `tiled`: several of them fill a multiprocessor, as each waits for its tile.
+# TILED_REGISTERS of a thread wait for the direct operands, while others do for the staged ones.
+TILED_THREADS = 256
+TILED_REGISTERS = 16
+
+# A block of broadcast_sum, and how many blocks keep a device busy (again part of the order).
+SUM_THREADS = 256
+SUM_BLOCKS = 1024
+
+
+@dataclass(frozen=True)
+class ElementFunction:
+    """What a kernel evaluates at each element, and the addresses of its operands."""
+
+    expression: str  # the C++ type
+    real: str
+    source: str  # that defines the type, where cuda/ does not
+    operands: tuple[ArraySpec, ...]
+    addresses: tuple[Address, ...]
+    strides: Sequence[Shape]
+    misaligned: Sequence[int]
+    fields: Callable[[Parameters], bytes]  # of the C++ object
+    parameters: Parameters = ()
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """What becomes of sums: each is divided by what is at an address, or by `divisor`."""
+
+    dtype: str
+    divisor: float
+    denominator: Address
+    result: Address
+    empty_is_zero: bool = False  # see cuda/reduction/reduction.cuh
+    scaled: bool = False  # as the call is
+
+
+class SumGrid(NamedTuple):
+    """How a launch of the kernel `broadcast_sum` divides its sums among blocks.
+
+    Attributes:
+        outputs: How many sums there are.
+        repeats: The terms of each.
+        outputs_per_block: How many of them a block adds up.
+        chunks: The parts of each, one a block.
+
+    """
+
+    outputs: int
+    repeats: int
+    outputs_per_block: int
+    chunks: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """The blocks that add up the same part of all sums."""
+        return -(-self.outputs // self.outputs_per_block)
+
+    @property
+    def chunk(self) -> int:
+        """The terms of a part, at most."""
+        return -(-self.repeats // self.chunks)
+
+
+def without_parameters(parameters: Parameters) -> bytes:
+    """The one byte of an empty struct."""
+    return b"\0"
+
+
+def identity(operand: ArraySpec, address: Address) -> ElementFunction:
+    """The function that is its operand, of float32 or float64."""
+    return ElementFunction(
+        template("Identity", c_type(operand.dtype)),
+        operand.dtype,
+        "",
+        (operand,),
+        (address,),
+        [operand.strides],
+        (0,),
+        without_parameters,
+    )
+
+
+class Launches(Builder):
+    """The kernels `pointwise`, `tiled` and `broadcast_sum`, as steps of a plan."""
+
+    def _add_pointwise(
+        self,
+        function: ElementFunction,
+        shape: Shape,
+        *,
+        values: str,
+        result: str,  # the C++ type
+        value: Address,
+        denominator: Address,
+        factor: tuple[Address, Address],
+        gradients: dict[int, Address],
+        divisor: float,
+        scaled: bool = True,
+    ) -> None:
+        space = coalesce(memory_order(shape, function.strides), shape, function.strides)
+        schedule = _schedule(function.operands, function.misaligned, space, len(gradients))
+        segments = min(schedule.tiles, MAX_SEGMENTS)
+        c_types = [c_type(o.dtype) for o in function.operands]
+        scale_type, scale = self._scale(scaled)
+        pointers = [f"const {c}*" for c in c_types] + [f"{c_types[k]}*" for k in gradients]
+        pointers += scale_type
+        kernel = Specialisation(
+            f"kernels/{schedule.kernel}.cu",
+            f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
+            f"{schedule.layout}, {schedule.tile}, {values}, "
+            f"{bits(tuple(gradients))}, {result}, {', '.join(pointers)}>",
+            schedule.threads,
+            self._problem.device,
+            function.source,
+        )
+        workspace = self._workspace(segments, values)
+        arguments = [schedule.fields, int64(schedule.items), int64(segments), float64(divisor)]
+
+        def launch(kernel: Kernel) -> Launch:
+            return Launch(
+                kernel,
+                (min(segments, kernel.resident_blocks), 1),
+                schedule.threads,
+                arguments,
+                pointers=6 + len(pointers),
+                fields=function.fields,
+                parameters=function.parameters,
+                scaled=scaled,
+            )
+
+        arrays = *function.addresses, *gradients.values(), *scale
+        step = Step(kernel, launch, (denominator, *factor, value, *workspace, *arrays))
+        self._steps.append(step)
+        if SLOT in factor:
+            self._again = step
+
+    def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
+        """The counters and the partial sums of segments, and of groups of these."""
+        if segments == 1 or values in UNSUMMED:
+            return NO_ADDRESS, NO_ADDRESS
+        sums = 2 if values == "MEAN_OF_VALUES" else 1
+        return self._add_counter(1 + groups), self._add_scratch(16 * sums * (segments + groups))
+
+    def _add_sums(
+        self,
+        function: ElementFunction,
+        shape: Shape,
+        axes: Sequence[int],  # slowest first
+        repeated: Sequence[int],
+        operand: int,  # the one whose gradient it is, or -1 for the values
+        quotient: Quotient,
+    ) -> None:
+        """Sum a function over the axes `repeated` of `shape`."""
+        kept = [axis for axis in axes if axis not in repeated]
+        outputs = math.prod(shape[axis] for axis in kept)
+        repeats = math.prod(shape[axis] for axis in repeated)
+        # Neighbouring threads on neighbouring outputs where those are neighbours in memory.
+        outputs_per_block = 32 if repeats <= SUM_THREADS or axes[-1] in kept else 1
+        grid = SumGrid(outputs, repeats, outputs_per_block)
+        chunks = min(-(-SUM_BLOCKS // grid.blocks), -(-repeats // (8 * SUM_THREADS)))
+        spaces = [
+            coalesce(part, shape, function.strides)
+            for part in (kept, [axis for axis in axes if axis in repeated])
+        ]
+        space = IterationSpace(
+            spaces[0].shape + spaces[1].shape,
+            tuple(a + b for a, b in zip(spaces[0].strides, spaces[1].strides, strict=True)),
+        )
+        if chunks == 1:
+            self._add_sum(function, space, grid, operand, quotient)
+            return
+        partials = self._add_scratch(8 * outputs * chunks)
+        partial_sums = Quotient("float64", 1.0, NO_ADDRESS, partials)
+        self._add_sum(function, space, grid._replace(chunks=chunks), operand, partial_sums)
+        partial = ArraySpec("float64", (outputs, chunks), (chunks, 1))
+        space = IterationSpace(partial.shape, (partial.strides,))
+        grid = SumGrid(outputs, chunks, 32)
+        self._add_sum(identity(partial, partials), space, grid, -1, quotient)
+
+    def _add_sum(
+        self,
+        function: ElementFunction,
+        space: IterationSpace,
+        grid: SumGrid,
+        operand: int,
+        quotient: Quotient,
+    ) -> None:
+        sizes = [item_size(o.dtype) for o in function.operands]
+        layout, layout_bytes = _layout(space, sizes, [1] * len(sizes), 1)
+        scale_type, scale = self._scale(quotient.scaled)
+        pointers = [f"const {c_type(o.dtype)}*" for o in function.operands] + scale_type
+        kernel = Specialisation(
+            "kernels/broadcast_sum.cu",
+            template(
+                "broadcast_sum",
+                c_type(function.real),
+                function.expression,
+                layout,
+                *map(str, (SUM_THREADS, grid.outputs_per_block, operand)),
+                quotient.empty_is_zero,
+                c_type(quotient.dtype),
+                *pointers,
+            ),
+            SUM_THREADS,
+            self._problem.device,
+            function.source,
+        )
+        counts = int64(grid.outputs), int64(grid.repeats), int64(grid.chunk)
+        arguments = [layout_bytes, *counts, float64(quotient.divisor)]
+
+        def launch(kernel: Kernel) -> Launch:
+            return Launch(
+                kernel,
+                (grid.blocks, grid.chunks),
+                SUM_THREADS,
+                arguments,
+                pointers=2 + len(pointers),
+                fields=function.fields,
+                parameters=function.parameters,
+                scaled=quotient.scaled,
+            )
+
+        chosen = (quotient.denominator, quotient.result, *function.addresses, *scale)
+        self._steps.append(Step(kernel, launch, chosen))
+
+    def _sum_of_counts(self, where: int | None, weight: int | None, size: int) -> Address:
+        """The sum of the weights that a mask leaves, or their number, of so many in all.
+
+        Each is given as an operand of the problem, or None.
+        """
+        problem = self._problem
+        expression = template("One" if weight is None else "Identity", c_type(problem.real))
+        if where is not None:
+            expression = template("Masked", expression, "0")
+        indices = [k for k in (where, weight) if k is not None]
+        operands = tuple(problem.operands[k] for k in indices)
+        shape = broadcast_shape(operands, [""] * len(operands))
+        function = ElementFunction(
+            expression,
+            problem.real,
+            "",
+            operands,
+            tuple(self._operand_addresses[k] for k in indices),
+            [broadcast_strides(operand, shape) for operand in operands],
+            tuple(problem.misaligned[k] for k in indices),
+            without_parameters,
+        )
+        denominator = self._add_scratch(8)
+        # Each element of a mask or weight that is broadcast counts for several.
+        divisor = math.prod(shape) / size
+        self._add_pointwise(
+            function,
+            shape,
+            values="SUM_OF_VALUES",
+            result="double",
+            value=denominator,
+            denominator=NO_ADDRESS,
+            factor=NO_FACTOR,
+            gradients={},
+            divisor=divisor,
+            scaled=False,
+        )
+        return denominator
+
+
+@dataclass(frozen=True)
+class _Schedule:
+    """One of the kernels for elements, and how it divides them."""
+
+    kernel: str
+    threads: int
+    layout: str  # the C++ types of layout and tile
+    tile: str
+    fields: bytes  # of the layout
+    items: int  # the elements or tiles that it is told of
+    tiles: int
+
+
+def _schedule(
+    operands: Sequence[ArraySpec], misaligned: Sequence[int], space: IterationSpace, gradients: int
+) -> _Schedule:
+    width = _width(operands, space)
+    tiling = tiling_of(operands, misaligned, space, width)
+    if tiling is not None:
+        return _tiled_schedule(tiling, operands, gradients)
+    if len(space.shape) > 1 and space.shape[-1] % width:
+        width = 1  # a row would end inside a vector
+    # Enough loads in flight, in few enough registers; as measured on an H200.
+    batch = 1
+    if len(operands) <= 3 and not gradients:
+        batch = min(VECTORS_PER_THREAD, BATCH_ELEMENTS // (width * len(operands)))
+    elif len(operands) + gradients <= 3 and len(space.shape) == 2:
+        batch = 2  # rows or columns: the short operand is in the cache
+    sizes = [item_size(o.dtype) for o in operands]
+    layout, fields = _layout(space, sizes, misaligned, width)
+    tile = f"Tile<{THREADS}, {VECTORS_PER_THREAD}, {width}, {batch}>"
+    size = math.prod(space.shape)
+    tiles = -(-size // (THREADS * VECTORS_PER_THREAD * width))
+    return _Schedule("pointwise", THREADS, layout, tile, fields, size, tiles)
+
+
+def _tiled_schedule(tiling: Tiling, operands: Sequence[ArraySpec], gradients: int) -> _Schedule:
+    shape, strides = tiling.space.shape, tiling.space.strides
+    turns = -(-tiling.rows * tiling.columns // (tiling.width * TILED_THREADS))
+    direct = [o for k, o in enumerate(operands) if k not in tiling.staged]
+    registers = sum(max(2, tiling.width * item_size(o.dtype) // 4) for o in direct)
+    batches = -(-turns // max(1, TILED_REGISTERS // max(1, registers)))
+    # Three blocks, of 80 registers a thread, unless many operands or doubles take more.
+    doubles = any(o.dtype == "float64" for o in operands)
+    resident = 2 if doubles or len(operands) + gradients > 4 else 3
+    layout = template(
+        "TileLayout",
+        *map(str, (len(shape), len(operands))),
+        *map(bits, (tiling.staged, tiling.vectorised)),
+        _index(shape),
+        "int" if tiling.reach < 2**31 else "long long",
+    )
+    extents = TILED_THREADS, tiling.rows, tiling.columns, tiling.width, -(-turns // batches)
+    tile = template("Rectangle", *map(str, extents), tiling.flat, str(resident))
+    fields = int64(*shape, *(length for step in strides for length in step))
+    return _Schedule("tiled", TILED_THREADS, layout, tile, fields, tiling.tiles, tiling.tiles)
+
+
+def _width(operands: Sequence[ArraySpec], space: IterationSpace) -> int:
+    """The elements of a vector: 16 bytes of the narrowest floating operand.
+
+    One element for the second derivatives of strided operands: five and more operands would not fit
+    in registers.
+    """
+    if len(space.shape) > 1 and len(operands) > 4:
+        return 1
+    sizes = [item_size(o.dtype) for o in operands if o.dtype in FLOATING]
+    return VECTOR_BYTES // min(sizes, default=4)
+
+
+def _layout(
+    space: IterationSpace, sizes: Sequence[int], misaligned: Sequence[int], width: int
+) -> tuple[str, bytes]:
+    """The C++ type of a layout, and its fields."""
+    shape = space.shape or (1,)
+    strides = space.strides if space.shape else ((1,),) * len(sizes)
+    vectors = []
+    for k, (step, size) in enumerate(zip(strides, sizes, strict=True)):
+        access = min(VECTOR_BYTES, width * size)
+        starts = [misaligned[k], *(size * outer for outer in step[:-1])]
+        if step[-1] == 1 and not any(start % access for start in starts):
+            vectors.append(k)
+    name = f"Layout<{len(shape)}, {len(sizes)}, {bits(vectors)}, {_index(shape)}>"
+    return name, iteration_space(IterationSpace(shape, strides))
+
+
+def _index(shape: Shape) -> str:
+    """The C++ type that counts the elements of a shape."""
+    return "unsigned" if math.prod(shape) < 2**31 else "unsigned long long"
