@@ -10,7 +10,7 @@ import click
 
 from .._core.dtypes import FLOATING
 from . import backends, files, gradients, losses, operands, progress
-from .evaluation import Evaluation
+from .evaluation import EvaluatedLoss
 from .measurement import Row, measured
 from .report import as_json, print_table
 
@@ -88,13 +88,13 @@ def command(
             line.say(f"{function.name}: operands")
             arguments = function.arguments(hyper, reduction)
             arrays = found.of(function, arguments)
-            evaluation = Evaluation(function, arrays, arguments)
+            evaluated = EvaluatedLoss(function, arrays, arguments)
             if gradient is not None:
-                gradients.check(gradient, evaluation)
-            rows.append(measured(function.name, evaluation, line))
+                gradients.check(gradient, evaluated)
+            rows.append(measured(function.name, evaluated, line))
             if gradient is not None:
                 line.say(gradient)
-                gradients.save(gradient, evaluation, line)
+                gradients.save(gradient, evaluated, line)
     first = arrays[function.arrays[0]]
     report = {
         "data": operands.source(given),

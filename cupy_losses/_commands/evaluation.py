@@ -28,7 +28,7 @@ Array = Any
 PART = 1 << 22  # elements, about
 
 
-class Evaluation:
+class EvaluatedLoss:
     """One loss of operands on the host or on a device.
 
     Attributes:

@@ -11,28 +11,28 @@ from typing import Any
 import click
 import numpy as np
 
-from .evaluation import Evaluation, on_the_host
+from .evaluation import EvaluatedLoss, on_the_host
 from .progress import Line
 
 Array = Any
 
 
-def save(file: str, evaluation: Evaluation, line: Line) -> None:
+def save(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
     """Write the gradient by the first operand to FILE.npy, or those by all to FILE.npz.
 
     A FILE that is there is replaced when all is written.
     """
     with _replacing(file) as own:
         if file.endswith(".npz"):
-            _write_all(own, evaluation, line)
+            _write_all(own, evaluated, line)
         else:
-            _write(own, evaluation, 0, line)
+            _write(own, evaluated, 0, line)
 
 
-def check(file: str, evaluation: Evaluation) -> None:
+def check(file: str, evaluated: EvaluatedLoss) -> None:
     """Raise unless there is a gradient that FILE.npy is for."""
-    name = evaluation.first_name
-    if file.endswith(".npy") and name not in evaluation.names:
+    name = evaluated.first_name
+    if file.endswith(".npy") and name not in evaluated.names:
         raise click.ClickException(
             f"--gradient {file} is by {name}, by which there is no gradient: save those by the "
             "other operands to a .npz file"
@@ -59,28 +59,28 @@ def _replacing(file: str) -> Iterator[str]:
         raise
 
 
-def _write_all(file: str, evaluation: Evaluation, line: Line) -> None:
+def _write_all(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(file)) as folder:
         arrays: dict[str, Any] = {}
-        for number, name in enumerate(evaluation.names):
+        for number, name in enumerate(evaluated.names):
             # Not in memory, which the operands may be larger than.
             own = f"{folder}/{number}.npy"
-            _write(own, evaluation, number, line)
+            _write(own, evaluated, number, line)
             arrays[name] = np.load(own, mmap_mode="r")
         np.savez(file, **arrays)
 
 
-def _write(file: str, evaluation: Evaluation, number: int, line: Line) -> None:
+def _write(file: str, evaluated: EvaluatedLoss, number: int, line: Line) -> None:
     """Write a gradient to a .npy file, in the parts that it is computed in."""
     mapped: Array = None
-    text = f"gradient by {evaluation.names[number]}, saved"
-    for place, gradient in line.each(text, evaluation.parts(number), evaluation.gradient(number)):
+    text = f"gradient by {evaluated.names[number]}, saved"
+    for place, gradient in line.each(text, evaluated.parts(number), evaluated.gradient(number)):
         own = _plain(gradient)
         if not place:
             np.save(file, own)
             continue
         if mapped is None:
-            shape = evaluation.operands[evaluation.names[number]].shape
+            shape = evaluated.operands[evaluated.names[number]].shape
             mapped = np.lib.format.open_memmap(file, "w+", own.dtype, shape)
         mapped[place] = own
 

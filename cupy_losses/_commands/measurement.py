@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._host.chunks import Place, places
-from .evaluation import PART, Evaluation, on_the_host
+from .evaluation import PART, EvaluatedLoss, on_the_host
 from .progress import Line
 from .timing import by_events
 
@@ -35,31 +35,31 @@ class Row(NamedTuple):
     gradient_gb_per_s: float
 
 
-def measured(name: str, evaluation: Evaluation, line: Line) -> Row:
+def measured(name: str, evaluated: EvaluatedLoss, line: Line) -> Row:
     """Everything that is reported; the gradient is that by the first operand."""
     line.say(f"{name}: loss")
-    value = float(evaluation.value())
-    if mistake := evaluation.mistake():
+    value = float(evaluated.value())
+    if mistake := evaluated.mistake():
         warnings.warn(mistake, stacklevel=1)
-    reference, denominator = evaluation.reference
+    reference, denominator = evaluated.reference
     line.say(f"{name}: gradient")
-    parts = evaluation.parts()
-    gradient = line.each(f"{name}: gradient", parts, evaluation.gradient())
-    norm, worst = _compared(gradient, evaluation, denominator)
+    parts = evaluated.parts()
+    gradient = line.each(f"{name}: gradient", parts, evaluated.gradient())
+    norm, worst = _compared(gradient, evaluated, denominator)
     if math.isnan(value):
         worst = math.nan  # a gradient that is right of what is wrong says nothing
-        _warn_of_nan(evaluation)
+        _warn_of_nan(evaluated)
     line.say(f"{name}: time of the loss")
-    forward = _milliseconds(evaluation, evaluation.value)
+    forward = _milliseconds(evaluated, evaluated.value)
     line.say(f"{name}: time of the gradient")
 
     def consume() -> None:
-        for _ in line.each(f"{name}: time of the gradient", parts, evaluation.gradient()):
+        for _ in line.each(f"{name}: time of the gradient", parts, evaluated.gradient()):
             pass
 
-    with_gradient = _milliseconds(evaluation, consume)
-    read = sum(map(_bytes, evaluation.operands.values()))
-    written = _bytes(evaluation.operands[evaluation.names[0]])
+    with_gradient = _milliseconds(evaluated, consume)
+    read = sum(map(_bytes, evaluated.operands.values()))
+    written = _bytes(evaluated.operands[evaluated.names[0]])
     return Row(
         loss=name,
         value=value,
@@ -85,11 +85,11 @@ def relative(error: float, size: float) -> float:
 
 
 def _compared(
-    gradient: Iterable[tuple[Place, Array]], evaluation: Evaluation, denominator: float
+    gradient: Iterable[tuple[Place, Array]], evaluated: EvaluatedLoss, denominator: float
 ) -> tuple[float, float]:
     """The norm of the first gradient, and its largest error by its largest element."""
-    first = evaluation.first
-    exact = evaluation.reference_gradient(first, denominator)
+    first = evaluated.first
+    exact = evaluated.reference_gradient(first, denominator)
     squares, sample = 0.0, None
     for place, own in gradient:
         if sample is None:
@@ -102,8 +102,8 @@ def _compared(
     return math.sqrt(squares), relative(worst, largest)
 
 
-def _warn_of_nan(evaluation: Evaluation) -> None:
-    for name, operand in evaluation.operands.items():
+def _warn_of_nan(evaluated: EvaluatedLoss) -> None:
+    for name, operand in evaluated.operands.items():
         if operand.dtype.kind in "biu":
             continue
         parts = places(operand.shape, PART)
@@ -112,11 +112,11 @@ def _warn_of_nan(evaluation: Evaluation) -> None:
             warnings.warn(f"{name} has {nan} NaN in {operand.size} elements", stacklevel=2)
 
 
-def _milliseconds(evaluation: Evaluation, work: Callable[[], Any]) -> float:
+def _milliseconds(evaluated: EvaluatedLoss, work: Callable[[], Any]) -> float:
     """The median time of a call, on the device where there is one."""
     work()
     times: list[float] = []
-    timer = _on_host if evaluation.on_host else by_events
+    timer = _on_host if evaluated.on_host else by_events
     while len(times) < REPEATS and sum(times) < 1e3 * SECONDS:
         times.append(timer(work))
     return float(np.median(times))

@@ -16,7 +16,7 @@ from .._core.dtypes import item_size
 from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import Shape
 from . import synthetic
-from .evaluation import PART, Evaluation
+from .evaluation import PART, EvaluatedLoss
 from .losses import NamedLoss
 from .measurement import relative
 
@@ -105,16 +105,16 @@ class Drawn:
         _shorten_labels(problem.function, arrays)
         length, of_part = problem.shape[0], part.shape[0]
         self.operands = [_repeated(array, length, of_part, xp) for array in arrays.values()]
-        evaluation = Evaluation(problem.function, arrays, {"reduction": "mean"})
+        evaluated = EvaluatedLoss(problem.function, arrays, {"reduction": "mean"})
         times, rest = divmod(length, of_part)
-        means = [(times, *evaluation.reference)]
+        means = [(times, *evaluated.reference)]
         if rest:
             others = {name: array[:rest] for name, array in arrays.items()}
-            of_rest = Evaluation(problem.function, others, {"reduction": "mean"})
+            of_rest = EvaluatedLoss(problem.function, others, {"reduction": "mean"})
             means.append((1, *of_rest.reference))
         denominator = sum(count * own for count, _, own in means)
         self._value = sum(count * mean * own for count, mean, own in means) / denominator
-        self._gradient = evaluation.reference_gradient((), denominator)
+        self._gradient = evaluated.reference_gradient((), denominator)
         self._last = rest or of_part
 
     def error(self, value: Any) -> float:

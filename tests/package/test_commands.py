@@ -313,14 +313,14 @@ def test_evaluate_one_number(capsys: Any, tmp_path: Path) -> None:
 
 def test_evaluate_sees_errors(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a value and of a gradient, as a kernel that is wrong would have them."""
-    plain_value, plain_gradient = evaluation.Evaluation.value, evaluation.Evaluation.gradient
+    plain_value, plain_gradient = evaluation.EvaluatedLoss.value, evaluation.EvaluatedLoss.gradient
 
     def gradient(self: Any) -> Any:
         for place, array in plain_gradient(self):
             yield place, 0 * array
 
-    monkeypatch.setattr(evaluation.Evaluation, "value", lambda self: 1.25 * plain_value(self))
-    monkeypatch.setattr(evaluation.Evaluation, "gradient", gradient)
+    monkeypatch.setattr(evaluation.EvaluatedLoss, "value", lambda self: 1.25 * plain_value(self))
+    monkeypatch.setattr(evaluation.EvaluatedLoss, "gradient", gradient)
     for row in report(capsys, "--elements", "20x10")["losses"]:
         assert row["error"] == pytest.approx(0.25, rel=1e-6)
         assert row["gradient_error"] == 1
@@ -363,7 +363,7 @@ def test_parts_are_small(
     described = synthetic.described(function.loss, shape, "float32", axis)
     drawn = synthetic.drawn([*described.values()], np)
     arguments = {"reduction": "mean"} if axis is None else {"reduction": "mean", "axis": axis}
-    own = evaluation.Evaluation(function, dict(zip(described, drawn, strict=True)), arguments)
+    own = evaluation.EvaluatedLoss(function, dict(zip(described, drawn, strict=True)), arguments)
     gradients = [gradient for _, gradient in own.gradient()]
     assert len(gradients) == len(own.parts()) == count
     row = 64 if axis is None else max(64, shape[axis])
