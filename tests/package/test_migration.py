@@ -15,32 +15,41 @@ import cupy_losses
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 
-GENERATOR = np.random.default_rng(0)
-REAL = GENERATOR.standard_normal((5, 6, 4))
-UNIT = GENERATOR.uniform(0.05, 0.95, (2, 6, 4))
-# What the tables of docs/migration.md call their arrays.
-ARRAYS: dict[str, Any] = {
-    "p": REAL[0],
-    "t": REAL[1],
-    "logits": REAL[0],
-    "labels": np.where(REAL[1] > 0, 1.0, 0.0),
-    "signs": np.sign(REAL[1]),
-    "classes": np.array([0, 3, 1, 2, 0, 1]),
-    "probabilities": UNIT[0] / UNIT[0].sum(-1, keepdims=True),
-    "q": UNIT[1] / UNIT[1].sum(-1, keepdims=True),
-    "log_p": np.log(UNIT[1] / UNIT[1].sum(-1, keepdims=True)),
-    "ones": np.ones(6),
-    "sample_weight": UNIT[0, :, 0],
-    "label": np.where(REAL[1, :, 0] > 0, 1.0, 0.0),
-    "probability": UNIT[0, :, 1],
-    "sign": np.sign(REAL[1, :, 0]),
-    "decision": REAL[0, :, 0],
-    "ignored": np.array([0, -1, 1, 2, -1, 1]),
-    "known": np.where(UNIT[1] > 0.3, np.where(REAL[1] > 0, 1.0, 0.0), -1.0),
-    "anchor": REAL[2],
-    "positive": REAL[3],
-    "negative": REAL[4],
-}
+
+
+def arrays_of(shape: tuple[int, ...]) -> dict[str, Any]:
+    """What the tables of docs/migration.md call their arrays, of rows of four along the last axis.
+
+    The names on the left of a row say which of them the other library takes, in its order.
+    """
+    rng = np.random.default_rng(0)
+    real, unit = rng.standard_normal((5, *shape)), rng.uniform(0.05, 0.95, (2, *shape))
+    labels = np.where(real[1] > 0, 1.0, 0.0)
+    first, second = unit / unit.sum(-1, keepdims=True)
+    return {
+        "p": real[0],
+        "t": real[1],
+        "logits": real[0],
+        "labels": labels,
+        "signs": np.sign(real[1]),
+        "classes": np.resize([0, 3, 1, 2, 0, 1], shape[:-1]),
+        "probabilities": first,
+        "q": second,
+        "log_p": np.log(second),
+        "ones": np.ones(shape[:-1]),
+        "sample_weight": unit[0, ..., 0],
+        "label": labels[..., 0],
+        "probability": unit[0, ..., 1],
+        "sign": np.sign(real[1, ..., 0]),
+        "decision": real[0, ..., 0],
+        "ignored": np.resize([0, -1, 1, 2, -1, 1], shape[:-1]),
+        "known": np.where(unit[1] > 0.3, labels, -1.0),
+        "anchor": real[2],
+        "positive": real[3],
+        "negative": real[4],
+        "scores": torch.from_numpy(rng.standard_normal((2, 3, 4, 5))),
+        "drawn": torch.from_numpy(rng.integers(0, 3, (2, 1, 4, 5))),
+    }
 
 
 def huber(p: Any, t: Any) -> Any:
@@ -57,7 +66,7 @@ def log_softmax(x: Any) -> Any:
 
 
 def of_class(x: Any, classes: Any) -> Any:
-    return np.take_along_axis(log_softmax(x), classes[:, None], -1)[:, 0]
+    return np.take_along_axis(log_softmax(x), classes[..., None], -1)[..., 0]
 
 
 def binary(x: Any, y: Any) -> Any:
@@ -91,6 +100,16 @@ def pinball(t: Any, p: Any, alpha: float) -> Any:
     return np.maximum(alpha * (t - p), (alpha - 1) * (t - p))
 
 
+def dice_cross_entropy(scores: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    """MONAI's formula: the Dice loss of each class of each image, and torch's cross entropy."""
+    q = torch.softmax(scores, 1)
+    y = torch.stack([(drawn[:, 0] == c).to(q.dtype) for c in range(q.shape[1])], 1)
+    pixels = (2, 3)
+    overlap, both = (q * y).sum(pixels), q.sum(pixels) + y.sum(pixels)
+    shares = 1 - (2 * overlap + 1e-5) / (both + 1e-5)
+    return shares.mean() + torch.nn.functional.cross_entropy(scores, drawn[:, 0])
+
+
 def triplet(anchor: Any, positive: Any, negative: Any) -> Any:
     near, far = ((anchor - positive) ** 2).sum(1), ((anchor - negative) ** 2).sum(1)
     return np.maximum(near - far + 0.2, 0).mean()
@@ -120,7 +139,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "kl_divergence(log_p, probabilities)": divergence,
     "cosine_distance(p, t)": lambda p, t: 1 - cosine(p, t),
     "MeanSquaredError()(t, p)": lambda t, p: ((p - t) ** 2).mean(),
-    "MeanSquaredError()(t, p, sample_weight)": lambda t, p, w: (w[:, None] * (p - t) ** 2).mean(),
+    "MeanSquaredError()(t, p, sample_weight)": lambda t, p, w: (w[..., None] * (p - t) ** 2).mean(),
     "MeanAbsoluteError()(t, p)": lambda t, p: abs(p - t).mean(),
     "Huber(delta=0.7)(t, p)": lambda t, p: huber(p, t).mean(),
     "LogCosh()(t, p)": lambda t, p: log_cosh(p, t).mean(),
@@ -144,8 +163,17 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "mean_pinball_loss(t, p, alpha=0.9)": lambda t, p: pinball(t, p, 0.9).mean(),
     "brier_score_loss(label, probability)": lambda y, q: ((q - y) ** 2).mean(),
     "log_loss(label, probability)": lambda y, q: -np.log(np.where(y == 1, q, 1 - q)).mean(),
+    "log_loss(label, probability, sample_weight=sample_weight)": lambda y, q, w: np.average(
+        -np.log(np.where(y == 1, q, 1 - q)), weights=w
+    ),
     "log_loss(classes, q)": lambda c, q: -np.log(q[np.arange(6), c]).mean(),
+    "log_loss(classes, q, sample_weight=sample_weight)": lambda c, q, w: np.average(
+        -np.log(q[np.arange(6), c]), weights=w
+    ),
     "hinge_loss(sign, decision)": lambda s, x: hinge(x, s).mean(),
+    "hinge_loss(sign, decision, sample_weight=sample_weight)": lambda s, x, w: np.average(
+        hinge(x, s), weights=w
+    ),
     "mean_squared_error(p, t)": lambda p, t: ((p - t) ** 2).mean(),
     "mean_absolute_error(p, t)": lambda p, t: abs(p - t).mean(),
     "huber_loss(p, t, 0.7)": lambda p, t: huber(p, t).sum(1),
@@ -155,6 +183,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "FocalLoss()(logits, labels)": lambda x, y: focal(x, y).mean(),
     "FocalLoss(alpha=0.3)(logits, labels)": lambda x, y: focal(x, y, 0.3).mean(),
     "DiceLoss()(q[:, None], labels[:, None])": lambda p, y: dice(p, y).mean(),
+    "DiceCELoss(softmax=True, to_onehot_y=True)(scores, drawn)": dice_cross_entropy,
 }
 
 
@@ -180,15 +209,34 @@ def own_losses() -> dict[str, Any]:
     return {"dice_loss": found["dice_loss"]}
 
 
-@pytest.mark.parametrize("theirs", FORMULAS)
-def test_migration(theirs: str) -> None:
-    """The same number, from the arrays that their call names, in its order."""
-    arrays = [ARRAYS[name] for name in re.findall(r"\w+", theirs) if name in ARRAYS]
+def check_row(theirs: str, shape: tuple[int, ...]) -> None:
+    """Both sides are the same number, from the arrays that their call names, in its order."""
+    drawn = arrays_of(shape)
+    arrays = [drawn[name] for name in re.findall(r"\w+", theirs) if name in drawn]
     # A keyword of the same name as its value is one argument.
     arguments = list({id(array): array for array in arrays}.values())
     names = {name: getattr(cupy_losses, name) for name in cupy_losses.__all__}
-    ours = eval(rows_of_migration()[theirs], {"np": np, **names, **own_losses(), **ARRAYS})
+    modules = {"np": np, "torch": torch}
+    ours = eval(rows_of_migration()[theirs], {**modules, **names, **own_losses(), **drawn})
     np.testing.assert_allclose(ours, FORMULAS[theirs](*arguments), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("theirs", FORMULAS)
+def test_migration(theirs: str) -> None:
+    check_row(theirs, (6, 4))
+
+
+def rows_of_last_axis() -> list[str]:
+    """The rows of the libraries whose losses over rows reduce the last axis of any array."""
+    sections = PAGE.read_text("utf-8").split("\n## ")
+    own = [part for part in sections if part.startswith(("optax\n", "Keras\n"))]
+    assert len(own) == 2
+    return [theirs for theirs in FORMULAS if any(f"| `{theirs}` |" in part for part in own)]
+
+
+@pytest.mark.parametrize("theirs", rows_of_last_axis())
+def test_migration_of_three_dimensions(theirs: str) -> None:
+    check_row(theirs, (3, 5, 4))
 
 
 def test_losses_of_torch_that_are_not_here() -> None:
