@@ -279,7 +279,11 @@ def _is_floating(array: Array) -> bool:
 def _negative_log_likelihood(rows: Rows) -> Evaluated:
     target, weight = rows.at(rows.target), rows.weight_of(rows.target)
     value = -weight * target.of(rows.input)
-    return value, {"input": lambda: target.put_into(np.zeros_like(plain(rows.input)), -weight)}
+
+    def by_input() -> Any:
+        return target.put_into(np.zeros_like(plain(rows.input), np.float64), -weight)
+
+    return value, {"input": by_input}
 
 
 _NLL = RowLoss(

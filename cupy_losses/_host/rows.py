@@ -75,7 +75,7 @@ class At:
         """These elements, or 0."""
         if isinstance(x, Dual):
             return Dual(self.of(x.value), self.of(_slopes(x)))
-        picked = x[self._rows, self._columns]
+        picked = x[self._rows, self._columns].astype(np.float64, copy=False)
         if self._in_all:
             return picked.reshape(self._shape)
         found = np.zeros(self._shape)
@@ -192,21 +192,28 @@ class _Elements:
 
     Where rows are short, or their elements lie apart, the rows lie beside each other in memory: so
     NumPy adds or compares many rows at a time.
+
+    With `gathers`, the elements keep their dtype: a formula that reads one of each row need not
+    wait for all to be converted.
     """
 
-    def __init__(self, view: Array) -> None:
+    def __init__(self, view: Array, gathers: bool = False) -> None:
         self._view = view
         self._turned = _lie_beside(view.shape, view.strides)
-        self.is_copied = view.dtype != np.float64
+        self._gathers = gathers
+        self.is_copied = not gathers and view.dtype != np.float64
 
     def at(self, index: ChunkIndex) -> Array:
         """The rows at an index."""
         part = self._view[index] if index else self._view
         *rows, columns = part.shape
         if not self._turned:
-            return np.ascontiguousarray(part, np.float64).reshape(math.prod(rows), columns)
+            return self._dense(part).reshape(math.prod(rows), columns)
         turned = part.T if part.ndim == 2 else part.transpose(-1, *range(part.ndim - 1))
-        return np.ascontiguousarray(turned, np.float64).reshape(columns, math.prod(rows)).T
+        return self._dense(turned).reshape(columns, math.prod(rows)).T
+
+    def _dense(self, part: Array) -> Array:
+        return part if self._gathers else np.ascontiguousarray(part, np.float64)
 
 
 def _memory(array: Array) -> Memory:
@@ -232,6 +239,7 @@ class _Operands:
     def __init__(
         self, call: Call, request: Request, operands: Sequence[Array], plan: _Plan
     ) -> None:
+        assert isinstance(call.loss, RowFormula)
         shape = plan.shape
         self.axis, self.rows, self.columns = plan.axis, plan.rows, shape[plan.axis]
         leading, own = operands[request.denominator : request.extra], operands[request.extra :]
@@ -259,7 +267,7 @@ class _Operands:
             elif name == "sample_weight":
                 self._sample_weight = _Elements(view)
             else:
-                self._elements[name] = _Elements(view)
+                self._elements[name] = _Elements(view, call.loss.gathers)
         self._any = view
         self._copied = {name for name, own in self._elements.items() if own.is_copied}
         self._parameters = call.named_parameters

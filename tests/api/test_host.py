@@ -303,3 +303,16 @@ def test_memory_is_bounded(name: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak - returned < BOUND
+
+
+@pytest.mark.parametrize("shape", [(500, 1000), (4, 20, 80, 80)])
+def test_what_reads_one_element_of_a_row_converts_no_others(shape: tuple[int, ...]) -> None:
+    """Not even a chunk of the scores is copied to float64."""
+    scores = np.zeros(shape, np.float32)
+    classes = np.zeros((shape[0], *shape[2:]), np.int64)
+    cupy_losses.nll_loss(scores, classes)
+    tracemalloc.start()
+    cupy_losses.nll_loss(scores, classes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak - 3 * classes.nbytes < rows.CHUNK
