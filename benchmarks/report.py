@@ -22,6 +22,16 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def fastest(*times: str) -> list[str]:
+    """Times of the same work, the least in bold; one that has no other beside it is not."""
+    there = [float(time) for time in times if time]
+    least = min(there) if len(there) > 1 else None
+    return [f"**{time}**" if time and float(time) == least else time for time in times]
+
+
+BOLD = "Of times of the same work in a row, the least is bold."
+
+
 def source(results: dict[str, Any], path: Path) -> str:
     """Where the numbers are from."""
     e = results["environment"]
@@ -39,19 +49,27 @@ def bandwidth(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         expression = row.get("cupy_expression_forward_ms")
+        forward, *forward_peers = fastest(
+            f"{row['forward_ms']:.3f}",
+            f"{row['eager_forward_ms']:.2f}",
+            f"{row['compiled_forward_ms']:.3f}",
+            f"{expression:.1f}" if expression else "",
+        )
+        both, *peers = fastest(
+            f"{row['forward_backward_ms']:.2f}",
+            f"{row['eager_forward_backward_ms']:.2f}",
+            f"{row['compiled_forward_backward_ms']:.2f}",
+        )
         lines.append(
             [
                 f"{row['loss']} {row['dtype']}",
-                f"**{row['forward_ms']:.3f}**",
+                forward,
                 f"{row['forward_bytes'] / row['forward_ms'] / 1e9:.2f}",
-                f"{row['eager_forward_ms']:.2f}",
-                f"{row['compiled_forward_ms']:.3f}",
-                f"{expression:.1f}" if expression else "",
-                f"**{row['value_and_grad_ms']:.2f}**",
-                f"**{row['forward_backward_ms']:.2f}**",
+                *forward_peers,
+                f"{row['value_and_grad_ms']:.2f}",
+                both,
                 f"{row['copy_of_gradient_bytes_ms']:.2f}",
-                f"{row['eager_forward_backward_ms']:.2f}",
-                f"{row['compiled_forward_backward_ms']:.2f}",
+                *peers,
             ]
         )
     return table(header, lines)
@@ -64,19 +82,23 @@ def losses(rows: list[dict[str, Any]], instructions: list[dict[str, Any]]) -> st
     for row, count in zip(rows, instructions, strict=True):
         forward, both = row["forward_ms"], row["forward_backward_ms"]
         share = row["forward_bytes"] / forward / reference
+        own_forward, *forward_peers = fastest(
+            *(f"{row[f'{who}forward_ms']:.2f}" for who in ("", "eager_", "compiled_"))
+        )
+        own_both, *peers = fastest(
+            *(f"{row[f'{who}forward_backward_ms']:.2f}" for who in ("", "eager_", "compiled_"))
+        )
         lines.append(
             [
                 f"`{row['loss']}`",
-                f"**{forward:.2f}**",
+                own_forward,
                 f"{100 * share:.0f} %",
                 f"{count['forward']:.0f}",
-                f"{row['eager_forward_ms']:.2f}",
-                f"{row['compiled_forward_ms']:.2f}",
-                f"**{both:.2f}**",
+                *forward_peers,
+                own_both,
                 f"{row['gradient_bytes'] / both / 1e9:.2f}",
                 f"{count['forward_backward']:.0f}",
-                f"{row['eager_forward_backward_ms']:.2f}",
-                f"{row['compiled_forward_backward_ms']:.2f}",
+                *peers,
                 f"{row['eager_forward_backward_ms'] / both:.1f}",
                 f"{row['compiled_forward_backward_ms'] / both:.2f}",
             ]
@@ -87,13 +109,12 @@ def losses(rows: list[dict[str, Any]], instructions: list[dict[str, Any]]) -> st
     return table(header, lines)
 
 
-def milliseconds(row: dict[str, Any], key: str, bold: bool = False) -> str:
+def milliseconds(row: dict[str, Any], key: str) -> str:
     """A time with three digits, nothing where there is none."""
     time = row.get(key)
     if time is None:
         return ""
-    text = f"{time:.{3 if time < 1 else 2 if time < 10 else 1 if time < 100 else 0}f}"
-    return f"**{text}**" if bold else text
+    return f"{time:.{3 if time < 1 else 2 if time < 10 else 1 if time < 100 else 0}f}"
 
 
 def problem(row: dict[str, Any]) -> str:
@@ -105,6 +126,11 @@ PEERS = ("eager_", "compiled_", "liger_")
 HOSTS = ("numpy", "torch")
 
 
+def compared(row: dict[str, Any], key: str) -> list[str]:
+    """The time of this package and those of its peers."""
+    return fastest(*(milliseconds(row, f"{peer}{key}") for peer in ("", *PEERS)))
+
+
 def over_rows(result: dict[str, Any]) -> str:
     """Losses over rows: times, bandwidth against that of MSE, peers."""
     reference = result["mse_forward_bytes"] / result["mse_forward_ms"]
@@ -112,18 +138,20 @@ def over_rows(result: dict[str, Any]) -> str:
     for row in result["problems"]:
         both, speed = row.get("forward_backward_ms"), row["forward_bytes"] / row["forward_ms"]
         large = row["forward_bytes"] > 1 << 25  # else the launch counts
+        forward, *forward_peers = compared(row, "forward_ms")
+        own, *peers = compared(row, "forward_backward_ms")
         lines.append(
             [
                 problem(row),
-                milliseconds(row, "forward_ms", bold=True),
+                forward,
                 f"{speed / 1e9:.2f}" if large else "",
                 f"{100 * speed / reference:.0f} %" if large else "",
                 f"{100 * row['mse_forward_ms'] / row['forward_ms']:.0f} %" if large else "",
-                *(milliseconds(row, f"{peer}forward_ms") for peer in PEERS),
-                milliseconds(row, "value_and_grad_ms", bold=True),
-                milliseconds(row, "forward_backward_ms", bold=True),
+                *forward_peers,
+                milliseconds(row, "value_and_grad_ms"),
+                own,
                 f"{row['gradient_bytes'] / both / 1e9:.2f}" if both else "",
-                *(milliseconds(row, f"{peer}forward_backward_ms") for peer in PEERS),
+                *peers,
                 f"{row['error_ulp']:.0f}",
             ]
         )
@@ -153,21 +181,28 @@ def orders_section(results: dict[str, Any]) -> list[str]:
     """The part on operands whose memory orders differ; none without results of them."""
     header = ["mse_loss, ms", "forward", "TB/s", "eager", "compiled", "value_and_grad", "TB/s"]
     header += ["forward + backward", "eager", "compiled"]
-    lines = [
-        [
-            f"{row['orders']}, {' × '.join(map(str, row['shape']))} {row['dtype']}",
-            f"**{row['forward_ms']:.3f}**",
-            f"{row['forward_bytes'] / row['forward_ms'] / 1e9:.2f}",
+    lines = []
+    for row in results.get("orders", ()):
+        forward, *forward_peers = fastest(
+            f"{row['forward_ms']:.3f}",
             f"{row['eager_forward_ms']:.2f}",
             f"{row['compiled_forward_ms']:.2f}",
-            f"**{row['value_and_grad_ms']:.3f}**",
-            f"{1.5 * row['forward_bytes'] / row['value_and_grad_ms'] / 1e9:.2f}",
-            f"**{row['forward_backward_ms']:.3f}**",
-            f"{row['eager_forward_backward_ms']:.2f}",
-            f"{row['compiled_forward_backward_ms']:.2f}",
-        ]
-        for row in results.get("orders", ())
-    ]
+        )
+        lines.append(
+            [
+                f"{row['orders']}, {' × '.join(map(str, row['shape']))} {row['dtype']}",
+                forward,
+                f"{row['forward_bytes'] / row['forward_ms'] / 1e9:.2f}",
+                *forward_peers,
+                f"{row['value_and_grad_ms']:.3f}",
+                f"{1.5 * row['forward_bytes'] / row['value_and_grad_ms'] / 1e9:.2f}",
+                *fastest(
+                    f"{row['forward_backward_ms']:.3f}",
+                    f"{row['eager_forward_backward_ms']:.2f}",
+                    f"{row['compiled_forward_backward_ms']:.2f}",
+                ),
+            ]
+        )
     return ["## Memory orders that differ", table(header, lines)] if lines else []
 
 
@@ -207,7 +242,7 @@ def small(result: dict[str, Any]) -> str:
             "eager_forward_2_20_device_us",
         ),
     ]
-    rows = [[label, f"{result[a]:.1f}", f"{result[b]:.1f}"] for label, a, b in pairs]
+    rows = [[label, *fastest(f"{result[a]:.1f}", f"{result[b]:.1f}")] for label, a, b in pairs]
     rows += [[f"sharing: `{k}`", f"{v:.1f}", ""] for k, v in result["sharing_us"].items()]
     return table(["µs", "cupy_losses", "F.mse_loss, or the CuPy expression"], rows)
 
@@ -222,8 +257,7 @@ def steps_section(path: Path) -> list[str]:
     lines = [
         [
             f"{section}: {label}",
-            f"**{row['ours']:.1f}**",
-            f"{row['torch']:.1f}" if "torch" in row else "",
+            *fastest(f"{row['ours']:.1f}", f"{row['torch']:.1f}" if "torch" in row else ""),
             f"{row['ours'] / row['torch']:.2f}" if "torch" in row else "",
         ]
         for section in ("eager", "compiled", "network", "cupy")
@@ -263,22 +297,16 @@ def host_section(path: Path) -> list[str]:
         return []
     results = json.loads(path.read_text())
     e = results["environment"]
-    lines = [
-        [
-            problem(row),
-            *(
-                text
-                for what in ("forward", "both")
-                for text in (
-                    f"**{row[f'{what}_us']:.0f}**",
-                    *(f"{row[f'{what}_us'] / row[f'{peer}_{what}_us']:.2f}" for peer in HOSTS),
-                )
-            ),
-            f"{row['both_peak'] / 2**20:.1f}",
-            f"{row['numpy_both_peak'] / 2**20:.1f}",
-        ]
-        for row in results["problems"]
-    ]
+    lines = []
+    for row in results["problems"]:
+        line = [problem(row)]
+        for what in ("forward", "both"):
+            time = row[f"{what}_us"]
+            ratios = [f"{time / row[f'{peer}_{what}_us']:.2f}" for peer in HOSTS]
+            least = all(float(ratio) <= 1.0 for ratio in ratios)
+            line += [f"**{time:.0f}**" if least else f"{time:.0f}", *ratios]
+        line += [f"{row[f'{who}both_peak'] / 2**20:.1f}" for who in ("", "numpy_")]
+        lines.append(line)
     header = ["CPU time, µs", "forward", "× NumPy", "× torch"]
     header += ["value_and_grad", "× NumPy", "× torch", "MiB", "NumPy's"]
     return [
@@ -289,7 +317,8 @@ def host_section(path: Path) -> list[str]:
         table(header, lines),
         "This backend computes in float64 whatever the operands are, a bounded chunk at a time, as "
         "NumPy's functions go one after the other. torch's functions for the CPU compute float32 "
-        "in float32, some in one pass. MiB is the peak of what is allocated beside the results.",
+        "in float32, some in one pass. A time is bold where neither of them takes less. MiB is the "
+        "peak of what is allocated beside the results.",
     ]
 
 
@@ -357,7 +386,8 @@ install -e ".[dev]"`) and no GPU. It takes several result files too, such as tho
 sweep, and that of `benchmarks.run --only orders`.
 
 This picture is made of `benchmarks/results/h200-classes-last.json`, `h200-row-lengths.json`,
-`h200-strided.json` and `h200-orders.json`, all beside torch only. Where torch is missing, its
+`h200-strided.json`, these three beside torch, and `h200-orders.json`, beside torch and
+torch.compile. Where torch is missing, its
 bfloat16 loss was more than 1% off. `h200-strided-compiled.json` has strided classes beside
 torch.compile too, with kernels of before the last tuning. There torch.compile takes 6% less time
 for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. What the
@@ -383,17 +413,22 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         f"Generated by `python -m benchmarks.report` from `python -m benchmarks.run` on "
         f"{source(results, path).format(prefix='../')}.",
         "Every result was checked against float64 before it was timed. Kernels are timed by device "
-        "events, medians, peers in turn, on inputs drawn for each row; calls by the host's clock.",
+        "events, medians, peers in turn, on inputs drawn for each row; calls by the host's clock. "
+        + BOLD,
         "## Large arrays",
         bandwidth(results["bandwidth"]),
         "`copy, same bytes` is the time in which a device-to-device copy moves the bytes of input, "
-        "target and gradient. `compiled` is `torch.compile` of torch's function.",
+        "target and gradient. `compiled` is `torch.compile` of torch's function. The arrays "
+        "have one dimension.",
         "## Every loss",
         losses(results["losses"], results["instructions"]),
         "torch's own function where it has one, else its expression in torch; the backward pass is "
-        "that by `input`. Bytes: each operand read once, the gradient written once. Instructions: "
-        "thread instructions for an element. A multiprocessor issues 128 a clock, so that this GPU "
-        "at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had to wait.",
+        "that by `input`. The arrays have shape (32768, 32768): of `mse_loss`, torch.compile then "
+        "makes one kernel for the loss and one for the gradient, and of arrays of one dimension, "
+        "as above, one for both. Bytes: each operand read once, the gradient written once. "
+        "Instructions: thread instructions for an element. A multiprocessor issues 128 a clock, so "
+        "that this GPU at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had "
+        "to wait.",
         *orders_section(results),
         *over_rows_section(rows, rows_path),
         "## Sweeps over shapes",
@@ -425,12 +460,13 @@ def readme_block(results: dict[str, Any], path: Path, rows: dict[str, Any], rows
     lines = [
         [
             f"`{row['loss']}` {row['dtype']}",
-            f"**{row['forward_ms']:.2f}**",
-            f"{row['eager_forward_ms']:.2f}",
-            f"{row['compiled_forward_ms']:.2f}",
-            f"**{row['forward_backward_ms']:.2f}**",
-            f"{row['eager_forward_backward_ms']:.2f}",
-            f"{row['compiled_forward_backward_ms']:.2f}",
+            *(
+                text
+                for key in ("forward_ms", "forward_backward_ms")
+                for text in fastest(
+                    *(f"{row[f'{who}{key}']:.2f}" for who in ("", "eager_", "compiled_"))
+                )
+            ),
         ]
         for row in results["bandwidth"]
     ]
@@ -438,7 +474,21 @@ def readme_block(results: dict[str, Any], path: Path, rows: dict[str, Any], rows
     sources = [source(results, path)]
     if rows_path != path:
         sources.append(f"over rows: {source(rows, rows_path)}")
-    return "\n\n".join([BEGIN, *parts, "; ".join(sources).format(prefix=""), END])
+    parts.append(f"{BOLD} {'; '.join(sources).format(prefix='')}")
+    return "\n\n".join([BEGIN, *parts, *readme_steps(path), END])
+
+
+def readme_steps(path: Path) -> list[str]:
+    """What a small step costs the host; none without results of it."""
+    path = path.with_name(f"{path.stem}-steps.json")
+    if not path.exists():
+        return []
+    row = json.loads(path.read_text())["eager"]["mse_loss, forward and backward"]
+    return [
+        "Steps on few elements wait for the host: `mse_loss` of 1024 and its backward pass take it "
+        f"{row['ours']:.0f} µs, {row['ours'] / row['torch']:.1f} times as long as torch's own "
+        "([measured](docs/benchmarks.md#small-steps-of-training))."
+    ]
 
 
 def readme_over_rows(results: dict[str, Any]) -> list[str]:
@@ -448,11 +498,7 @@ def readme_over_rows(results: dict[str, Any]) -> list[str]:
     lines = [
         [
             problem(row),
-            *(
-                milliseconds(row, f"{peer}{key}", bold=not peer)
-                for key in ("forward_ms", "forward_backward_ms")
-                for peer in ("", *PEERS)
-            ),
+            *(text for key in ("forward_ms", "forward_backward_ms") for text in compared(row, key)),
         ]
         for row in results["rows"]["problems"][:3]
     ]

@@ -503,3 +503,9 @@ def test_times_of_the_host() -> None:
     assert [*times] == ["a", "b"]
     assert all(time > 0 for time in times.values())
     assert min(calls.count(name) for name in "ab") >= 4
+
+
+def test_the_least_time_is_bold() -> None:
+    assert report.fastest("1.840", "3.90", "1.828", "") == ["1.840", "3.90", "**1.828**", ""]
+    assert report.fastest("0.93", "2.12", "0.93") == ["**0.93**", "2.12", "**0.93**"]
+    assert report.fastest("10.4", "") == ["10.4", ""]
