@@ -16,7 +16,6 @@ import cupy_losses
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 
 
-
 def arrays_of(shape: tuple[int, ...]) -> dict[str, Any]:
     """What the tables of docs/migration.md call their arrays, of rows of four along the last axis.
 
