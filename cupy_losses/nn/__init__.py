@@ -160,3 +160,8 @@ __all__ = ["functional", *_MODULES]
 
 if TYPE_CHECKING:
     from ._modules import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Raise an error that says where the rest of torch.nn is."""
+        raise functional.absent(name, __name__, torch.nn)

@@ -8,7 +8,9 @@ have is the function of `cupy_losses` itself.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch.fx
@@ -33,7 +35,8 @@ def with_signature_of_torch(
     depends on the signatures alone is decided here, and a call with operands alone passes them on.
     """
     signature = inspect.signature(of_torch)
-    names = frozenset(signature.parameters)
+    names, of_loss = frozenset(signature.parameters), inspect.signature(loss).parameters
+    name = of_torch.__name__
     positional = [
         name
         for name, parameter in signature.parameters.items()
@@ -44,18 +47,27 @@ def with_signature_of_torch(
     # One that is no node itself calls functions of the caller, which torch.compile is to read.
     is_node = functions.is_registered(loss)
 
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise a TypeError that says what is wrong with the arguments."""
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            more = [n for n in kwargs if n not in names and n in of_loss]
+            hint = f": {more[0]} is an argument of cupy_losses.{name}" if more else ""
+            raise TypeError(f"{name}() {error}{hint}") from None
+
     def function(*args: Any, **kwargs: Any) -> Array:
         if is_node and compiled.is_read():
             return compiled.in_graph(in_graph, args, kwargs)
         if len(args) > operands:
             by_position = dict(zip(options, args[operands:], strict=False))
             if len(args) > len(positional) or not kwargs.keys().isdisjoint(by_position):
-                signature.bind(*args, **kwargs)  # its TypeError says what is wrong
+                check(args, kwargs)
             args = args[:operands]
             kwargs.update(by_position)
         if kwargs:
             if not names.issuperset(kwargs):
-                signature.bind(*args, **kwargs)
+                check(args, kwargs)
             if "size_average" in kwargs or "reduce" in kwargs:
                 old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
                 if old != (None, None):
@@ -67,7 +79,6 @@ def with_signature_of_torch(
                     kwargs["reduction"] = legacy_get_string(*old)
         return loss(*args, **kwargs)
 
-    name = of_torch.__name__
     function.__module__, function.__name__, function.__qualname__ = __name__, name, name
     in_graph = functions.register(function)
     function.__doc__ = (
@@ -77,6 +88,14 @@ def with_signature_of_torch(
     function.__annotations__ = dict(of_torch.__annotations__)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def absent(name: str, module: str, of_torch: ModuleType) -> AttributeError:
+    """The error for an attribute that a module of losses does not have."""
+    text = f"module {module!r} has no attribute {name!r}"
+    if hasattr(of_torch, name):
+        text = f"{module} has losses alone, and {name} is {of_torch.__name__}.{name}"
+    return AttributeError(text, name=name, obj=sys.modules[module])
 
 
 def description(loss: Callable[..., Array]) -> str:
@@ -105,3 +124,8 @@ for _name in __all__:
 
 if TYPE_CHECKING:
     from ._functions import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Raise an error that says where the rest of torch.nn.functional is."""
+        raise absent(name, __name__, torch.nn.functional)

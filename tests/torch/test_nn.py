@@ -426,3 +426,28 @@ def test_a_weight_of_classes_is_a_buffer(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(module(input, target), expected)
     assert not module_type().state_dict()
     torch.testing.assert_close(module_type()(input, target), weighted_rows(input, target))
+
+
+def test_arguments_of_this_package_alone() -> None:
+    """The function is named, and where the argument is one."""
+    logits, classes = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(
+        TypeError,
+        match=r"^cross_entropy\(\) .*'z_loss': z_loss is .* of cupy_losses.cross_entropy$",
+    ):
+        F.cross_entropy(logits, classes, z_loss=1.0)
+    with pytest.raises(TypeError, match=r"^cross_entropy\(\) got an unexpected .*'loss_z'$"):
+        F.cross_entropy(logits, classes, loss_z=1.0)
+
+
+def test_the_rest_of_torch_is_named() -> None:
+    """Other attributes are absent, as `hasattr` and `inspect` expect."""
+    with pytest.raises(AttributeError, match="has losses alone, and Linear is torch.nn.Linear"):
+        getattr(nn, "Linear")  # noqa: B009  for type checkers it is absent
+    with pytest.raises(AttributeError, match=r"alone, and relu is torch.nn.functional.relu"):
+        getattr(F, "relu")  # noqa: B009
+    with pytest.raises(AttributeError, match="module 'cupy_losses.nn' has no attribute 'MSELos'"):
+        getattr(nn, "MSELos")  # noqa: B009
+    assert not hasattr(nn, "Linear")
+    assert not hasattr(F, "__wrapped__")
+    assert inspect.getmodule(nn.MSELoss) is nn
