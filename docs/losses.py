@@ -82,6 +82,8 @@ def signature(name: str) -> str:
     for p in parameters.values():
         if p.name in common or (p.name == "reduction" and p.default == "mean"):
             continue
+        if p.kind is p.KEYWORD_ONLY and "*" not in kept:
+            kept.append("*")
         kept.append(p.name if p.default is p.empty else f"{p.name}={p.default!r}")
     return f"{name}({', '.join(kept)})"
 

@@ -153,11 +153,15 @@ class Checks:
         if unknown:
             raise TypeError(f"{function.__qualname__} has no argument {unknown[0]}")
         self._checks = {name: functools.partial(k.checked, name) for name, k in kinds.items()}
+        self._name = function.__name__
+        self._by_keyword = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
         self._positional = [
             self._checks.get(name)
             for name, parameter in parameters.items()
             if parameter.kind is not parameter.KEYWORD_ONLY
         ]
+        kinds_of = {parameter.kind for parameter in parameters.values()}
+        self._takes_more = inspect.Parameter.VAR_POSITIONAL in kinds_of
         checked = (n for n, check in enumerate(self._positional) if check is not None)
         self.arrays = next(checked, len(self._positional))
 
@@ -169,6 +173,12 @@ class Checks:
                 kwargs[name] = checks[name](kwargs[name])
         if len(args) <= self.arrays:
             return args
+        most = len(self._positional)
+        if len(args) > most and self._by_keyword and not self._takes_more:
+            raise TypeError(
+                f"{self._name}() takes {most} positional arguments but {len(args)} were given: "
+                f"{', '.join(self._by_keyword)} are passed by keyword"
+            )
         pairs = zip(args, self._positional, strict=False)
         rest = args[len(self._positional) :]
         return *(a if check is None else check(a) for a, check in pairs), *rest
