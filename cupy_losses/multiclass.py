@@ -32,7 +32,7 @@ from ._api.entrance import Prepared, call_of, loss_function
 from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
 from ._core.loss import Call, Domain, variant
-from ._core.rows import ELEMENTS, INDEX, LABELS
+from ._core.rows import ELEMENTS, INDEX, LABELS, of_integers
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
 from ._host.rows import Evaluated, Rows, sum_of
@@ -185,7 +185,7 @@ _OF_PROBABILITIES = {
         overwrites=overwrites,
         precise=True,
         domains={"target": Domain(0.0, 1.0)},
-        other_form="; classes must have an integer dtype",
+        other_form=f"; classes must have an integer dtype{of_integers('target')}",
     )
     for smoothed, z, overwrites in _VARIANTS
 }

@@ -21,6 +21,7 @@ from .shapes import (
     memory_order,
     overlaps,
     result_dtype,
+    with_axes_behind,
 )
 
 
@@ -212,7 +213,7 @@ class RowFormula(Loss):
     def shape_of(self, call: Call, operands: Sequence[ArraySpec]) -> Shape:
         """The shape of the elements; raises unless the operands fit together."""
         named = dict(zip(call.names, operands, strict=True))
-        self._check_dtypes(named)
+        self._check_dtypes(call, named)
         shape = self._shape_of_elements(named)
         for name in self.operands:
             shape = self._of_targets(call, shape, self.role(name), named[name].shape)
@@ -224,10 +225,10 @@ class RowFormula(Loss):
         """The names of the operands of elements."""
         return [name for name in self.operands if self.role(name) == ELEMENTS]
 
-    def _check_dtypes(self, named: Mapping[str, ArraySpec]) -> None:
+    def _check_dtypes(self, call: Call, named: Mapping[str, ArraySpec]) -> None:
         first = named[self._elements[0]]
         for name, operand in named.items():
-            self._check_dtype(name, operand, first)
+            self._check_dtype(call, name, operand, first)
         if self.takes_integers:
             check_dtypes([named[name].dtype for name in self._elements], self._elements)
 
@@ -255,7 +256,8 @@ class RowFormula(Loss):
 
     def _check_shapes(self, call: Call, shape: Shape, named: Mapping[str, ArraySpec]) -> None:
         """Raise unless the operands fit elements of a shape."""
-        rows, columns = self.rows_of(shape, call.axis), shape[self.axis(shape, call.axis)]
+        axis = self.axis(shape, call.axis)
+        rows, columns = self.rows_of(shape, call.axis), shape[axis]
         # The expected shape, and whether another shape may stand for it.
         fitting: dict[Role, tuple[Shape, Callable[[Shape, Shape], bool]]] = {
             INDEX: (rows, _is_index_of),
@@ -268,14 +270,19 @@ class RowFormula(Loss):
             if name in OF_COUNT and not _broadcasts_to(operand.shape, rows):
                 raise ValueError(
                     f"{name} of shape {operand.shape} does not broadcast to the shape of the rows, "
-                    f"{rows}"
+                    f"{rows}{with_axes_behind(name, operand.shape, rows)}"
                 )
             if role not in fitting:
                 continue
             expected, fits = fitting[role]
             if not fits(operand.shape, expected):
                 first = self._elements[0]
-                meant = self.other_form if operand.shape == named[first].shape else ""
+                last = {INDEX: shape[:-1], CLASS_WEIGHTS: shape[-1:]}.get(role)
+                meant = ""
+                if self.classes and axis < len(shape) - 1 and operand.shape == last:
+                    meant = f"; classes lie along axis {axis}: pass axis=-1 if they are the last"
+                elif role == INDEX and operand.shape == named[first].shape:
+                    meant = self._of_one_hot(call, name)
                 raise ValueError(
                     f"{name} must have shape {expected} beside {first} of shape "
                     f"{named[first].shape}, got {operand.shape}{meant}"
@@ -295,7 +302,7 @@ class RowFormula(Loss):
             return (*targets, shape[-1])
         return shape
 
-    def _check_dtype(self, name: str, operand: ArraySpec, first: ArraySpec) -> None:
+    def _check_dtype(self, call: Call, name: str, operand: ArraySpec, first: ArraySpec) -> None:
         role = self.role(name)
         allowed: tuple[str, ...]
         if role.is_index:
@@ -309,8 +316,26 @@ class RowFormula(Loss):
         else:
             allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
-            meant = self.other_form if role.is_index and operand.shape == first.shape else ""
+            meant = ""
+            if role.is_index and operand.dtype.startswith(("str", "bytes", "object")):
+                meant = f": pass np.unique({name}, return_inverse=True)[1], which numbers them"
+            elif role == INDEX and operand.shape == first.shape:
+                # torch has no argmax of bool.
+                is_bool = operand.dtype == "bool"
+                meant = self.other_form if is_bool else self._of_one_hot(call, name)
+            elif role == INDEX and operand.dtype in FLOATING:
+                meant = of_integers(name)
             raise TypeError(f"{name} must have {what}, got {operand.dtype}{meant}")
+
+    def _of_one_hot(self, call: Call, name: str) -> str:
+        """What to pass for an index that has a number for each element."""
+        along = self._or_default(call.axis)
+        return f"{self.other_form}; pass {name}.argmax({along}) if it is one-hot"
+
+
+def of_integers(name: str) -> str:
+    """What to pass for an index of a floating dtype."""
+    return f": pass {name}.astype(int), or {name}.long() of torch"
 
 
 def _is_one(shape: Shape) -> bool:

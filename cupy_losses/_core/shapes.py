@@ -66,8 +66,19 @@ def broadcast_shape(
         ):
             raise ValueError(
                 f"{name} of shape {operand.shape} does not broadcast to {tuple(shape)}"
+                f"{with_axes_behind(name, operand.shape, shape)}"
             )
     return tuple(shape)
+
+
+def with_axes_behind(name: str, shape: Shape, to: Sequence[int]) -> str:
+    """What to pass for an array whose axes are the first ones of a shape, not the last, or ""."""
+    missing = len(to) - len(shape)
+    if not shape or missing <= 0 or shape != tuple(to[: len(shape)]):
+        return ""
+    index = ", ".join([":"] * len(shape) + ["None"] * missing)
+    along = "axis 0" if len(shape) == 1 else f"the first {len(shape)} axes"
+    return f": pass {name}[{index}] if it lies along {along}"
 
 
 def broadcast_strides(operand: ArraySpec, shape: Shape) -> Shape:

@@ -146,10 +146,10 @@ def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequen
     return _of_several(call, operands)
 
 
-def library_of(name: str, array: Array) -> ArrayLibrary:
-    """The library of one array; `name` names it in errors."""
+def library_of(name: str, array: Array, first: Array = None) -> ArrayLibrary:
+    """The library of one array; `name` names it in errors, and `first` is the loss's first operand."""
     known = _library_of.get(type(array))
-    return _meet(name, array) if known is None else known(array)
+    return _meet(name, array, first) if known is None else known(array)
 
 
 # Of any other producer of DLPack arrays, by the type of its device: host and pinned memory, device
@@ -201,7 +201,8 @@ def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
 
 def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
     """The same for types that are not met yet, and for several libraries in one call."""
-    libraries = [library_of(call.names[k], operand) for k, operand in enumerate(operands)]
+    first = operands[call.extra]
+    libraries = [library_of(call.names[k], operand, first) for k, operand in enumerate(operands)]
     for library in libraries:
         if library.takes_over:
             return library, operands
@@ -223,13 +224,16 @@ def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Se
     return target, adopted
 
 
-def _meet(name: str, array: Array) -> ArrayLibrary:
-    """The library of an array, by which others of the same type are known from now on."""
+def _meet(name: str, array: Array, first: Array) -> ArrayLibrary:
+    """The library of an array, by which others of the same type are known from now on.
+
+    `first` is the first operand of the loss, whose library an error names.
+    """
     found = find(array)
     if found is None:
         raise TypeError(
             f"{name} must be a NumPy, CuPy or dense torch array, or one with __dlpack__ or "
-            f"__cuda_array_interface__, got {_described(array)}{_instead(name, array)}"
+            f"__cuda_array_interface__, got {_described(array)}{_instead(name, array, first)}"
         )
     library, kind = instance(found), type(array)
     if not isinstance(array, found.types()):
@@ -260,7 +264,8 @@ def _shared(
         if getattr(array, "dtype", None) is not None:
             why += f", got {dtype_name(array.dtype)}"
         message = f"cannot be shared as a {target.name} array: {why}"
-        instead = "" if isinstance(array, own.types()) else _instead(name, array)
+        first = operands[call.extra]
+        instead = "" if isinstance(array, own.types()) else _instead(name, array, first)
         raise TypeError(f"{name} {message}{instead}") from error
 
 
@@ -279,8 +284,11 @@ def _described(array: Array) -> str:
     return type(array).__name__ + (f" ({details})" if details is not None else "")
 
 
-def _instead(name: str, array: Array) -> str:
-    """What to pass for an object that no library takes, where that is known."""
+def _instead(name: str, array: Array, first: Array) -> str:
+    """What to pass for an object that no library takes, where that is known.
+
+    Numbers become an array of the library of the first operand of the loss.
+    """
     if hasattr(array, "mask") and hasattr(array, "filled"):
         if name == "where":
             return ": pass where.filled(False)"
@@ -294,9 +302,21 @@ def _instead(name: str, array: Array) -> str:
             ", which is traced: call the loss outside of jit and grad, or by pure_callback; "
             "value_and_grad of this package gives the gradient"
         )
-    if isinstance(array, list | tuple | int | float) or hasattr(array, "__array__"):
+    if isinstance(array, list | tuple | int | float):
+        return f": pass {_made_of(name, first)}"
+    if hasattr(array, "__array__"):
         return f": pass np.asarray({name})"
     return ""
+
+
+def _made_of(name: str, first: Array) -> str:
+    """The call that makes an array of numbers beside the first operand."""
+    root = type(first).__module__.partition(".")[0]
+    if root == "torch":
+        device = first.device.type
+        where = "" if device == "cpu" else f", device={device!r}"
+        return f"torch.as_tensor({name}{where})"
+    return f"{'cupy' if root == 'cupy' else 'np'}.asarray({name})"
 
 
 class _Returning(ArrayLibrary):

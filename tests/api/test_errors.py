@@ -13,11 +13,15 @@ import torch
 from cupy_losses import (
     binary_cross_entropy,
     check_values,
+    cross_entropy,
     hinge_loss,
     huber_loss,
     l1_loss,
     mse_loss,
+    multi_margin_loss,
+    nll_loss,
     poisson_nll_loss,
+    quantile_loss,
     smooth_l1_loss,
     value_and_grad,
 )
@@ -63,6 +67,85 @@ def test_shapes(library: Library, ones: Any) -> None:
         mse_loss(ones, ones, weight=library.array(np.ones(4, np.float32)))
     with pytest.raises(ValueError, match=r"weight of shape \(5, 2, 3\) does not broadcast to"):
         mse_loss(ones, ones, weight=library.array(np.ones((5, 2, 3), np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [((2,), r"pass {}\[:, None\] if it lies along axis 0"), ((3, 3), "")],
+)
+@pytest.mark.parametrize("name", ["weight", "where"])
+def test_what_lies_along_the_first_axis(
+    library: Library, ones: Any, name: str, shape: tuple[int, ...], advice: str
+) -> None:
+    """What to index where the shape is that of the first axes."""
+    array = library.array(np.ones(shape, bool if name == "where" else np.float32))
+    with pytest.raises(ValueError, match=f"does not broadcast to .*{advice.format(name)}$"):
+        mse_loss(ones, ones, **{name: array})
+    many, along = (library.array(np.ones(s, np.float32)) for s in ((2, 3, 4), (2, 3)))
+    with pytest.raises(ValueError, match=r"pass weight\[:, :, None\] if it lies along the first 2"):
+        mse_loss(many, many, weight=along)
+
+
+def test_numbers_become_an_array_of_the_first_library(library: Library, ones: Any) -> None:
+    made = {"torch": "torch.as_tensor", "cupy": "cupy.asarray"}.get(
+        type(ones).__module__.partition(".")[0], "np.asarray"
+    )
+    with pytest.raises(TypeError, match=rf"got list: pass {made}\(weight"):
+        mse_loss(ones, ones, weight=[1.0, 2.0, 3.0])
+    with pytest.raises(TypeError, match=r"got float: pass np.asarray\(input\)"):
+        mse_loss(1.0, ones)
+
+
+def test_arguments_by_keyword(ones: Any) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"huber_loss\(\) takes 2 positional arguments but 3 were .*"
+        "delta, .* are passed by keyword",
+    ):
+        huber_loss(ones, ones, 1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="3 positional arguments but 4 .* are passed by keyword"):
+        value_and_grad(quantile_loss)(ones, ones, 0.5, "sum")
+
+
+def test_classes_along_another_axis(library: Library) -> None:
+    logits = library.array(np.ones((2, 5, 11), np.float32))
+    classes = {n: library.array(np.zeros((2, n), np.int64)) for n in (5, 11)}
+    with pytest.raises(
+        ValueError, match=r"got \(2, 5\); classes lie along axis 1: pass axis=-1 if"
+    ):
+        cross_entropy(logits, classes[5])
+    assert library.host(cross_entropy(logits, classes[5], axis=-1)) > 0
+    weight = library.array(np.ones(11, np.float32))
+    with pytest.raises(ValueError, match=r"weight must .* got \(11,\); classes lie along axis 1: "):
+        nll_loss(logits, classes[11], weight=weight)
+    with pytest.raises(ValueError, match=r"got \(2, 7\)$"):
+        cross_entropy(logits, library.array(np.zeros((2, 7), np.int64)))
+
+
+def test_targets_that_are_no_classes(library: Library, ones: Any) -> None:
+    """One-hot, floating, and texts."""
+    one_hot = library.array(np.ones((2, 3), np.int64))
+    with pytest.raises(
+        ValueError, match=r"floating dtype; pass target.argmax\(1\) if it is one-hot"
+    ):
+        cross_entropy(ones, one_hot)
+    with pytest.raises(
+        ValueError, match=r"got \(2, 3\); pass target.argmax\(-1\) if it is one-hot"
+    ):
+        multi_margin_loss(ones, one_hot)
+    with pytest.raises(TypeError, match=r"got float32; pass target.argmax\(1\) if it is one-hot"):
+        nll_loss(ones, ones)
+    floating = library.array(np.ones(2, np.float32))
+    advice = r"pass target.astype\(int\), or target.long\(\) of torch"
+    with pytest.raises(TypeError, match=f"an integer dtype, got float32: {advice}"):
+        nll_loss(ones, floating)
+    with pytest.raises(ValueError, match=f"classes must have an integer dtype: {advice}"):
+        cross_entropy(ones, floating)
+    texts = np.array(["cat", "dog"])
+    with pytest.raises(
+        TypeError, match=r"got str\d*: pass np.unique\(target, return_inverse=True\)"
+    ):
+        cross_entropy(np.ones((2, 3)), texts)
 
 
 def test_dtypes(library: Library, ones: Any) -> None:
