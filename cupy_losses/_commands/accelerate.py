@@ -30,7 +30,14 @@ def main(arguments: Sequence[str]) -> int:
     module = ModuleType("__main__")
     vars(module)["__builtins__"] = builtins
     others = threading.enumerate()
-    with accelerate() as acceleration:
+    try:
+        acceleration = accelerate()
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"cupy-losses: {error}", file=sys.stderr)
+        return 2
+    with acceleration:
         try:
             code = _of_module(program, module) if chosen.module else _of_file(program, module)
             if code is None:

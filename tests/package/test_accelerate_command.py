@@ -56,6 +56,16 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_without_torch(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence, and the exit code of a mistake in the call."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["accelerate", str(folder / "program.py")]) == 2
+    message = 'cupy-losses: accelerate needs torch: pip install "cupy-losses[torch]"\n'
+    assert capsys.readouterr() == ("", message)
+
+
 def test_a_file(folder: Path) -> None:
     """Its arguments, options too, its name and its exit code are its own; the report is apart."""
     (folder / "elsewhere").mkdir()
