@@ -64,7 +64,8 @@ def command(
     """Compute losses and their gradients.
 
     FILE is a .npy file, a .npz file (FILE.npz:KEY where it has several arrays), a .csv file, with a
-    line of names or without, where an empty field is NaN, or a .parquet file.
+    line of names or without, where an empty field is NaN, or a .parquet file. FILE.csv:COLUMN and
+    FILE.parquet:COLUMN are one column. The index of rows that pandas writes is left out.
 
     On the host, .npy files may be larger than memory: they are mapped, and the loss and its
     gradients are computed in parts, with the bits of one piece. A row of a loss over rows is one
@@ -88,10 +89,11 @@ def command(
             line.say(f"{function.name}: operands")
             arguments = function.arguments(hyper, reduction)
             arrays = found.of(function, arguments)
-            evaluated = EvaluatedLoss(function, arrays, arguments)
-            if gradient is not None:
-                gradients.check(gradient, evaluated)
-            rows.append(measured(function.name, evaluated, line))
+            with files.columns_named(given.files):
+                evaluated = EvaluatedLoss(function, arrays, arguments)
+                if gradient is not None:
+                    gradients.check(gradient, evaluated)
+                rows.append(measured(function.name, evaluated, line))
             if gradient is not None:
                 line.say(gradient)
                 gradients.save(gradient, evaluated, line)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ Array = Any
 
 
 def read(name: str, location: str) -> Array:
-    """The array `name` from FILE.npy, mapped, FILE.npz:KEY, FILE.csv or FILE.parquet."""
+    """The array `name` from a file, a .npy file mapped.
+
+    A .npz file has it as FILE.npz:KEY. FILE.csv:COLUMN and FILE.parquet:COLUMN are a column.
+    """
     file, key = _split(location)
     reader = _READERS.get(Path(file).suffix.lower())
     if reader is None:
@@ -53,7 +57,40 @@ def is_file_of(location: str, file: str) -> bool:
 def _split(location: str) -> tuple[str, str]:
     """A file and what is asked for in it."""
     file, colon, key = location.rpartition(":")
-    return (file, key) if colon and file.lower().endswith(".npz") else (location, "")
+    has_parts = file.lower().endswith((".npz", ".csv", ".parquet"))
+    return (file, key) if colon and has_parts else (location, "")
+
+
+@contextlib.contextmanager
+def columns_named(locations: Sequence[str]) -> Iterator[None]:
+    """Where shapes do not fit, let the error name the columns of tables that are read as a whole.
+
+    Args:
+        locations: What was read.
+
+    """
+    try:
+        yield
+    except ValueError as error:
+        whole = [_columns_of(location) for location in locations]
+        advice = [
+            f"{file} has columns: name one of {choices}" for file, choices in filter(None, whole)
+        ]
+        if "shape" not in str(error) or not advice:
+            raise
+        raise click.ClickException("; ".join([str(error), *advice])) from None
+
+
+def _columns_of(location: str) -> tuple[str, str] | None:
+    """A table that is read as a whole, and its columns if they are several and have names."""
+    file, key = _split(location)
+    readers: dict[str, Callable[[str], Sequence[str]]] = {
+        ".csv": lambda file: _table(file)[0],
+        ".parquet": lambda file: [*_columns(file)],
+    }
+    reader = readers.get(Path(file).suffix.lower())
+    names = [] if key or reader is None else reader(file)
+    return (file, _choices(file, names)) if len(names) > 1 else None
 
 
 def _npy(file: str, key: str) -> Array:
@@ -103,8 +140,27 @@ def _csv(file: str, key: str) -> Array:
     """Rows of numbers under a line of names, or none; a single column is a vector.
 
     An empty field is NaN, as a null of Parquet is: also a blank line, where each has one field.
-    Blank lines at the end are none.
+    Blank lines at the end are none. A column that is asked for, by its name or, where there are no
+    names, by its number from 0 on, is read alone: others may be of text.
     """
+    names, lines = _table(file, key)
+    columns = next((len(row) for _, row in lines if row), 0)
+    if not key:
+        # The index of rows that pandas writes has no name.
+        first = int(len(names) > 1 and not names[0])
+        chosen = range(first, columns)
+    else:
+        known = names or [str(number) for number in range(columns)]
+        if known.count(key) != 1:
+            several = "several columns" if key in known else "no column"
+            raise ValueError(f"has {several} {key!r}, it has {_choices(file, known)}")
+        chosen = range(known.index(key), known.index(key) + 1)
+    numbers = np.array([_numbers(place, row, columns, chosen) for place, row in lines])
+    return numbers[:, 0] if len(chosen) == 1 and numbers.ndim == 2 else numbers
+
+
+def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The names of a file of text, if it has any, and its other lines with their numbers."""
     try:
         with open(file, newline="", encoding="utf-8-sig") as text:
             lines = list(enumerate(csv.reader(text), 1))
@@ -112,16 +168,18 @@ def _csv(file: str, key: str) -> Array:
         raise ValueError("is no text of comma-separated values") from None
     while lines and not lines[-1][1]:
         lines.pop()
+    first = lines[0][1] if lines else []
     # 1_000 is no number, but no name either.
-    if lines and any(lines[0][1]) and all(_of_python(field) is None for field in lines[0][1]):
-        lines = lines[1:]
-    columns = next((len(row) for _, row in lines if row), 0)
-    numbers = np.array([_numbers(place, row, columns) for place, row in lines])
-    return numbers[:, 0] if columns == 1 else numbers
+    are_names = any(first) and all(_of_python(field) is None for field in first)
+    if are_names or (key and key in first and _of_python(key) is None):
+        return first, lines[1:]
+    return [], lines
 
 
-def _numbers(place: int, row: Sequence[str], columns: int) -> list[int | float]:
-    """Those of a line, which has as many fields as the first one."""
+def _numbers(
+    place: int, row: Sequence[str], columns: int, chosen: Sequence[int]
+) -> list[int | float]:
+    """Those of the columns that are chosen; a line has as many fields as the first one."""
     if not row and columns == 1:
         return [math.nan]
     if not row:
@@ -129,7 +187,8 @@ def _numbers(place: int, row: Sequence[str], columns: int) -> list[int | float]:
     if len(row) != columns:
         raise ValueError(f"line {place} has {len(row)} fields, the first of numbers {columns}")
     found = []
-    for field in row:
+    for column in chosen:
+        field = row[column]
         value = number(field) if field else math.nan
         if value is None:
             raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
@@ -158,14 +217,17 @@ def _of_python(text: str) -> int | float | None:
 
 
 def _parquet(file: str, key: str) -> Array:
-    """The columns side by side; a single one is a vector."""
-    columns = _columns(file)
+    """The columns side by side; a single one, or the one that is asked for, is a vector."""
+    table = _columns(file)
+    if key and key not in table:
+        raise ValueError(f"has no column {key!r}, it has {_choices(file, [*table])}")
+    columns = [table[key]] if key else [*table.values()]
     if not columns or any(column.dtype.kind not in "biuf" for column in columns):
         raise ValueError("must hold columns of numbers alone")
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
 
 
-def _columns(file: str) -> list[Array]:
+def _columns(file: str) -> dict[str, Array]:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
@@ -177,16 +239,16 @@ def _columns(file: str) -> list[Array]:
     # pandas stores the index of its rows among the columns: a range as a dict, any other by name.
     pandas = table.schema.pandas_metadata or {}
     index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
-    return [table[name].to_numpy() for name in table.column_names if name not in index]
+    return {name: table[name].to_numpy() for name in table.column_names if name not in index}
 
 
-def _columns_by_pandas(file: str) -> list[Array]:
+def _columns_by_pandas(file: str) -> dict[str, Array]:
     try:
         import pandas
     except ModuleNotFoundError:
         raise ValueError("needs pyarrow or pandas: pip install pyarrow") from None
     frame = pandas.read_parquet(file)
-    return [frame[name].to_numpy() for name in frame]
+    return {str(name): frame[name].to_numpy() for name in frame}
 
 
 _READERS: dict[str, Callable[[str, str], Array]] = {

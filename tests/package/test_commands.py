@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -247,6 +248,56 @@ def test_empty_fields_are_nan(text: str, expected: Any, tmp_path: Path) -> None:
     """No row is left out, but blank lines at the end."""
     (tmp_path / "some.csv").write_text(text)
     np.testing.assert_array_equal(read("input", f"{tmp_path}/some.csv"), expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expected"),
+    [
+        ("name,p,t\nann,1.5,2\nbob,,3\n", "p", [1.5, math.nan]),
+        ("name,p,t\nann,1.5,2\nbob,,3\n", "t", [2, 3]),
+        ("id,2020\n1,5\n2,6\n", "id", [1, 2]),
+        ("1,2\n3,4\n", "1", [2, 4]),
+        ("p\n1\n2\n", "p", [1, 2]),
+    ],
+)
+def test_a_column_of_a_text(text: str, key: str, expected: Any, tmp_path: Path) -> None:
+    """The others may be of text."""
+    (tmp_path / "table.csv").write_text(text)
+    np.testing.assert_array_equal(read("input", f"{tmp_path}/table.csv:{key}"), expected)
+
+
+def test_a_column_of_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table({"name": ["ann", "bob"], "p": [1.0, 2.0], "t": [3, 4]})
+    parquet.write_table(table, tmp_path / "table.parquet")
+    assert read("input", f"{tmp_path}/table.parquet:t").tolist() == [3, 4]
+    with pytest.raises(click.ClickException, match="has no column 'q', it has .*:name, .*:p, .*:t"):
+        read("input", f"{tmp_path}/table.parquet:q")
+
+
+def test_shapes_that_do_not_fit_name_the_columns(capsys: Any, tmp_path: Path) -> None:
+    """Of a table that is read as a whole."""
+    (tmp_path / "p.csv").write_text("id,p\n1,0.5\n2,1.5\n3,2.5\n")
+    own = ["--loss", "mse_loss", *saved(tmp_path, target=np.zeros(3))]
+    code, _, err = evaluate(capsys, "--prediction", f"{tmp_path}/p.csv", *own)
+    assert code == 1
+    assert "does not broadcast with input (3, 2)" in err
+    assert err.endswith(f"p.csv has columns: name one of {tmp_path}/p.csv:id, {tmp_path}/p.csv:p\n")
+    result = report(capsys, "--prediction", f"{tmp_path}/p.csv:p", *own)
+    assert result["losses"][0]["value"] == pytest.approx(8.75 / 3)
+    np.save(tmp_path / "q.npy", np.zeros((3, 2)))
+    code, _, err = evaluate(capsys, "--prediction", f"{tmp_path}/q.npy", *own)
+    assert (code, err.count("columns")) == (1, 0)
+
+
+def test_an_index_that_pandas_writes_is_no_data(tmp_path: Path) -> None:
+    """`to_csv` gives it no name."""
+    (tmp_path / "some.csv").write_text(",p\n0,1.5\n1,2.5\n")
+    assert read("input", f"{tmp_path}/some.csv").tolist() == [1.5, 2.5]
+    (tmp_path / "some.csv").write_text(",p,q\n0,1.5,1\n1,2.5,2\n")
+    assert read("input", f"{tmp_path}/some.csv").tolist() == [[1.5, 1], [2.5, 2]]
 
 
 def test_an_index_that_pandas_stores_is_no_data(tmp_path: Path) -> None:
@@ -645,6 +696,9 @@ FILES: dict[str, Any] = {
     "objects.npy": np.array([1, None], object),
     "several.npz": {"p": np.ones(3), "q": np.ones(3)},
     "objects.npz": {"p": np.array([1, None], object)},
+    "named.csv": b"p,q\n1,2\n",
+    "twice.csv": b"p,p\n1,2\n",
+    "unnamed.csv": b"1,2\n",
     "header.npy": b"\x93NUMPY\x01\x00\x20\x00{'descr': '<f8', 'fortran_order'",
     "huge.npy": header_of("(99999999999999999999, 3)"),
     "nothing.npz": {},
@@ -689,6 +743,9 @@ FILES: dict[str, Any] = {
         ),
         ("several.npz", "has several arrays, name one: several.npz:p, several.npz:q"),
         ("several.npz:r", "has no array 'r', it has several.npz:p, several.npz:q"),
+        ("named.csv:r", "named.csv has no column 'r', it has named.csv:p, named.csv:q"),
+        ("twice.csv:p", "twice.csv has several columns 'p', it has twice.csv:p, twice.csv:p"),
+        ("unnamed.csv:p", "unnamed.csv has no column 'p', it has unnamed.csv:0, unnamed.csv:1"),
         ("missing.npy", "there is no file missing.npy"),
         ("folder.npy", "folder.npy cannot be read: Is a directory"),
         ("/dev/null", "the name of /dev/null must end in .npy, .npz, .csv or .parquet"),
@@ -701,7 +758,7 @@ def test_files_that_are_no_operands(
     (tmp_path / "folder.npy").mkdir()
     content = FILES.get(file.partition(":")[0])
     if isinstance(content, bytes):
-        Path(file).write_bytes(content)
+        Path(file.partition(":")[0]).write_bytes(content)
     elif isinstance(content, dict):
         np.savez(file.partition(":")[0], **content)
     elif content is not None:
