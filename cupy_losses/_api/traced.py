@@ -42,7 +42,7 @@ class Trace:
         """Raise unless what is used is of this call, and this call is not over."""
         if of is not self or not self.is_open:
             raise TypeError(
-                f"{_ONLY}: an argument or a loss of another call, inside or before it, is neither"
+                f"{_ONLY}; here an argument or a loss of another call is used, inside or before it"
             )
 
 
@@ -74,32 +74,50 @@ class Variable:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._refuse(f".{name} of")
+        self._refuse(f".{name}")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise TypeError(f"{_ONLY}: {what} argument {self.number} is neither")
+        raise TypeError(
+            f"{_ONLY}; argument {self.number} is used in {what}: torch's autograd differentiates "
+            "through that, with tensors and .backward()"
+        )
 
 
-# Operators and conversions, without the underscores.
-_OF_TWO = "add sub mul truediv floordiv mod pow matmul and or xor"
-_OF_ONE = "neg pos abs invert getitem len array_ufunc iter bool float int array index"
-_COMPARISONS = "lt le gt ge eq ne"
-_EVERYTHING = [
-    *(f"__{name}__" for name in f"{_OF_TWO} {_OF_ONE} {_COMPARISONS}".split()),
-    *(f"__r{name}__" for name in _OF_TWO.split()),
-]
+# Operators and conversions by their methods, without the underscores.
+_OF_TWO = {
+    **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"},
+    **{"pow": "**", "matmul": "@", "and": "&", "or": "|", "xor": "^"},
+}
+_OTHERS = {
+    **{
+        "neg": "-",
+        "pos": "+",
+        "abs": "abs()",
+        "invert": "~",
+        "getitem": "an index",
+        "len": "len()",
+    },
+    **{"array_ufunc": "a function of NumPy", "iter": "a loop", "bool": "a branch"},
+    **{"float": "float()", "int": "int()", "array": "np.asarray()", "index": "an index"},
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), "a comparison"),
+}
+_EVERYTHING = {
+    **{f"__{name}__": sign for name, sign in {**_OF_TWO, **_OTHERS}.items()},
+    **{f"__r{name}__": sign for name, sign in _OF_TWO.items()},
+}
 
 
 def _refuse_others(kind: Any) -> None:
     """Let each operator and conversion that a class does not have raise."""
-    for name in _EVERYTHING:
+    for name, sign in _EVERYTHING.items():
         if name not in vars(kind):
-            setattr(kind, name, _refusal(name))
+            setattr(kind, name, _refusal(sign))
 
 
-def _refusal(name: str) -> Any:
-    def refuse(self: Variable | Sum, *_: object, **__: object) -> NoReturn:
-        self._refuse(f"{name} of")
+def _refusal(what: str) -> Any:
+    def refuse(self: Variable | Sum, *others: object, **_: object) -> NoReturn:
+        first = others[0] if others else None
+        self._refuse(f"np.{first.__name__}" if isinstance(first, np.ufunc) else what)
 
     return refuse
 
@@ -116,10 +134,17 @@ class Term:
         self.gradients = gradients
 
 
+# NumPy's numbers call these where they are the first operand.
+_OF_UFUNCS: dict[Any, str] = {
+    np.add: "add",
+    np.subtract: "sub",
+    np.multiply: "mul",
+    np.true_divide: "truediv",
+}
+
+
 class Sum:
     """A sum of losses, each times a constant, and a constant."""
-
-    __array_ufunc__ = None
 
     def __init__(self, trace: Trace, terms: Mapping[Term, Any], constant: Any = 0.0) -> None:
         self.trace = trace
@@ -158,21 +183,30 @@ class Sum:
     def __rsub__(self, other: Any) -> Sum:
         return self.__neg__().__add__(other)
 
-    def __bool__(self) -> NoReturn:
-        self._refuse("a branch on")
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        name = _OF_UFUNCS.get(ufunc)
+        if name is None or method != "__call__" or options:
+            self._refuse(f"np.{ufunc.__name__}")
+        first, second = inputs
+        if isinstance(first, Sum):
+            return getattr(first, f"__{name}__")(second)
+        return getattr(self, f"__r{name}__")(first)
 
     def __eq__(self, other: object) -> NoReturn:
-        self._refuse("a comparison of")
+        self._refuse("a comparison")
 
     __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __eq__
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        self._refuse(f".{name} of")
+        self._refuse(f".{name}")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise TypeError(f"{_ONLY}: {what} a loss is neither")
+        raise TypeError(
+            f"{_ONLY}; a loss is used in {what}: torch's autograd differentiates through that, "
+            "with tensors and .backward()"
+        )
 
     def _known(self, other: Any, where: str) -> Any:
         """A constant, as an array of the library of the losses unless the host knows it."""
@@ -293,14 +327,14 @@ def _constant(value: Any, where: str) -> Any:
     """A real number, or an array of one, that does not depend on a `Variable`."""
     if isinstance(value, numbers.Real):
         return value
-    what = type(value).__name__
+    what = {Variable: "an argument", Sum: "another loss"}.get(type(value), type(value).__name__)
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
         what = dtype_name(value.dtype)
         if what.rstrip("0123456789") in _REAL:
             if isinstance(value, np.ndarray | np.generic):
                 return value.item()
             return value.detach() if getattr(value, "requires_grad", False) else value
-    raise TypeError(f"{_ONLY}: {where} with {what} is neither")
+    raise TypeError(f"{_ONLY}; here it is in {where} with {what}, which is no real constant")
 
 
 def _is(value: Any, number: float) -> bool:

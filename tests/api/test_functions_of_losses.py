@@ -152,22 +152,41 @@ X, Y = np.linspace(-1, 1, 12).reshape(4, 3), np.ones((4, 3))
 CLASSES = np.arange(4) % 3
 
 REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
-    "arithmetic": (TypeError, "__pow__ of argument 0", lambda x: mse_loss(x, Y) + (x**2).mean()),
-    "another argument of a loss": (TypeError, "__rmul__", lambda x: mse_loss(2 * x, Y)),
-    "a method": (TypeError, ".mean of argument 0", lambda x: mse_loss(x, Y) * x.mean()),
-    "a NumPy function": (TypeError, "argument 0", lambda x: mse_loss(np.exp(x), Y)),
-    "a conversion": (TypeError, "__float__", lambda x: mse_loss(x, Y) * float(x)),
-    "an index": (TypeError, "__getitem__", lambda x: mse_loss(x[0], Y[0])),
-    "a comparison": (TypeError, "__gt__", lambda x: mse_loss(x, Y) if x > 0 else 0),
-    "an array of elements": (TypeError, "ndarray", lambda x: mse_loss(x, Y) * Y),
-    "a product of losses": (TypeError, "Sum", lambda x: mse_loss(x, Y) * l1_loss(x, Y)),
-    "a method of a loss": (TypeError, ".item of a loss", lambda x: mse_loss(x, Y).item()),
+    "arithmetic": (
+        TypeError,
+        r"argument 0 is used in \*\*: torch's autograd",
+        lambda x: mse_loss(x, Y) + (x**2).mean(),
+    ),
+    "another argument of a loss": (TypeError, r"used in \*:", lambda x: mse_loss(2 * x, Y)),
+    "a method": (TypeError, "argument 0 is used in .mean: ", lambda x: mse_loss(x, Y) * x.mean()),
+    "a NumPy function": (TypeError, "used in np.exp:", lambda x: mse_loss(np.exp(x), Y)),
+    "a conversion": (TypeError, r"used in float\(\)", lambda x: mse_loss(x, Y) * float(x)),
+    "an index": (TypeError, "used in an index", lambda x: mse_loss(x[0], Y[0])),
+    "a comparison": (TypeError, "used in a comparison", lambda x: mse_loss(x, Y) if x > 0 else 0),
+    "an array of elements": (
+        TypeError,
+        "the product with ndarray, which is no real constant",
+        lambda x: mse_loss(x, Y) * Y,
+    ),
+    "a product of losses": (
+        TypeError,
+        "the product with another loss",
+        lambda x: mse_loss(x, Y) * l1_loss(x, Y),
+    ),
+    "a method of a loss": (TypeError, "a loss is used in .item:", lambda x: mse_loss(x, Y).item()),
     "a branch on a loss": (TypeError, "a branch", lambda x: 1.0 if mse_loss(x, Y) else 0.0),
     "a comparison of losses": (TypeError, "a comparison", lambda x: mse_loss(x, Y) == 3.0),
     "an order of losses": (TypeError, "a comparison", lambda x: max(mse_loss(x, Y), 0.0)),
-    "a number over a loss": (TypeError, "__rtruediv__ of a loss", lambda x: 1 / mse_loss(x, Y)),
-    "a power of a loss": (TypeError, "__pow__ of a loss", lambda x: mse_loss(x, Y) ** 2),
-    "a loss as a number": (TypeError, "__float__ of a loss", lambda x: float(mse_loss(x, Y))),
+    "a number over a loss": (TypeError, "a loss is used in /:", lambda x: 1 / mse_loss(x, Y)),
+    "a NumPy function of a loss": (TypeError, "in np.sqrt:", lambda x: np.sqrt(mse_loss(x, Y))),
+    "a loss after an array": (TypeError, "product with ndarray", lambda x: Y * mse_loss(x, Y)),
+    "an argument as a factor": (TypeError, "with an argument", lambda x: mse_loss(x, Y) * x),
+    "a power of a loss": (TypeError, r"a loss is used in \*\*:", lambda x: mse_loss(x, Y) ** 2),
+    "a loss as a number": (
+        TypeError,
+        r"a loss is used in float\(\)",
+        lambda x: float(mse_loss(x, Y)),
+    ),
     "no reduction": (ValueError, "reduction", lambda x: mse_loss(x, Y, reduction="none")),
     "no loss": (TypeError, "must return a sum", lambda x: 3.0),
     "a loss of constants": (TypeError, "must return a sum", lambda x: mse_loss(X, Y)),
@@ -195,28 +214,28 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
     ),
     "a complex summand": (
         TypeError,
-        "the sum with complex128 is neither",
+        "the sum with complex128, which",
         lambda x: mse_loss(x, Y) + np.array(1j),
     ),
     "a complex scalar": (
         TypeError,
-        "the difference with complex64 is neither",
+        "the difference with complex64, which",
         lambda x: mse_loss(x, Y) - np.complex64(1j),
     ),
     "a complex factor": (
         TypeError,
-        "the product with complex128 is neither",
+        "the product with complex128, which",
         lambda x: mse_loss(x, Y) * np.array(1j),
     ),
     "a complex tensor": (
         TypeError,
-        "the quotient with complex64 is neither",
+        "the quotient with complex64, which",
         lambda x: mse_loss(x, Y) / torch.tensor(1j),
     ),
     "a text": (TypeError, "the sum with str", lambda x: mse_loss(x, Y) + np.array("a")),
     "a distance of one's own": (
         TypeError,
-        "__sub__",
+        "argument 0 is used in -:",
         lambda x: triplet_margin_with_distance_loss(
             x, X, Y, distance_function=lambda a, b: abs(a - b).sum(axis=-1)
         ),
@@ -274,7 +293,7 @@ def test_calls_inside_calls_do_not_mix() -> None:
         value, _ = value_and_grad(lambda y: mse_loss(y, x))(Y)
         return mse_loss(x, Y) + value
 
-    with pytest.raises(TypeError, match="of another call"):
+    with pytest.raises(TypeError, match="of another call is used"):
         value_and_grad(through_the_gradient)(X)
 
     def beside(x: Array) -> Array:
@@ -322,3 +341,19 @@ def test_a_wider_constant_does_not_decide_on_the_dtype(library: Library) -> None
     wide = library.array(np.asarray(2.0))
     value, gradient = value_and_grad(lambda x: wide * mse_loss(x, y) + wide)(x)
     assert value.dtype == gradient.dtype == x.dtype
+
+
+@pytest.mark.parametrize("two", [np.float32(2.0), np.asarray(2.0)])
+def test_numbers_of_numpy_come_first(two: Any) -> None:
+    """Each operator takes them on the left, as Python's numbers."""
+    functions = [lambda x, c: c * mse_loss(x, Y) + 3.0, lambda x, c: c - mse_loss(x, Y) / c]
+    functions.append(lambda x, c: c + np.add(mse_loss(x, Y), c))
+    for function in functions:
+        value, gradient = value_and_grad(function)(X, two)
+        expected, slope = value_and_grad(function)(X, 2.0)
+        np.testing.assert_allclose(value, expected, rtol=1e-15)
+        np.testing.assert_array_equal(gradient, slope)
+    with pytest.raises(TypeError, match="a loss is used in /:"):
+        value_and_grad(lambda x: two / mse_loss(x, Y))(X)
+    with pytest.raises(TypeError, match="a loss is used in np.greater:"):
+        value_and_grad(lambda x: np.greater(mse_loss(x, Y), two))(X)
