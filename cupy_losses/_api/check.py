@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,14 +20,14 @@ Array = Any
 enabled: ContextVar[bool] = ContextVar("enabled", default=False)
 
 
-@contextmanager
-def check_values() -> Iterator[None]:
+def check_values() -> AbstractContextManager[None]:
     """Check, inside a `with` block, that operands are in the range that their loss is defined for.
 
     Probabilities in [0, 1], variances and counts not negative, signs 1 or -1, indices of classes
     in range or ignored, as the table of losses says. It reads the operands once more and waits for
     the device: for finding a mistake, not for training. Elements that `where` leaves out are not
-    checked. Inside `torch.vmap` it reads one sample after the other.
+    checked. Inside `torch.vmap` it reads one sample after the other. A call alone, which no `with`
+    heads, checks nothing.
 
     Raises:
         ValueError: In the call of a loss: the argument, the first wrong element and its value.
@@ -41,6 +41,11 @@ def check_values() -> Iterator[None]:
     ValueError: input must be in [0, 1], but input[1] is 1.5
 
     """
+    return _checked()
+
+
+@contextmanager
+def _checked() -> Iterator[None]:
     token = enabled.set(True)
     try:
         yield

@@ -310,3 +310,9 @@ def test_check_values_of_several_chunks(shape: tuple[int, ...], masked: bool) ->
     named = rf"input\[{', '.join(map(str, last))}\] is 1.5"
     with check_values(), pytest.raises(ValueError, match=named):
         binary_cross_entropy(input, np.ones(shape[-1:]), where=where if masked else None)
+
+
+def test_check_values_says_that_it_heads_a_block() -> None:
+    assert "ContextManager" in str(inspect.signature(check_values))
+    check_values()  # and checks nothing by itself
+    assert np.isnan(binary_cross_entropy(np.array([1.5]), np.ones(1)))
