@@ -11,7 +11,8 @@ PAGE = Path(__file__).with_suffix(".md")
 
 # What each reason stands for.
 EXPLAINED = {
-    rules.DEVICE: "CPU tensors, or tensors of several devices",
+    rules.ON_NO_GPU: "CPU tensors",
+    rules.DEVICE: "tensors of several devices, or of another kind of device",
     rules.NO_GPU: "CuPy is missing, or finds no GPU where torch does; a warning says so",
     rules.NO_TENSOR: "lists, numbers, arrays of other libraries",
     rules.SUBCLASS: "`DTensor`, subclasses of one's own; parameters and the tensors with which "

@@ -25,6 +25,7 @@ from .._device import driver
 
 Tensor = torch.Tensor
 
+ON_NO_GPU = "the operands are on no GPU"
 DEVICE = "the operands are not all on one GPU"
 NO_GPU = "CuPy finds no GPU"
 NO_TENSOR = "an operand is no tensor"
@@ -41,7 +42,19 @@ DISTANCE = "a distance function of one's own"
 REFUSED = "an argument that cupy_losses does not take"
 
 REASONS = (
-    *(DEVICE, NO_GPU, NO_TENSOR, SUBCLASS, LAYOUT, EMPTY, UNKNOWN, DERIVATIVES, GRADIENT, DTYPES),
+    *(
+        ON_NO_GPU,
+        DEVICE,
+        NO_GPU,
+        NO_TENSOR,
+        SUBCLASS,
+        LAYOUT,
+        EMPTY,
+        UNKNOWN,
+        DERIVATIVES,
+        GRADIENT,
+        DTYPES,
+    ),
     *(SHAPES, AUTOCAST, DISTANCE, REFUSED),
 )
 
@@ -112,7 +125,7 @@ def as_in_torch(name: str, prepare: Callable[..., Any]) -> Callable[..., Any]:
 def place_problem(tensor: Tensor) -> str:
     """Why the losses of a tensor are not computed where it is; "" where they are."""
     if not tensor.is_cuda:
-        return DEVICE
+        return ON_NO_GPU if tensor.get_device() < 0 else DEVICE
     return "" if gpu_is_there() else NO_GPU
 
 
@@ -206,10 +219,10 @@ def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) ->
 
 def _by_place(tensors: list[Tensor]) -> str:
     first = tensors[0]
-    if problem := place_problem(first):
-        return problem
     if any(x.device != first.device for x in tensors):
         return DEVICE
+    if problem := place_problem(first):
+        return problem
     if any(x.layout is not torch.strided for x in tensors):
         return LAYOUT
     if any(_depends_on_data(x) for x in tensors):

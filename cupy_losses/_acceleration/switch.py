@@ -86,7 +86,7 @@ def accelerate() -> Acceleration:
     cupy_losses computed 0 of 1 calls of torch's losses.
     <BLANKLINE>
     function  dtype    elements  calls  computed by
-    mse_loss  float32  2 to 3        1  torch: the operands are not all on one GPU
+    mse_loss  float32  2 to 3        1  torch: the operands are on no GPU
     <BLANKLINE>
     Time saved: nothing was measured.
 

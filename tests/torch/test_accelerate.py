@@ -579,7 +579,7 @@ def test_gradients_and_shapes_of_torch(
 
 
 def test_every_reason_has_a_case() -> None:
-    assert {*BY_TORCH, rules.DEVICE, rules.NO_GPU} == set(rules.REASONS)
+    assert {*BY_TORCH, rules.ON_NO_GPU, rules.DEVICE, rules.NO_GPU} == set(rules.REASONS)
 
 
 def test_tensors_elsewhere() -> None:
@@ -587,7 +587,7 @@ def test_tensors_elsewhere() -> None:
     with cupy_losses.accelerate() as acceleration:
         assert type(F.mse_loss(grad(), x()).grad_fn).__name__ == "MseLossBackward0"
         F.mse_loss(x().to("meta"), x().to("meta"))
-    assert reasons(acceleration) == {rules.DEVICE: 2}
+    assert reasons(acceleration) == {rules.ON_NO_GPU: 2}
 
 
 def test_tensors_in_two_places(on_gpu: None) -> None:
