@@ -13,7 +13,7 @@ import numpy as np
 import cupy_losses
 
 from .._api.entrance import Prepared, is_loss, prepare_of
-from .._core.loss import Loss
+from .._core.loss import Call, Loss
 from .files import number
 
 # What has an option of its own, and what a command line cannot say or nobody sees the effect of.
@@ -56,7 +56,11 @@ class NamedLoss:
 
     def variant(self, arguments: Mapping[str, Any]) -> Loss:
         """The same for given arguments: those that are no arrays."""
-        return self.prepare(**self._any_arrays(), **arguments)[0].loss
+        return self.call(arguments).loss
+
+    def call(self, arguments: Mapping[str, Any]) -> Call:
+        """The call that is made with given arguments: those that are no arrays."""
+        return self.prepare(**self._any_arrays(), **arguments)[0]
 
     def _any_arrays(self) -> dict[str, Any]:
         arrays: dict[str, Any] = {name: np.ones((2, 2)) for name in self.arrays}

@@ -156,6 +156,30 @@ def test_kernels_are_those_of_a_device(
     assert ahead
 
 
+def test_parameters_and_the_reduction(capsys: Any) -> None:
+    """Other kernels where they are others, for any way to write the architecture."""
+
+    def kernels(*arguments: str) -> set[tuple[str, str, int]]:
+        own = ["compile", "--elements", "64x32", *arguments]
+        return requested(lambda: main(own), -90)
+
+    for architecture in ("9.0", "sm_90"):
+        plain = kernels("--loss", "cross_entropy", "--architecture", architecture)
+        assert plain == kernels("--loss", "cross_entropy", "--architecture", "90")
+    own = ["--loss", "cross_entropy", "--architecture", "90", "--parameter"]
+    smoothed = kernels(*own, "label_smoothing=0.1")
+    assert smoothed
+    assert smoothed.isdisjoint(plain)
+    assert smoothed == kernels(*own, "label_smoothing=0.2")
+    for reduction in ("sum", "none"):
+        of_mse = ["--loss", "mse_loss", "--architecture", "90", "--reduction", reduction]
+        assert kernels(*of_mse)
+    assert kernels(*of_mse) != kernels(*of_mse[:-1], "mean")
+    capsys.readouterr()
+    assert main(["compile", "--loss", "mse_loss", "--parameter", "beta=1"]) == 2
+    assert "mse_loss has no parameter 'beta'" in capsys.readouterr().err
+
+
 def test_architectures_differ() -> None:
     own = functools.partial(_compile, losses.find("cross_entropy"), (64, 30_000), "float32")
     assert requested(lambda: own(90), -90) != requested(lambda: own(75), -75)
