@@ -29,6 +29,8 @@ def choose(wanted: str | None) -> tuple[Any, str, str]:
     except Exception as error:
         if wanted == "cupy":
             raise click.ClickException(f"no CuPy on a GPU: {driver.why(error)}") from error
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            return np, "NumPy", "CuPy is not installed: cupy-losses info says what to install"
         return np, "NumPy", f"no GPU: {driver.why(error).splitlines()[0]}"
     if properties is None:
         return np, "NumPy", "no GPU: CuPy finds no device"

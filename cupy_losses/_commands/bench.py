@@ -18,7 +18,7 @@ from . import backends, bandwidth, losses, operands, peers, picture, progress, s
 from .comparison import LIMITS, Comparison, Result, Series, steps
 from .environment import caption, environment
 from .problem import Problem
-from .report import as_json, print_table
+from .report import as_json, in_column, print_table
 
 DEFAULT = ("mse_loss", "cross_entropy")
 
@@ -29,7 +29,7 @@ ELEMENTS_ON_HOST = [1 << exponent for exponent in range(10, 23, 3)]
 ROWS_ON_HOST = 1 << 20, (10, 100, 1000, 10_000)
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure losses on this machine.")
 @click.argument("names", metavar="[LOSS]...", nargs=-1, type=click.Choice(losses.names()))
 @click.option(
     "--elements",
@@ -91,6 +91,7 @@ def command(
     if plot is not None:  # at last: where it cannot be written, the numbers are there
         drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])
         Path(plot).write_bytes(drawn)
+        click.echo(f"wrote {plot}", err=to_json)
 
 
 def _problems(
@@ -162,11 +163,11 @@ def _print(compared: Comparison) -> None:
     for series in compared.series():
         click.echo(f"\n{series}")
         columns = ["shape", *(f"{peer} ms" for peer in series.peers), "GB/s", "limit GB/s"]
-        print_table(columns, [_line(series, limit) for limit in series.limits])
+        print_table(columns, [*zip(*_columns(series), strict=True)])
     read, moved = LIMITS
     click.echo(
-        f"\nGB/s is the bandwidth of {peers.OURS}, the limit that of {read} over as many bytes, "
-        f"with the gradient of {moved} of as many."
+        f"\nGB/s is the bandwidth of {peers.OURS}. The limit is that of {read} over as many bytes, "
+        f"and with the gradient that of {moved} of as many."
     )
     for result in compared.results:
         if result.failure is not None:
@@ -177,18 +178,29 @@ def _print(compared: Comparison) -> None:
         click.echo(f"{peer} is not measured of {', '.join(of)}: {reason}")
 
 
-def _line(series: Series, limit: Result) -> list[str]:
-    """The times of a size, and the bandwidths."""
-    found = [series.of(peer, limit.shape) for peer in series.peers]
-    times = ["" if result is None else _cell(result, result.milliseconds) for result in found]
-    ours = series.of(peers.OURS, limit.shape)
-    assert ours is not None  # it has every loss
-    return [_shape(limit), *times, _cell(ours, ours.gb_per_s), _cell(limit, limit.gb_per_s)]
+def _columns(series: Series) -> list[list[str]]:
+    """The sizes, the times of each, and the bandwidths."""
+    limits = series.limits
+    of_peers = [[series.of(peer, limit.shape) for limit in limits] for peer in series.peers]
+    own = [series.of(peers.OURS, limit.shape) for limit in limits]
+    assert None not in own  # this package has every loss
+    return [
+        [_shape(limit) for limit in limits],
+        *(_cells(results, "milliseconds") for results in of_peers),
+        _cells(own, "gb_per_s"),
+        _cells(limits, "gb_per_s"),
+    ]
 
 
-def _cell(result: Result, number: float | None) -> str:
-    """A number, or the kind of failure."""
-    return (result.failure or "").partition(":")[0] if number is None else f"{number:.4g}"
+def _cells(results: Sequence[Result | None], name: str) -> list[str]:
+    """A number of each, or the kind of failure."""
+    numbers = [getattr(result, name, None) for result in results]
+    texts = iter(in_column([number for number in numbers if number is not None]))
+    failures = [(getattr(result, "failure", "") or "").partition(":")[0] for result in results]
+    return [
+        failure if number is None else next(texts)
+        for number, failure in zip(numbers, failures, strict=True)
+    ]
 
 
 def _shape(result: Result) -> str:

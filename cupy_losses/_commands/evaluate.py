@@ -12,7 +12,7 @@ from .._core.dtypes import FLOATING
 from . import backends, files, gradients, losses, operands, progress
 from .evaluation import EvaluatedLoss
 from .measurement import Row, measured
-from .report import as_json, print_table
+from .report import as_json, in_column, print_table
 
 
 @click.command("evaluate")
@@ -144,17 +144,17 @@ def _print(report: dict[str, Any], rows: Sequence[Row]) -> None:
             "GB/s",
         ),
         [
-            (
-                row.loss,
-                f"{row.value:.6g}",
-                f"{row.error:.1e}",
-                f"{row.gradient_norm:.4g}",
-                f"{row.gradient_error:.1e}",
-                f"{row.forward_ms:.4g}",
-                f"{row.forward_gb_per_s:.4g}",
-                f"{row.gradient_ms:.4g}",
-                f"{row.gradient_gb_per_s:.4g}",
+            *zip(
+                [row.loss for row in rows],
+                in_column([row.value for row in rows], 6),
+                [f"{row.error:.1e}" for row in rows],
+                in_column([row.gradient_norm for row in rows]),
+                [f"{row.gradient_error:.1e}" for row in rows],
+                in_column([row.forward_ms for row in rows]),
+                in_column([row.forward_gb_per_s for row in rows]),
+                in_column([row.gradient_ms for row in rows]),
+                in_column([row.gradient_gb_per_s for row in rows]),
+                strict=True,
             )
-            for row in rows
         ],
     )

@@ -18,7 +18,7 @@ from .environment import cuda_version, version
 from .report import as_json
 
 
-@click.command("info")
+@click.command("info", short_help="Say what is installed, and what does not fit together.")
 @click.option("--json", "to_json", is_flag=True, help="Print JSON instead of text.")
 def command(to_json: bool) -> None:
     """Say what is installed, what does not fit together and what to install."""
@@ -186,7 +186,8 @@ def _inspect_cache(facts: dict[str, str], advice: list[str]) -> None:
     facts["kernel cache"] = f"{_cache()}, {'writable' if writable else 'not writable'}"
     if not writable:
         advice.append(
-            "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can."
+            "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can be "
+            "written."
         )
 
 

@@ -11,7 +11,7 @@ from . import losses, picture
 from .curves import curves_of
 
 
-@click.command("plot")
+@click.command("plot", short_help="Draw a loss and its derivative.")
 @click.argument("name", metavar="LOSS", type=click.Choice(losses.names()))
 @click.option(
     "--output", metavar="FILE", help="A .png or a .svg file.  [default: LOSS.png, in this folder]"
@@ -30,4 +30,4 @@ def command(name: str, output: str | None, **parameters: Sequence[str]) -> None:
     arguments = function.arguments(given, "none", function.of_each)
     title = f"{name}({', '.join(map('='.join, given))})" if given else name
     file.write_bytes(picture.draw(title, curves_of(function, arguments), file.suffix[1:]))
-    click.echo(file)
+    click.echo(f"wrote {file}")

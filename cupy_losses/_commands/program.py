@@ -16,16 +16,21 @@ from .info import command as info_command
 from .plot import command as plot_command
 
 
-@click.group(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="One more: accelerate [--report] [-m] PROGRAM ..., which runs a program of torch with "
-    "the losses of this package.",
-)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(version)s")
 def _program() -> None:
     """Losses and gradients on NVIDIA GPUs, or on the host."""
 
 
+@click.command("accelerate", short_help="Run a program of torch with these losses.")
+def _accelerate() -> None:
+    """Run a Python program of torch with the losses of this package.
+
+    `cupy-losses accelerate --help` says how: it comes before this program, as it needs no click.
+    """
+
+
+_program.add_command(_accelerate)
 for _command in (bench_command, compile_command, evaluate_command, info_command, plot_command):
     _program.add_command(_command)
 

@@ -26,6 +26,17 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def in_column(numbers: Sequence[float], digits: int = 4) -> list[str]:
+    """Numbers with the same decimals, so that they align: `digits` of the least one if they fit."""
+    found = [abs(number) for number in numbers if number and math.isfinite(number)]
+    if found:
+        least, most = (math.floor(math.log10(number)) for number in (min(found), max(found)))
+        decimals = max(min(digits - 1 - least, digits + 1 - most), 0)
+        if -least <= decimals:
+            return [f"{number:.{decimals}f}" for number in numbers]
+    return [f"{number:.{digits}g}" for number in numbers]
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns under their names: texts in the first one, numbers in the others."""
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -125,10 +125,10 @@ def test_tables(capsys: Any) -> None:
         assert head.split() == " ".join(["shape", *columns]).split()
         assert [line.split()[:3] for line in lines] == [["40", "×", "7"], ["8", "×", "9"]]
         times = len(columns) - 2
-        assert all(line.split()[3 : 3 + times] == ["2"] * times for line in lines)
+        assert all(line.split()[3 : 3 + times] == ["2.000"] * times for line in lines)
     assert last.splitlines() == [
-        "GB/s is the bandwidth of cupy_losses, the limit that of a sum over as many bytes, with "
-        "the gradient of a copy of as many.",
+        "GB/s is the bandwidth of cupy_losses. The limit is that of a sum over as many bytes, and "
+        "with the gradient that of a copy of as many.",
         "torch.compile is not measured of l1_loss, nll_loss: measured on a GPU alone",
         "Liger-Kernel is not measured of l1_loss, nll_loss: measured on a GPU alone",
         "QuACK is not measured of l1_loss, nll_loss: measured on a GPU alone",
@@ -222,8 +222,8 @@ def test_wrong_and_failing_peers(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
     code, out, err = bench(capsys, "mse_loss", "--elements", "30")
     assert (code, err) == (0, "")
     tables = out.split("\n\n")
-    assert tables[1].splitlines()[-1].split()[:4] == ["30", "2", "ValueError", "wrong"]
-    assert tables[2].splitlines()[-1].split()[:4] == ["30", "2", "2", "wrong"]
+    assert tables[1].splitlines()[-1].split()[:4] == ["30", "2.000", "ValueError", "wrong"]
+    assert tables[2].splitlines()[-1].split()[:4] == ["30", "2.000", "2.000", "wrong"]
     lines = tables[3].splitlines()
     assert "plain, mse_loss 30: ValueError: no such size" in lines
     assert f"torch, mse_loss 30: wrong: the loss is {1.01 * value:.7g}, not {value:.7g}" in lines
@@ -244,7 +244,7 @@ def test_a_wrong_loss_of_this_package(monkeypatch: pytest.MonkeyPatch, capsys: A
     _, out, _ = bench(capsys, "mse_loss", "--elements", "30", "--peer", "torch")
     assert "cupy_losses, mse_loss 30: wrong: the loss is 7, not" in out
     *cells, _ = out.split("\n\n")[1].splitlines()[-1].split()
-    assert cells == ["30", "wrong", "2", "wrong"]
+    assert cells == ["30", "wrong", "2.000", "wrong"]
 
 
 def test_a_peer_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -562,6 +562,7 @@ def test_pictures(file: str, capsys: Any, tmp_path: Path) -> None:
     code, out, _ = bench(capsys, "nll_loss", "--elements", "12x5", "--plot", str(path))
     assert code == 0
     assert "nll_loss and its gradient, float32" in out
+    assert out.endswith(f"\nwrote {path}\n")
     assert path.read_bytes().startswith(b"\x89PNG" if file == "a.png" else b"<?xml")
 
 

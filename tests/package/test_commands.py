@@ -32,6 +32,7 @@ from cupy_losses._commands import (
     synthetic,
 )
 from cupy_losses._commands.files import read
+from cupy_losses._commands.report import in_column
 from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._device import driver
 from cupy_losses._host import rows
@@ -810,6 +811,38 @@ def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
     assert "Traceback" not in err
 
 
+def test_no_cupy(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be installed is what `info` says."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert main(["evaluate"]) == 0
+    line = "backend: NumPy (CuPy is not installed: cupy-losses info says what to install)\n"
+    assert line in capsys.readouterr().out
+
+
+def test_every_command_is_listed(capsys: Any) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "..." not in printed.partition("Commands:")[2]
+    for name in ("accelerate", "bench", "compile", "evaluate", "info", "plot"):
+        assert f"\n  {name} " in printed
+
+
+@pytest.mark.parametrize(
+    ("numbers", "texts"),
+    [
+        ([0.0411, 12.5, 0.0], ["0.0411", "12.5000", "0.0000"]),
+        ([2891.92773, 43.4284], ["2891.93", "43.43"]),
+        ([2.0], ["2.000"]),
+        ([1e-9, 1.0], ["1e-09", "1"]),
+        ([math.nan, 1.5, math.inf], ["nan", "1.500", "inf"]),
+        ([0.0], ["0"]),
+    ],
+)
+def test_numbers_in_a_column(numbers: list[float], texts: list[str]) -> None:
+    """They align, unless they differ too much."""
+    assert in_column(numbers) == texts
+
+
 def test_no_driver(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CUDA says of a driver that is not there is what it says of an old one."""
 
@@ -1012,7 +1045,7 @@ def test_info_where_the_home_is_read_only(tmp_path: Path) -> None:
     )
     result = run(environment, tmp_path, "info --json")
     assert json.loads(result.stdout)["advice"] == [
-        "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can."
+        "The kernel cache cannot be written: point CUPY_CACHE_DIR to a folder that can be written."
     ]
     result = run({**environment, "CUPY_CACHE_DIR": str(tmp_path)}, tmp_path, "info --json")
     assert json.loads(result.stdout)["advice"] == [

@@ -68,7 +68,7 @@ def test_files(ending: str, capsys: Any, tmp_path: Path, monkeypatch: pytest.Mon
     """The same bytes in every run; other parameters draw another picture."""
     monkeypatch.chdir(tmp_path)
     assert main(["plot", "huber_loss", "--output", f"a.{ending}"]) == 0
-    assert capsys.readouterr().out == f"a.{ending}\n"
+    assert capsys.readouterr().out == f"wrote a.{ending}\n"
     assert main(["plot", "huber_loss", "--output", f"b.{ending}"]) == 0
     assert main(["plot", "huber_loss", "--delta", "2", "--output", f"c.{ending}"]) == 0
     first, second, other = (Path(f"{name}.{ending}").read_bytes() for name in "abc")
@@ -97,7 +97,7 @@ def test_an_option_for_each_parameter(
         if key not in ("axis", "scale")
     ]
     assert main(["plot", *given, name]) == 0
-    assert capsys.readouterr().out == f"{name}.png\n"
+    assert capsys.readouterr().out == f"wrote {name}.png\n"
 
 
 def luminance(colour: str) -> float:
