@@ -35,6 +35,7 @@ OF_ROOT = {
 }
 REFERENCE = "Reference"  # the part of the navigation that the modules are added to
 FUNCTIONS = "api/functions.md"
+MANY = 5  # parts of a page
 GALLERY = """# Gallery
 
 Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS` draws.
@@ -82,10 +83,34 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links to what is of the checkout, Mermaid's pictures, and room for wide tables."""
-    if re.search(r"^(\|[ :-]+){6}", markdown, re.MULTILINE):
+    parts = re.findall(r"^## ", markdown, re.MULTILINE)
+    # A long page is searched by its contents, however wide its tables are.
+    if re.search(r"^(\|[ :-]+){6}", markdown, re.MULTILINE) and len(parts) < MANY:
         page.meta.setdefault("hide", ["toc"])
     markdown = linked(markdown, "../")
+    if page.file.src_uri == "losses.md":
+        markdown = with_references(markdown)
+    markdown = re.sub(r"^\|.*\|$", _with_plain_bars, markdown, flags=re.MULTILINE)
     return re.sub(r"^```mermaid\n(.*?)^```$", _drawn_arcs, markdown, flags=re.MULTILINE | re.DOTALL)
+
+
+def with_references(markdown: str) -> str:
+    """The tables of all losses, whose names are links to the reference."""
+    for module, own in families().items():
+        for name in own:
+            row = f"| `{name}("
+            markdown = re.sub(
+                rf"^{re.escape(row)}(.*?)`",
+                rf"| [`{name}(\1`]({api_pages()[module]}#{module}.{name})",
+                markdown,
+                flags=re.MULTILINE,
+            )
+    return markdown
+
+
+def _with_plain_bars(line: re.Match[str]) -> str:
+    """A line of a table: in code Python-Markdown would show what escapes a bar on GitHub."""
+    return re.sub("`[^`]*`", lambda code: code[0].replace(r"\|", "|"), line[0])
 
 
 def linked(markdown: str, top: str) -> str:
