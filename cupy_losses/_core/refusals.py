@@ -59,11 +59,13 @@ REDUCTIONS = {
 _INSTEAD = {
     "cbrt": "np.sign(x) * np.abs(x) ** (1 / 3)",
     "exp2": "np.exp(x * np.log(2))",
+    "expit": "0.5 * (1 + np.tanh(x / 2))",
     "fmax": "np.maximum(a, b)",
     "fmin": "np.minimum(a, b)",
     "heaviside": "np.where(x > 0, 1.0, 0.0)",
     "log10": "np.log(x) / np.log(10)",
     "log2": "np.log(x) / np.log(2)",
+    "log_expit": "-np.logaddexp(0, -x)",
     "logaddexp2": "np.logaddexp(a * np.log(2), b * np.log(2)) / np.log(2)",
     "nan_to_num": "np.where(np.isnan(x), 0.0, x)",
     "ones_like": "1.0",
@@ -95,7 +97,12 @@ _INSTEAD_OF_ROWS = {
     "var": _VARIANCE,
     "vdot": "np.sum(a * b)",
 }
-_INSTEAD_OF_TORCH = {"logsumexp": "np.logaddexp.reduce(x), in a loss over rows"}
+_INSTEAD_OF_TORCH = {
+    "logsigmoid": _INSTEAD["log_expit"],
+    "logsumexp": "np.logaddexp.reduce(x), in a loss over rows",
+    "sigmoid": _INSTEAD["expit"],
+    "softplus": "np.logaddexp(0, x)",
+}
 _NAMES = {
     *(function.__name__ for function in CALLED | LOGICAL),
     *("clip", "isfinite", "isinf", "isnan", "reciprocal", "square", "where"),

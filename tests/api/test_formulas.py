@@ -805,6 +805,12 @@ UNTRACEABLE: list[tuple[Any, str, str]] = [
     (lambda x: x % 2, "", "% is no function of a formula: make it of Python's operators and of"),
     (lambda x: x // 2, "", "// is no function of a formula"),
     (lambda x: x @ x, "", "@ is no function of a formula"),
+    (lambda x: torch.sigmoid(x), "", r"takes tensors, .*: write 0.5 \* \(1 \+ np.tanh\(x / 2\)\)$"),
+    (
+        lambda x: torch.nn.functional.softplus(x),
+        "",
+        r"torch's softplus takes tensors, .*: write np.logaddexp\(0, x\)$",
+    ),
     (
         lambda x: np.tan(x),
         "",
@@ -932,3 +938,9 @@ def test_on_the_emulator_as_the_text() -> None:
 def test_a_copy_of_a_value_is_the_value() -> None:
     loss = pointwise_loss("copied", lambda x, y: copy.copy(x) - copy.deepcopy(y))
     assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source
+
+
+def test_functions_of_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    with pytest.raises(TypeError, match=r"expit is no function .*: write 0.5 \* \(1 \+ np.tanh"):
+        pointwise_loss("own_loss", lambda x: special.expit(x))
