@@ -9,7 +9,7 @@ or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
-bfloat16 are computed in float32. No rows have mean NaN and sum 0. `scale` is what
+bfloat16 are computed in float32. Of no rows the mean is NaN and the sum 0. `scale` is what
 `cupy_losses.regression` says.
 
 `where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that

@@ -6,7 +6,7 @@ of their own library if that has `from_dlpack`. They have any shapes that broadc
 other, and are on one device. They are floating or, all but one of them, integer; float16 and
 bfloat16 are computed in float32. `reduction="none"` gives the loss of each element, "mean" and
 "sum" an array of shape (). The dtype of the result is that to which torch promotes the arguments.
-No elements have mean NaN and sum 0.
+Of no elements the mean is NaN and the sum 0.
 
 `weight` broadcasts to the shape of the loss and multiplies the loss of each element. `where`, an
 array of bool that broadcasts to the same shape, says which elements count: the others add nothing
