@@ -36,6 +36,13 @@ OF_ROOT = {
 REFERENCE = "Reference"  # the part of the navigation that the modules are added to
 FUNCTIONS = "api/functions.md"
 MANY = 5  # parts of a page
+# Parameters of pictures where the default hides what is particular to the loss.
+SHOWN = {
+    "charbonnier_loss": {"eps": "0.5"},
+    "cosine_embedding_loss": {"margin": "0.5"},
+    "margin_ranking_loss": {"margin": "1"},
+    "quantile_loss": {"quantile": "0.8"},
+}
 GALLERY = """# Gallery
 
 Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS` draws.
@@ -43,6 +50,9 @@ Each loss on the left, its derivative on the right: what `cupy-losses plot LOSS`
 ```sh
 cupy-losses plot smooth_l1_loss --beta 0.5 --output smooth.svg
 ```
+
+Where a default would hide what a loss is, as a small `eps` or a margin of 0 does, it has another
+parameter, which the title names: `cupy-losses plot charbonnier_loss --eps 0.5`.
 
 What varies follows from the operands: the first one of a loss of elements, the score of one of two
 classes, the angle between two vectors, the distance between the first two of three.
@@ -123,8 +133,10 @@ def linked(markdown: str, top: str) -> str:
 @functools.cache
 def drawn(name: str) -> bytes:
     """The picture of a loss."""
-    function = losses.find(name)
-    return picture.draw(name, curves.curves_of(function, function.arguments((), "none")), "svg")
+    function, given = losses.find(name), SHOWN.get(name, {})
+    shown = ", ".join(f"{key}={value}" for key, value in given.items())
+    made = curves.curves_of(function, function.arguments(given.items(), "none"))
+    return picture.draw(f"{name}({shown})" if shown else name, made, "svg")
 
 
 def gallery() -> str:
