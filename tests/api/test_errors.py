@@ -91,7 +91,7 @@ def test_numbers_become_an_array_of_the_first_library(library: Library, ones: An
         type(ones).__module__.partition(".")[0], "np.asarray"
     )
     with pytest.raises(TypeError, match=rf"got list: pass {made}\(weight"):
-        mse_loss(ones, ones, weight=[1.0, 2.0, 3.0])
+        mse_loss(ones, ones, weight=[1.0, 2.0, 3.0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got float: pass np.asarray\(input\)"):
         mse_loss(1.0, ones)
 
@@ -102,9 +102,9 @@ def test_arguments_by_keyword(ones: Any) -> None:
         match=r"huber_loss\(\) takes 2 positional arguments but 3 were .*"
         "delta, .* are passed by keyword",
     ):
-        huber_loss(ones, ones, 1.0)  # type: ignore[call-arg]
+        huber_loss(ones, ones, 1.0)  # type: ignore[call-arg, arg-type]
     with pytest.raises(TypeError, match="3 positional arguments but 4 .* are passed by keyword"):
-        value_and_grad(quantile_loss)(ones, ones, 0.5, "sum")
+        value_and_grad(quantile_loss)(ones, ones, 0.5, "sum")  # type: ignore[call-arg]
 
 
 def test_classes_along_another_axis(library: Library) -> None:

@@ -315,4 +315,4 @@ def test_what_reads_one_element_of_a_row_converts_no_others(shape: tuple[int, ..
     cupy_losses.nll_loss(scores, classes)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak - 3 * classes.nbytes < rows.CHUNK
+    assert peak - 3 * classes.nbytes < chunks.CHUNK
