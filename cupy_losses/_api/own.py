@@ -179,8 +179,6 @@ class OwnLoss(ABC):
     def _bound(self, args: tuple[Array, ...], given: dict[str, Any]) -> tuple[Array, ...]:
         """The operands, where some come by keyword; they are removed from `given`."""
         operands = self._loss.operands
-        if len(args) > len(operands):
-            raise TypeError(f"{self.__name__}() takes {len(operands)} arrays, got {len(args)}")
         missing = [operand for operand in operands[len(args) :] if operand not in given]
         if missing:
             raise TypeError(f"{self.__name__}() misses the argument {missing[0]!r}")

@@ -288,8 +288,8 @@ JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch
 @pytest.mark.parametrize(
     ("array", "instead"),
     [
-        ([1.0, 2.0], r"list: pass np.asarray\(target\)"),
-        (2.0, r"float: pass np.asarray\(target\)"),
+        ([1.0, 2.0], r"list: pass (np.asarray|torch.as_tensor)\(target\)"),
+        (2.0, r"float: pass (np.asarray|torch.as_tensor)\(target\)"),
         (np.ma.masked_array([1.0]), r": pass target.data, and where=~target.mask"),
         (Series(), r"Series: pass target.to_numpy\(\)"),
         (JAGGED, "NestedTensor .*, which is nested: pad target, and pass where= for what counts$"),
