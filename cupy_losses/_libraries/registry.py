@@ -147,7 +147,7 @@ def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequen
 
 
 def library_of(name: str, array: Array, first: Array = None) -> ArrayLibrary:
-    """The library of one array; `name` names it in errors, and `first` is the loss's first operand."""
+    """The library of one array, which errors name; `first` is the first operand of the loss."""
     known = _library_of.get(type(array))
     return _meet(name, array, first) if known is None else known(array)
 
