@@ -7,7 +7,7 @@ against each other; arrays of vectors have the same number of dimensions. A trip
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
-float32. No rows have mean NaN and sum 0. `scale` is what `cupy_losses.regression` says.
+float32. Of no rows the mean is NaN and the sum 0. `scale` is what `cupy_losses.regression` says.
 
 `where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
 `reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
@@ -388,7 +388,9 @@ def triplet_margin_with_distance_loss(
     if sample_weight is not None and where is None:
         # With a mask, gradients are 0 where the weights add up to 0, as those of rows are.
         reduced["where"] = one > 0
-    return margin_ranking_loss(far, near, one, margin=margin, weight=sample_weight, **reduced)
+    weighted: dict[str, Any] = {"weight": sample_weight, **reduced}
+    result: ArrayT = margin_ranking_loss(far, near, one, margin=margin, **weighted)
+    return result
 
 
 def _minimum(a: Any, b: Any) -> Any:

@@ -8,6 +8,7 @@ import itertools
 import pickle
 import sys
 import uuid
+from collections.abc import Iterator
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -99,8 +100,9 @@ def _text(x: Any, within: tuple[Any, ...]) -> str:
         return _unknown()
     if isinstance(reduced, str):
         return _unknown()  # of a name under which there is something else
-    rebuild, arguments, state, items, pairs, *_ = *reduced, None, None, None, None
-    return of(rebuild.__qualname__, arguments, state, list(items or ()), list(pairs or ()))
+    rebuild, arguments, *further = reduced  # a state, items of a list, pairs of a dict
+    contents = [list(part) if isinstance(part, Iterator) else part for part in further]
+    return of(rebuild.__qualname__, arguments, contents)
 
 
 def _name(x: Any) -> str:

@@ -338,7 +338,7 @@ def test_formulas_in_numpy_with_what_nothing_can_look_into() -> None:
         formula = pointwise_loss(
             "mine", "input", operands=["input"], numpy=lambda input: input * later
         )
-        later = 2.0
+        later: float = 2.0
         return formula
 
     lock = threading.Lock()

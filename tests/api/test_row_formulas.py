@@ -392,7 +392,9 @@ def test_a_state_without_room_does_not_compile() -> None:
     requirements.nvrtc()
     loss = next(written.loss for written in TABLE if written.name == "eight_sums")
     call = prepare_of(loss)(np.ones((2, 2)), np.ones((2, 2)), reduction="none")[0]
-    few = call._replace(loss=dataclasses.replace(call.loss, sums=1))
+    one_sum: dict[str, Any] = {"sums": 1}
+    loss_of_one = dataclasses.replace(call.loss, **one_sum)
+    few = call._replace(loss=loss_of_one)
     operands = (SHAPES["strided"],) * 2
     with pytest.raises(ValueError, match="more than there is room for"):
         precompile.compile_kernels(few, FORWARD, operands, driver.architectures()[-1])

@@ -53,6 +53,10 @@ def cupy_array(host: Any) -> Any:
     return cupy.asarray(host)
 
 
+def _city_block(x: Any, y: Any) -> Any:
+    return abs(x - y).sum(-1)
+
+
 def kind_of_results(name: str) -> type:
     """Results for Numba's arrays, which come without DLPack, are CuPy arrays."""
     import cupy
@@ -81,10 +85,11 @@ def test_results_are_those_of_cupy(name: str) -> None:
 @pytest.mark.parametrize("name", [JAX])
 def test_distances(name: str) -> None:
     """They do not leave the GPU, where their minimum is taken and their loss weighted."""
-    theirs, ours = [], []
+    theirs: list[Any] = []
+    ours: list[Any] = []
     for results, make in (theirs, functools.partial(array_on_gpu, name)), (ours, cupy_array):
         anchor, positive, negative, weight = (make(x) for x in (X, Y, X * Y, X[:, 0]))
-        options = {"distance_function": lambda x, y: abs(x - y).sum(-1), "swap": True}
+        options: dict[str, Any] = {"distance_function": _city_block, "swap": True}
         results.append(
             triplet_margin_with_distance_loss(
                 anchor, positive, negative, sample_weight=weight, **options
