@@ -3,6 +3,13 @@
 #include "numbers/dual.cuh"
 #include "numbers/elementary.cuh"
 
+// A function of one number, of a parameter.
+#define OF_PARAMETER(NAME)              \
+  template <class T>                    \
+  DEVICE Real<T> NAME(Parameter<T> x) { \
+    return NAME(Real<T>(x));            \
+  }
+
 // A function of one number. VALUE is an expression of the plain number x. DERIVATIVE is one of x
 // and the value y, which are numbers of the order below.
 #define FUNCTION(NAME, VALUE, DERIVATIVE)        \
@@ -11,10 +18,7 @@
     const T x = number.value;                    \
     return Real<T>(VALUE);                       \
   }                                              \
-  template <class T>                             \
-  DEVICE Real<T> NAME(Parameter<T> x) {          \
-    return NAME(Real<T>(x));                     \
-  }                                              \
+  OF_PARAMETER(NAME)                             \
   template <class X>                             \
   DEVICE Dual<X> NAME(Dual<X> number) {          \
     const X x = number.value;                    \
@@ -31,6 +35,7 @@ template <class X>
 DEVICE Dual<X> sign(Dual<X> x) {
   return Dual<X>(sign(x.value));
 }
+OF_PARAMETER(sign)
 
 // The same, but NaN for NaN, as NumPy's sign. It has no derivative: a factor that is NaN meets
 // none.
@@ -42,6 +47,7 @@ template <class X>
 DEVICE auto signum(Dual<X> x) {
   return signum(x.value);
 }
+OF_PARAMETER(signum)
 
 FUNCTION(abs, fabs(x), sign(x))
 
@@ -117,6 +123,10 @@ template <class N>
 DEVICE N log_sigmoid(N x) {
   return -softplus(-x);
 }
+OF_PARAMETER(relu)
+OF_PARAMETER(sigmoid)
+OF_PARAMETER(softplus)
+OF_PARAMETER(log_sigmoid)
 
 // The larger number; where they are equal, each has half of the derivative. NaN wins.
 template <class A, class B, If<are_numbers<A, B>> = 0>
@@ -140,6 +150,10 @@ DEVICE Dual<X> clamp_min(Dual<X> x, auto floor) {
   const X slope = x >= floor ? x.slope : x < floor ? X(0.0) : X(0.0 * x.slope);
   return dual(clamp_min(x.value, floor), slope);
 }
+template <class T>
+DEVICE Real<T> clamp_min(Parameter<T> x, auto floor) {
+  return clamp_min(Real<T>(x), floor);
+}
 
 // x with its value, but not its derivative, clamped.
 template <class T>
@@ -155,6 +169,10 @@ DEVICE Dual<X> with_value_of_at_least(Dual<X> x, auto floor) {
 template <class T>
 DEVICE Real<T> pow(Real<T> x, auto exponent) {
   return Real<T>(pow(x.value, T(plain(exponent))));
+}
+template <class T>
+DEVICE Real<T> pow(Parameter<T> x, auto exponent) {
+  return pow(Real<T>(x), exponent);
 }
 template <class X, class P>
 DEVICE Dual<X> pow(Dual<X> x, P exponent) {

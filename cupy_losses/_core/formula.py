@@ -87,7 +87,8 @@ using {row_struct_of(name)} = OfSums<T, {struct}<T>>;
 
 def _method(name: str, first: Sequence[str], operands: Sequence[str], body: str) -> str:
     """A method of a formula, of numbers of any type."""
-    lines = f"return {body};" if _is_expression(body) else body
+    end = "\n;" if "//" in body.rsplit("\n", 1)[-1] else ";"  # not in a comment
+    lines = f"return {body}{end}" if _is_expression(body) else body
     text = "".join(f"    {line}\n" for line in lines.split("\n"))
     return (
         f"  DEVICE auto {name}({', '.join([*first, _arguments(operands)])}) const {{\n{text}  }}\n"
@@ -105,7 +106,8 @@ def _arguments(operands: Sequence[str]) -> str:
 
 def _is_expression(formula: str) -> bool:
     """Whether a formula is an expression, and not statements that return one."""
-    return re.search(r"\breturn\b", formula) is None
+    without_comments = re.sub(r"//[^\n]*|/\*.*?\*/", " ", formula, flags=re.DOTALL)
+    return re.search(r"\breturn\b", without_comments) is None
 
 
 def in_ascii(source: str) -> str:

@@ -405,10 +405,25 @@ def test_all_functions_compile() -> None:
     formula = " + ".join(f"{name}(input)" for name in one)
     formula += " + max(input, target) + min(input, 1) + clamp_min(target, 0.5f) + pow(input, p)"
     formula += " + exp(p) / target + (input > target ? input : 2) - -p"
+    formula += "".join(f" + {name}(p)" for name in one) + " + clamp_min(p, 0.5) + pow(p, 2.0)"
     source = source_of("mine", formula, ("input", "target"), ("p",))
     assert nvrtc_log("Formula_mine", source) == ""
     documentation = pointwise_loss.__doc__ or ""
     assert all(name in documentation for name in (*one, "max", "min", "clamp_min", "pow"))
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "(input - target) * input // what to return",
+        "(input - target) /* return */ * input",
+        "auto d = input - target;  // of both\nreturn d * input;  // the end",
+    ],
+)
+def test_comments_in_a_formula(formula: str) -> None:
+    """A word of one is no statement, and one at the end has not the end of the statement."""
+    source = source_of("mine", formula, ("input", "target"), ())
+    assert nvrtc_log("Formula_mine", source) == ""
 
 
 def test_emulated_mistake() -> None:
