@@ -6,6 +6,7 @@ import contextlib
 import csv
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -56,9 +57,8 @@ def is_file_of(location: str, file: str) -> bool:
 
 def _split(location: str) -> tuple[str, str]:
     """A file and what is asked for in it."""
-    file, colon, key = location.rpartition(":")
-    has_parts = file.lower().endswith((".npz", ".csv", ".parquet"))
-    return (file, key) if colon and has_parts else (location, "")
+    found = re.fullmatch(r"(.*?\.(?:npz|csv|parquet)):(.*)", location, re.IGNORECASE | re.DOTALL)
+    return (found[1], found[2]) if found else (location, "")
 
 
 @contextlib.contextmanager

@@ -143,9 +143,10 @@ def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> N
     operands = {name: RNG.uniform(0.5, 2, (7, 3)) for name in ("input", "target", "var", "weight")}
     where = RNG.random((7, 3)) < 0.5
     own = saved(tmp_path, input=operands["input"], var=operands["var"])
-    np.savez(tmp_path / "two.npz", a=operands["target"], b=operands["weight"])
+    two = {"of:target": operands["target"], "b": operands["weight"]}
+    np.savez(tmp_path / "two.npz", **two)
     np.savetxt(tmp_path / "where.csv", where, fmt="%d", delimiter=",")
-    own += ["--target", f"{tmp_path}/two.npz:a", "--weight", f"{tmp_path}/two.npz:b"]
+    own += ["--target", f"{tmp_path}/two.npz:of:target", "--weight", f"{tmp_path}/two.npz:b"]
     own += ["--where", f"{tmp_path}/where.csv", "--loss", "gaussian_nll_loss"]
     own += ["--parameter", "eps=0.75", "--parameter", "full=true", "--parameter", "scale=2"]
     own += ["--reduction", "sum", "--gradient", f"{tmp_path}/g.npy"]
@@ -888,6 +889,25 @@ def test_a_reader_that_has_enough(command: str) -> None:
     )
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_an_encoding_without_a_character() -> None:
+    arguments = "evaluate --elements 3x4 --loss mse_loss"
+    result = run(subprocess_environment(PYTHONIOENCODING="cp1251"), Path(), arguments)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "3x4: 3 ? 4, float32" in result.stdout
+
+
+def test_a_closed_output() -> None:
+    command = f"{sys.executable} -m cupy_losses evaluate --elements 3x4 --loss mse_loss >&-"
+    result = subprocess.run(
+        ["sh", "-c", command],
+        env=subprocess_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in result.stderr
 
 
 def without(folder: Path, *names: str) -> dict[str, str]:
