@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._core.row_program import RowProgram
+from .chunks import Array
 from .dual import Dual, Number, plain, plus, slope_of, times
 from .rows import Evaluated, Rows, sum_of
 
@@ -28,9 +29,12 @@ class ReplayOfRows:
         x = [rows.operands[name] for name in program.operands]
         given: Any = rows.parameters
         terms = [term(*x, **given) for term in program.terms]
+        exponentials = {
+            n: exponentials_of(terms[n]) for n, is_log in enumerate(program.logs) if is_log
+        }
         sums: list[Number] = [
-            log_sum_of(term) if is_log else sum_of(term)
-            for term, is_log in zip(terms, program.logs, strict=True)
+            exponentials[n].log if n in exponentials else sum_of(term)
+            for n, term in enumerate(terms)
         ]
 
         def loss(sums: list[Number]) -> Number:
@@ -46,8 +50,8 @@ class ReplayOfRows:
                 gradient: Number = 0.0
                 for n, term in enumerate(program.terms):
                     slope = slope_of(term(*varied, **given))
-                    if program.logs[n]:
-                        slope = times(np.exp(terms[n] - sums[n]), slope)
+                    if n in exponentials:
+                        slope = times(exponentials[n].parts(), slope)
                     gradient = plus(gradient, times(slope_by(n), slope))
                 return gradient
 
@@ -56,12 +60,33 @@ class ReplayOfRows:
         return loss(sums), {name: by(k) for k, name in enumerate(program.operands)}
 
 
-def log_sum_of(x: Number) -> Number:
-    """The log of the sum of the exponentials of each row."""
+class Exponentials(NamedTuple):
+    """The exponentials of numbers less the largest of a row, which is finite here, and their sum.
+
+    Parts come from the sum and not from its log, which is rounded beside the largest number.
+    """
+
+    each: Number
+    largest: Array
+    total: Number
+
+    @property
+    def log(self) -> Number:
+        """The log of the sum of the exponentials of each row."""
+        return np.log(self.total) + self.largest
+
+    def parts(self) -> Number:
+        """The part that each has of the sum of its row."""
+        return self.each / self.total
+
+
+def exponentials_of(x: Number) -> Exponentials:
+    """The exponentials of each row."""
     # Of distances from what is finite: exp(inf) is infinite, and no NaN.
     largest = np.maximum.reduce(plain(x), axis=-1, keepdims=True, initial=_LOWEST)
     top = np.minimum(largest, -_LOWEST)
-    return np.log(sum_of(np.exp(x - top))) + top
+    each = np.exp(x - top)
+    return Exponentials(each, top, sum_of(each))
 
 
 def _varied(numbers: list[Number], k: int) -> list[Number]:

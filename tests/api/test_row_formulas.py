@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import cosine_embedding_loss, grad, pointwise_loss, row_loss, value_and_grad
+from cupy_losses import (
+    cosine_embedding_loss,
+    grad,
+    hvp,
+    jvp,
+    pointwise_loss,
+    row_loss,
+    value_and_grad,
+)
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import FORWARD, Request
 from cupy_losses._core.shapes import ArraySpec
@@ -250,6 +258,22 @@ def test_sums_of_exponentials_do_not_overflow(library: Library) -> None:
     np.testing.assert_allclose(found, LOGS, rtol=1e-15)
     gradient = library.host(grad(INFINITE)(library.array(EXPONENTS), reduction="sum"))
     np.testing.assert_allclose(gradient[3:5], [[0.5, 0.5], [1.0, 0.0]])
+
+
+@pytest.mark.parametrize("base", [0.0, 1e4, -1e17, np.finfo("f8").min, np.finfo("f8").max])
+@pytest.mark.parametrize("length", [2, 8])
+def test_parts_of_sums_of_exponentials_are_those_of_small_terms(base: float, length: int) -> None:
+    """Beside the terms the log of their sum has no digits left, but their distances have all."""
+    x = np.full((2, length), base)
+    given = np.arange(2.0 * length).reshape(2, length)
+    part = np.full((2, length), 1 / length)
+    gradient = grad(INFINITE)(x, reduction="sum")
+    np.testing.assert_allclose(gradient, part, rtol=1e-15)
+    slope = jvp(INFINITE, (x,), (given,), reduction="none")[1]
+    np.testing.assert_allclose(slope, (part * given).sum(-1), rtol=1e-14)
+    second = hvp(INFINITE, (x,), (given,), reduction="sum")
+    along = part * (given - given.mean(-1, keepdims=True))
+    np.testing.assert_allclose(second, along, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("length", [2, 40, 4100])
