@@ -214,10 +214,18 @@ def _multiply(a: Dual, b: Number) -> Dual:
 
 def _divide(a: Number, b: Number) -> Dual:
     if not isinstance(b, Dual):
-        return Dual(a.value / b, 0.0 if _is(a.slope, 0.0) else a.slope / b)
-    quotient = value_of(a) / b.value
+        return Dual(_quotient(a.value, b), 0.0 if _is(a.slope, 0.0) else _quotient(a.slope, b))
+    quotient = _quotient(value_of(a), b.value)
     slope = plus(slope_of(a), -times(quotient, b.slope))
-    return Dual(quotient, 0.0 if _is(slope, 0.0) else slope / b.value)
+    return Dual(quotient, 0.0 if _is(slope, 0.0) else _quotient(slope, b.value))
+
+
+def _quotient(a: Number, b: Number) -> Number:
+    """The quotient; that of two numbers is what arrays have, where Python's would raise."""
+    if isinstance(a, float | int) and isinstance(b, float | int) and b == 0:
+        with np.errstate(all="ignore"):
+            return float(np.true_divide(a, b))
+    return a / b
 
 
 def sign_of(x: Number) -> Number:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import grad, grad_and_hess, pointwise_loss, value_and_grad
+from cupy_losses import grad, grad_and_hess, hvp, pointwise_loss, value_and_grad
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._libraries.numpy import on_host
+from cupy_losses._verification.arithmetic import derivatives
 
 Formula = Callable[..., Any]
 
@@ -187,6 +188,31 @@ def test_elementwise_formulas_pass_without_a_warning(formula: str) -> None:
             assert input.flags.writeable
             with np.errstate(all="ignore"):
                 np.testing.assert_allclose(each, np.asarray(plain(input, target)), rtol=1e-13)
+
+
+QUOTIENTS: dict[str, Any] = {
+    "a parameter": pointwise_loss("mine", lambda x, y, c=0.0: (x - y) / c),
+    "a constant": pointwise_loss("mine", lambda x, y: (x - y) / 0),
+    "a constant, untraced": loss_of(lambda x, y: (x - y) / 0),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("of", QUOTIENTS)
+def test_derivatives_of_a_quotient_by_zero(of: str) -> None:
+    """They are infinite as the value is, where Python's numbers would raise."""
+    loss = QUOTIENTS[of]
+    ones, zeros = np.ones((2, 3)), np.zeros((2, 3))
+    value, (by_x, by_y) = value_and_grad(loss, (0, 1))(ones, zeros)
+    second = hvp(loss, (ones, zeros), (ones, None))
+    call, _ = prepare_of(loss)(ones, zeros)
+    with np.errstate(all="ignore"):
+        checked = derivatives(call.loss.formula, [ones[0], zeros[0]], call.named_parameters)
+    assert value == np.inf
+    assert np.isposinf(by_x).all()
+    assert np.isneginf(by_y).all()
+    assert not second.any()
+    assert np.isposinf(checked[(0,)]).all()
 
 
 def test_the_comparison_is_made_once() -> None:

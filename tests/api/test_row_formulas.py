@@ -299,6 +299,23 @@ def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
     assert library.host(INFINITE(nothing)) == -np.inf
 
 
+def test_derivatives_of_a_quotient_by_zero(library: Library) -> None:
+    """By no elements or a hyper-parameter of 0: what the value is divided by, and no error."""
+    squares = row_loss("squares", lambda x, y: np.mean((x - y) ** 2))
+    nothing = library.array(np.zeros((3, 0)))
+    value, gradient = value_and_grad(squares)(nothing, nothing)
+    assert np.isnan(library.host(value))
+    assert library.host(gradient).shape == (3, 0)
+    assert library.host(hvp(squares, (nothing, nothing), (nothing, None))).shape == (3, 0)
+    product = row_loss("product", lambda x, y, t=1.0: np.sum(x * y) / t)
+    ones = library.array(np.ones((2, 3)))
+    for found in (
+        *value_and_grad(product)(ones, ones, t=0.0),
+        hvp(product, (ones, ones), (None, ones), t=0.0),
+    ):
+        assert np.isposinf(library.host(found)).all()
+
+
 INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 # A mask, numbers to differentiate by, and labels: a mask alone decides on which elements count.
