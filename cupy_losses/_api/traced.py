@@ -219,11 +219,12 @@ class Sum:
 
     def value(self) -> Array:
         """The sum."""
-        total, *others = [_times(term.value, factor) for term, factor in self._terms.items()]
-        for part in others:
-            total = total + part
-        if not _is(self._constant, 0.0):
-            total = _in_dtype(_wide(total) + self._constant, total)
+        with np.errstate(all="ignore"):
+            total, *others = [_times(term.value, factor) for term, factor in self._terms.items()]
+            for part in others:
+                total = total + part
+            if not _is(self._constant, 0.0):
+                total = _in_dtype(_wide(total) + self._constant, total)
         return np.asarray(total) if isinstance(total, np.generic) else total
 
     def gradient(self, number: int) -> Array:
@@ -350,13 +351,15 @@ def _scaled(gradient: Array, factor: Any) -> Array:
     """The gradient times a constant, in its own memory where that can be written to."""
     if _is(factor, 1.0):
         return gradient
-    wide = _wide(gradient)
-    wide *= factor
-    return _in_dtype(wide, gradient)
+    with np.errstate(all="ignore"):
+        wide = _wide(gradient)
+        wide *= factor
+        return _in_dtype(wide, gradient)
 
 
 def _added(total: Array, part: Array) -> Array:
-    total += part
+    with np.errstate(all="ignore"):
+        total += part
     return total
 
 

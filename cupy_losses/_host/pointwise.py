@@ -111,7 +111,7 @@ def evaluate(
             if value is not None:
                 value.add(index, _kept(broadcast(found[schedule.outputs[-1]], size), bits))
         results: list[Array | None] = [] if value is None else value.finish(divisors)
-    results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
+        results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
 
 

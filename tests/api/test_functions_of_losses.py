@@ -336,6 +336,21 @@ def test_factors_beyond_half_precision(library: Library, dtype: str) -> None:
     )
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_overflow_is_infinite_without_a_warning(dtype: str) -> None:
+    x = np.full(3, 200.0).astype(DTYPES[dtype])
+    zero = np.zeros(3, DTYPES[dtype])
+
+    def squares(x: Array) -> Array:
+        return 1e38 * mse_loss(x, zero) + 1e38 * mse_loss(x, x) + 1e38
+
+    with np.errstate(all="raise"):
+        value, gradient = value_and_grad(squares)(x)
+    assert np.isposinf(value.astype(float))
+    assert np.isposinf(gradient.astype(float)).all()
+
+
 def test_a_wider_constant_does_not_decide_on_the_dtype(library: Library) -> None:
     x, y = draw(library, (5,), (5,), dtype=np.float32)
     wide = library.array(np.asarray(2.0))

@@ -26,6 +26,7 @@ from cupy_losses import (
 from cupy_losses._host import chunks, pointwise, recording, rows, schedule
 from cupy_losses._host.dual import plain
 
+from ..tables.arrays import DTYPES
 from ..tables.losses import LOSSES, Case
 from ..tables.rows import ROWS, RowCase
 from ..tools.levels import covering
@@ -184,6 +185,26 @@ def test_operands_of_rows_stay(case: RowCase) -> None:
         np.testing.assert_array_equal(now, then)
     for name, array in operands.items():
         np.testing.assert_array_equal(array, before[0][name])
+
+
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
+def test_gradients_that_overflow(dtype: str) -> None:
+    """They are infinite whatever NumPy is to do then; here those of an operand that broadcasts."""
+    large = 3e4 if dtype == "float16" else 2e38
+    x = np.full((4, 3), large).astype(DTYPES[dtype])
+    y = np.full((1, 3), -large).astype(DTYPES[dtype])
+    along = [x, y]
+    options: dict[str, Any] = {"reduction": "sum"}
+    with np.errstate(all="raise"):
+        slopes = [
+            value_and_grad(mse_loss, 1)(x, y, **options)[1],
+            cupy_losses.vjp(mse_loss, (x, y), np.ones((), x.dtype), 1, **options),
+            cupy_losses.hvp(mse_loss, (x, y), along, 1, **options),
+        ]
+    for slope in slopes:
+        assert slope.shape == y.shape
+        assert np.isneginf(slope.astype(float)).all()
 
 
 CHUNKED = [case for case in LOSSES if case.name in ("huber_loss", "gaussian_nll_loss")]
