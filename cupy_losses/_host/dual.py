@@ -49,6 +49,7 @@ class Dual:
         if kwargs or len(args) != 3:
             raise TypeError("np.where takes three arguments here: condition, a, b")
         condition, a, b = args
+        condition = plain(condition)
         return Dual(
             np.where(condition, value_of(a), value_of(b)),
             _chosen(condition, slope_of(a), slope_of(b)),
@@ -75,6 +76,9 @@ class Dual:
 
     def __rtruediv__(self, other: Number) -> Dual:
         return _divide(other, self)
+
+    def __pos__(self) -> Dual:
+        return self
 
     def __neg__(self) -> Dual:
         return Dual(-self.value, -self.slope)

@@ -290,6 +290,17 @@ def test_bounds_and_conditions_by_other_names(formula: Formula) -> None:
     np.testing.assert_array_equal(gradient, [0, 3, 0])
 
 
+def test_an_operand_as_a_condition() -> None:
+    """It is true where it is not 0, with first and second derivatives."""
+    loss = loss_of(lambda i, t: np.where(i, t, 1.0) * i + np.where(+t > 3, +i, 0.0))
+    x, y = np.array([1.0, 0.0, 2.0]), np.array([3.0, 4.0, 5.0])
+    value, (by_x, by_y) = value_and_grad(loss, (0, 1))(x, y, reduction="sum")
+    assert value == 3 + 0 + 10 + 2
+    np.testing.assert_array_equal(by_x, [3, 1 + 1, 5 + 1])
+    np.testing.assert_array_equal(by_y, x)
+    np.testing.assert_array_equal(hvp(loss, (x, y), (x, y), reduction="sum"), [3, 0, 5])
+
+
 @pytest.mark.parametrize("case", WITHOUT_DERIVATIVE)
 def test_what_has_no_derivative(case: str) -> None:
     """The loss has a value; the message of its gradient says what is missing."""
