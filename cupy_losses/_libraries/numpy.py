@@ -28,9 +28,12 @@ class NumpyLibrary(ArrayLibrary):
         return isinstance(array, cls.types()) and not isinstance(array, np.ma.MaskedArray)
 
     def adopt(self, array: Array) -> Array:
-        """A view of another library's array; a scalar as a 0-d array."""
+        """A view of another library's array or a subclass's; a scalar as a 0-d array.
+
+        A subclass may have operators of its own.
+        """
         if isinstance(array, self.types()):
-            return np.asanyarray(array)
+            return np.asarray(array)
         return np.from_dlpack(array)
 
     def one(self, like: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from cupy_losses import (
     cross_entropy,
     hinge_loss,
     huber_loss,
+    hvp,
     l1_loss,
     mse_loss,
     multi_margin_loss,
     nll_loss,
+    pointwise_loss,
     poisson_nll_loss,
     quantile_loss,
     smooth_l1_loss,
@@ -258,6 +261,41 @@ def test_numpy_with_torch_on_the_host() -> None:
     assert type(mse_loss(tensor, array)) is torch.Tensor
     with pytest.raises(ValueError, match="target requires grad"):
         mse_loss(array, tensor.requires_grad_())
+
+
+def test_subclasses_of_numpy_arrays() -> None:
+    """Arrays as others are: operators of their own are not those of a formula."""
+
+    class Matrix(np.ndarray[Any, Any]):
+        def __mul__(self, other: Any) -> Any:
+            return self @ other
+
+    product = pointwise_loss("mine", "x * y", operands=["x", "y"], numpy=lambda x, y: x * y)
+    x, y = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.5, 1.0], [1.0, 1.0]])
+    for kind in np.ndarray, Matrix:
+        own = x.view(kind)
+        value, gradient = value_and_grad(product)(own, y.view(kind))
+        assert float(value) == 2.375
+        assert type(gradient) is np.ndarray
+        np.testing.assert_array_equal(gradient, y / 4)
+        np.testing.assert_array_equal(hvp(product, (own, y), (None, own)), x / 4)
+
+
+def test_mapped_files(tmp_path: Path) -> None:
+    """Read where they are, and overwritten there."""
+    x, target = np.random.default_rng(0).standard_normal((5, 4)), np.arange(5) % 4
+    mapped = np.memmap(tmp_path / "x", x.dtype, "w+", shape=x.shape)
+    mapped[:] = x
+    value, gradient = value_and_grad(cross_entropy)(mapped, target)
+    np.testing.assert_array_equal(mapped, x)
+    again, in_place = value_and_grad(cross_entropy)(mapped, target, overwrite_input=True)
+    assert value == again
+    assert np.shares_memory(in_place, mapped)
+    for found in (in_place, mapped):
+        np.testing.assert_array_equal(found, gradient)
+    read_only = np.memmap(tmp_path / "x", x.dtype, "r", shape=x.shape)
+    with pytest.raises(ValueError, match="input must be writeable"):
+        value_and_grad(cross_entropy)(read_only, target, overwrite_input=True)
 
 
 def test_dlpack_object_on_the_host() -> None:
