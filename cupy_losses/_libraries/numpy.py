@@ -36,6 +36,10 @@ class NumpyLibrary(ArrayLibrary):
             return np.asarray(array)
         return np.from_dlpack(array)
 
+    def exported(self, array: Array) -> Array:
+        """A scalar as a 0-d array, which has DLPack."""
+        return np.asarray(array) if isinstance(array, np.generic) else array
+
     def one(self, like: Array) -> Array:
         """The number 1."""
         return np.ones((), like.dtype)

@@ -255,10 +255,15 @@ def test_nested_tensors() -> None:
             mse_loss(*arrays)
 
 
+@pytest.mark.filterwarnings("ignore:.*is broadcast")
 def test_numpy_with_torch_on_the_host() -> None:
     array, tensor = np.ones(3, np.float32), torch.zeros(3)
     assert type(mse_loss(array, tensor)) is np.ndarray
     assert type(mse_loss(tensor, array)) is torch.Tensor
+    for scalar in np.float32(2), np.float64(2), np.int64(2), np.bool_(True):
+        loss = mse_loss(tensor, scalar)
+        assert type(loss) is torch.Tensor
+        assert loss == mse_loss(array - 1, scalar) == float(scalar) ** 2
     with pytest.raises(ValueError, match="target requires grad"):
         mse_loss(array, tensor.requires_grad_())
 
