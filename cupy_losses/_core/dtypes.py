@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +36,18 @@ DTYPES = {
 }
 FLOATING = tuple(name for name, dtype in DTYPES.items() if dtype.rank)
 INTEGER = tuple(name for name, dtype in DTYPES.items() if not dtype.rank)
+
+
+_FLOAT = struct.Struct("f")
+
+
+def in_float32(x: float) -> float:
+    """A number rounded to float32, which NumPy takes a microsecond for."""
+    try:
+        rounded: float = _FLOAT.unpack(_FLOAT.pack(x))[0]
+    except OverflowError:
+        return math.copysign(math.inf, x)
+    return rounded
 
 
 def c_type(dtype: str) -> str:

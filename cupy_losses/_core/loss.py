@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
+from .dtypes import in_float32
 from .outputs import COUNT, PAIR, Output
 from .reduction import Denominator
 from .shapes import ArraySpec, Shape
@@ -140,6 +141,11 @@ class Loss(ABC):
             return ""
         text = self.source + getattr(self.formula, "fingerprint", "")
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def in_float32(self, parameters: Sequence[float | int]) -> tuple[float | int, ...]:
+        """Hyper-parameters as they are in arithmetic of float32."""
+        pairs = zip(self.parameters, parameters, strict=True)
+        return tuple([x if name in self.integers else in_float32(x) for name, x in pairs])
 
     def domain(self, call: Call, name: str, operands: Sequence[Any]) -> Domain | None:
         """The range of an operand, given the arrays of the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .dtypes import in_float32
 
 Function = Callable[..., Any]
 
@@ -56,7 +59,8 @@ _CHOICE, _PREFIX, _ATOM = 1, 8, 9  # how tightly they bind
 LOGICAL = frozenset({np.logical_or, np.logical_and, np.logical_xor, np.logical_not})
 CONDITIONS = LOGICAL | {function for function, (_, bound) in _OPERATORS.items() if bound < 6}
 CALLED = frozenset(_CALLS)
-_SWITCHING = (CONDITIONS - LOGICAL) | {np.absolute, np.sign, np.maximum, np.minimum}
+_COMPARISONS = CONDITIONS - LOGICAL
+_SWITCHING = _COMPARISONS | {np.absolute, np.sign, np.maximum, np.minimum}
 FUNCTIONS = CALLED | {*_OPERATORS, *_PREFIXES, np.where}
 
 _KEYWORDS = """
@@ -139,6 +143,28 @@ class Program:
             kept.append(value)
         operands = self.operands if operands is None else tuple(operands)
         return Program(operands, self.parameters, tuple(kept))
+
+    @functools.cached_property
+    def compared_in_float32(self) -> Program:
+        """The same, but that what is compared with a constant is compared with that in float32.
+
+        Data of float32 would never be equal to 0.1 in float64.
+        """
+        kept: list[str | float | Step] = []
+        places: list[int] = []
+        for value in self.values:
+            if isinstance(value, Step):
+                arguments = [places[k] for k in value.arguments]
+                if value.function in _COMPARISONS:
+                    for n, k in enumerate(value.arguments):
+                        constant = self.values[k]
+                        if isinstance(constant, float):
+                            arguments[n] = len(kept)
+                            kept.append(in_float32(constant))
+                value = Step(value.function, tuple(arguments))
+            places.append(len(kept))
+            kept.append(value)
+        return Program(self.operands, self.parameters, tuple(kept))
 
     def switches(self, *operands: Any, **parameters: float) -> list[Any]:
         """The numbers whose signs decide between the sides of the formula: there are its kinks."""

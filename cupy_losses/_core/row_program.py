@@ -69,6 +69,12 @@ class RowProgram:
         """The names of the hyper-parameters."""
         return self.loss.parameters
 
+    @functools.cached_property
+    def compared_in_float32(self) -> RowProgram:
+        """The same, but that what is compared with a constant is compared with that in float32."""
+        terms = tuple(term.compared_in_float32 for term in self.terms)
+        return RowProgram(terms, self.logs, self.loss.compared_in_float32)
+
     def unrolled(self, length: int) -> Program:
         """The loss of a row of so many elements as a formula of each of them.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._core.dtypes import dtype_name, numpy_dtype
+from .._core.loss import Request
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec, Shape, dense_strides
 
@@ -65,6 +66,11 @@ def spec_of(layout: Layout) -> ArraySpec:
     of, shape, strides = layout
     size = max(of.itemsize, 1)
     return ArraySpec(dtype_name(of), shape, tuple(step // size for step in strides))
+
+
+def is_narrow(request: Request, operands: Sequence[ArraySpec]) -> bool:
+    """Whether a device computes a request in float32, which rounds parameters and constants."""
+    return all(operand.dtype != "float64" for operand in operands[request.denominator :])
 
 
 def broadcast(x: Array | float, shape: Shape) -> Array:

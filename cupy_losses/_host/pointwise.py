@@ -12,6 +12,7 @@ from .._core.cache import keep
 from .._core.loss import Call, Request
 from .._core.notices import warn
 from .._core.pointwise import PointwiseFormula
+from .._core.program import Program
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
 from .chunks import (
@@ -21,6 +22,7 @@ from .chunks import (
     NewGradient,
     broadcast,
     chunks,
+    is_narrow,
     layout,
     spec_of,
     total,
@@ -48,6 +50,7 @@ class _Plan(NamedTuple):
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
+    narrow: bool
     schedules: dict[Any, Schedule]  # by `_constants`, and how gradients are finished
     # By the hyper-parameters and the scale; empty where the denominator is of data or given.
     ready: dict[Any, _Ready]
@@ -68,7 +71,8 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
     value, gradients = new_results(request, outputs, shape, _summed(loss, call, shape))
     denominator = loss.denominator(call, shape, own)
     notice = loss.notice(call, request, own)
-    return _Plan(shape, notice, value, gradients, denominator, {}, {})
+    narrow = is_narrow(request, specs)
+    return _Plan(shape, notice, value, gradients, denominator, narrow, {}, {})
 
 
 def evaluate(
@@ -87,18 +91,20 @@ def evaluate(
     plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
     if plan.notice:
         warn(plan.notice)
-    shape = plan.shape
+    shape, parameters = plan.shape, call.parameters
+    if plan.narrow and parameters:
+        parameters = loss.in_float32(parameters)
     read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
     views = [x if x.shape == shape else broadcast(x, shape) for x in read]
-    divisors, schedule = _ready(loss, call, request, plan, operands, views)
+    divisors, schedule = _ready(loss, call, parameters, request, plan, operands, views)
     value = None if plan.value is None else Value(plan.value)
     gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
     own = list(zip(gradients.values(), schedule.outputs, schedule.placed, strict=False))
     placed = [(gradient, slot) for gradient, slot, is_placed in own if is_placed]
     others = [(gradient, slot) for gradient, slot, is_placed in own if not is_placed]
-    evaluation = Evaluation(schedule, (*divisors.numbers, *call.parameters))
+    evaluation = Evaluation(schedule, (*divisors.numbers, *parameters))
     with np.errstate(all="ignore"):
         for index in chunks(shape):
             x = [view[index] for view in views] if index else views
@@ -118,49 +124,48 @@ def evaluate(
 def _ready(
     loss: PointwiseFormula,
     call: Call,
+    parameters: Sequence[float],
     request: Request,
     plan: _Plan,
     operands: Sequence[Array],
     views: Sequence[Array],
 ) -> _Ready:
     """What the gradients are divided by, and the operations of a request."""
-    ready = plan.ready.get((call.parameters, call.scale))
+    ready = plan.ready.get((parameters, call.scale))
     if ready is not None:
         return ready
     own, weighs = views[request.extra - request.denominator :], loss.divides_by_weights(call)
     of_data = functools.partial(_sum_of_data, call, own, plan.shape, weighs)
     divisors = divisors_of(call, request, plan.denominator, operands, of_data)
-    constants = _constants(loss, call)
+    constants = _constants(loss, parameters)
     key = constants, divisors.finish
     schedule = plan.schedules.get(key)
     if schedule is None:
         dtypes = [view.dtype for view in views]
-        schedule = _schedule(
-            loss, call, request, dtypes, plan.gradients, divisors.finish, constants
-        )
+        schedule = _schedule(loss, call, request, plan, dtypes, divisors.finish, constants)
         keep(plan.schedules, key, schedule, _MOST)
     ready = _Ready(divisors, schedule)
     if not (request.denominator or plan.denominator.of_data):
-        keep(plan.ready, (call.parameters, call.scale), ready, _MOST)
+        keep(plan.ready, (parameters, call.scale), ready, _MOST)
     return ready
 
 
-def _constants(loss: PointwiseFormula, call: Call) -> tuple[float | None, ...]:
+def _constants(loss: PointwiseFormula, parameters: Sequence[float]) -> tuple[float | None, ...]:
     """The hyper-parameters that operations are made for; None for those that are given to them.
 
     1 and other powers of 2 are worth it. A formula that is not recorded has them all from the call.
     """
     if isinstance(loss.formula, Elementwise):
-        return call.parameters
-    return tuple([x if reciprocal(x) is not None else None for x in call.parameters])
+        return tuple(parameters)
+    return tuple([x if reciprocal(x) is not None else None for x in parameters])
 
 
 def _schedule(
     loss: PointwiseFormula,
     call: Call,
     request: Request,
+    plan: _Plan,
     dtypes: Sequence[np.dtype[Any]],
-    gradients: dict[int, NewGradient],
     finish: Finish,
     constants: Sequence[float | None],
 ) -> Schedule:
@@ -177,12 +182,12 @@ def _schedule(
     numbers = [recording.number(len(x) + k) for k in range(3 + len(constants))]
     pairs = zip(constants, numbers[3:], strict=True)
     parameters = [number if constant is None else constant for constant, number in pairs]
-    function: Callable[..., Any] = _Function(loss, call, request, parameters)
+    function: Callable[..., Any] = _Function(loss, call, request, parameters, plan.narrow)
     if isinstance(loss.formula, Elementwise):
         function = _Unrecorded(function)
     outputs = []
     result = None
-    for k, gradient in gradients.items():
+    for k, gradient in plan.gradients.items():
         result = function(x, k)
         slope = recording.recorded(slope_of(result))
         for step, number in finish.steps(gradient.array.dtype):
@@ -193,7 +198,7 @@ def _schedule(
         # The derivative by an operand comes with the value, in one evaluation.
         value = plain(function(x) if result is None else result)
         outputs.append(recording.recorded(value))
-    placed = [gradient.has_places and not call.masked for gradient in gradients.values()]
+    placed = [gradient.has_places and not call.masked for gradient in plan.gradients.values()]
     return Schedule(recording, len(x), len(numbers), outputs, placed)
 
 
@@ -250,10 +255,17 @@ class _Function:
     """The function of a request (see `Request`), without the mask."""
 
     def __init__(
-        self, loss: PointwiseFormula, call: Call, request: Request, parameters: Sequence[Number]
+        self,
+        loss: PointwiseFormula,
+        call: Call,
+        request: Request,
+        parameters: Sequence[Number],
+        narrow: bool,
     ) -> None:
         assert loss.formula is not None
         self._formula = loss.formula
+        if narrow and isinstance(loss.formula, Program):
+            self._formula = loss.formula.compared_in_float32
         self._parameters = dict(zip(loss.parameters, parameters, strict=True))
         self._masked, self._weighted = call.masked, call.weighted
         self._vjp, self._tangents = request.vjp, request.tangents

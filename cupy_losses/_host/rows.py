@@ -33,6 +33,7 @@ from .chunks import (
     Place,
     broadcast,
     chunks,
+    is_narrow,
     layout,
     places,
     spec_of,
@@ -107,6 +108,7 @@ class Rows(NamedTuple):
     columns: int
     weight: Array | float  # of each class
     copied: Container[str] = ()  # operands that may be written to, once nothing else reads them
+    narrow: bool = False  # whether float32 is the widest dtype of the operands
 
     def __getattr__(self, name: str) -> Any:
         """The operand or parameter of a name."""
@@ -230,6 +232,7 @@ class _Plan(NamedTuple):
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
+    narrow: bool
     divisors: dict[float, Divisors]  # by the scale, unless the denominator is of data or given
 
 
@@ -271,6 +274,10 @@ class _Operands:
         self._any = view
         self._copied = {name for name, own in self._elements.items() if own.is_copied}
         self._parameters = call.named_parameters
+        self._narrow = plan.narrow
+        if self._narrow and self._parameters:
+            rounded = call.loss.in_float32(call.parameters)
+            self._parameters = dict(zip(call.loss.parameters, rounded, strict=True))
         self._whole: _Chunk | None = None
 
     def _of_rows(self, operand: Array) -> Array:
@@ -300,7 +307,9 @@ class _Operands:
         for name, tangent in self._tangents.items():
             operands[name] = Dual(operands[name], tangent.at(index))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
-        rows = Rows(operands, self._parameters, self.columns, self._weight, self._copied)
+        rows = Rows(
+            operands, self._parameters, self.columns, self._weight, self._copied, self._narrow
+        )
         shape, _, sample_weight, _, ignored, invalid = chunk
         return _Chunk(shape, rows, sample_weight, grad_output, ignored, invalid)
 
@@ -366,6 +375,7 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
         tuple([(name, loss.role(name)) for name in call.names]),
         *new_results(request, outputs, shape, summed),
         loss.denominator(call, shape, own),
+        is_narrow(request, specs),
         {},
     )
 

@@ -25,7 +25,7 @@ class ReplayOfRows:
 
     def __call__(self, rows: Rows) -> Evaluated:
         """The value of each row, and its gradients."""
-        program = self.function
+        program = self.function.compared_in_float32 if rows.narrow else self.function
         x = [rows.operands[name] for name in program.operands]
         given: Any = rows.parameters
         terms = [term(*x, **given) for term in program.terms]

@@ -935,6 +935,54 @@ def test_on_the_emulator_as_the_text() -> None:
         )
 
 
+def without_missing(input: Any, target: Any) -> Any:
+    """A formula with a marker that float32 rounds."""
+    return np.where(target == -9.99, 0.0, (input - target) ** 2)
+
+
+def without(input: Any, target: Any, missing: float = -9.99) -> Any:
+    """The same with a parameter."""
+    return np.where(target != missing, (input - target) ** 2, 0.0)
+
+
+MARKED: dict[str, Any] = {
+    "constant": pointwise_loss("marked", without_missing),
+    "parameter": pointwise_loss("marked", without),
+    "a parameter of a function in NumPy": pointwise_loss(
+        "marked",
+        "target != missing ? (input - target) * (input - target) : Real<T>(0.0)",
+        parameters={"missing": -9.99},
+        numpy=without,
+    ),
+    "constant of a row": row_loss("marked", lambda x, y: np.sum(without_missing(x, y))),
+    "parameter of a row": row_loss("marked", lambda x, y, m=-9.99: np.sum(without(x, y, m))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("of", MARKED)
+def test_data_are_compared_in_their_dtype(library: Library, of: str, dtype: str) -> None:
+    x, y = np.array([[1, 2]], dtype), np.array([[-9.99, 2.5]], dtype)
+    expected = without_missing(x, y)
+    assert expected.tolist() == [[0, 0.25]]
+    loss, arrays = MARKED[of], (library.array(x), library.array(y))
+    value, gradient = value_and_grad(loss)(*arrays, reduction="sum")
+    assert library.host(value) == 0.25
+    np.testing.assert_array_equal(library.host(gradient), [[0, -1]])
+    if dtype == "f4":  # an operand of float64 decides
+        wide = loss(library.array(x.astype("f8")), arrays[1], reduction="sum")
+        np.testing.assert_allclose(library.host(wide), 10.99**2 + 0.25, rtol=1e-6)
+
+
+def test_a_constant_that_is_compared_is_itself_elsewhere() -> None:
+    """Where no operand is float64, it is compared as float32 and computed with in float64."""
+    loss = pointwise_loss("mine", lambda x, y: np.where(x > 0.1, x - 0.1, 0.1 * y))
+    x, y = np.full(2, np.float32(0.1)), np.ones(2, np.float32)
+    assert loss(x, y) == np.float32(0.1)
+    above = np.nextafter(x, np.float32(1))
+    assert loss(above, y) == np.float32(float(above[0]) - 0.1)
+
+
 def test_a_copy_of_a_value_is_the_value() -> None:
     loss = pointwise_loss("copied", lambda x, y: copy.copy(x) - copy.deepcopy(y))
     assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source

@@ -207,6 +207,18 @@ def test_gradients_that_overflow(dtype: str) -> None:
         assert np.isneginf(slope.astype(float)).all()
 
 
+def test_hyper_parameters_are_rounded_with_the_operands() -> None:
+    """A margin that float32 rounds is that of float32 scores, and stays that of float64 ones."""
+    loss = value_and_grad(cupy_losses.multi_margin_loss)
+    for dtype in np.float32, np.float64:
+        value, gradient = loss(np.array([[0.7, 0.0]], dtype), np.array([0]), margin=0.7)
+        assert value == 0
+        np.testing.assert_array_equal(gradient, np.zeros((1, 2)))
+    scores, weight = np.array([[0.7, 0.0]], np.float32), np.ones(2)
+    value, _ = loss(scores, np.array([0]), margin=0.7, weight=weight)
+    np.testing.assert_allclose(value, (0.7 - float(scores[0, 0])) / 2, rtol=1e-6)
+
+
 CHUNKED = [case for case in LOSSES if case.name in ("huber_loss", "gaussian_nll_loss")]
 
 
