@@ -206,6 +206,7 @@ def test_derivatives_of_a_quotient_by_zero(of: str) -> None:
     value, (by_x, by_y) = value_and_grad(loss, (0, 1))(ones, zeros)
     second = hvp(loss, (ones, zeros), (ones, None))
     call, _ = prepare_of(loss)(ones, zeros)
+    assert call.loss.formula is not None
     with np.errstate(all="ignore"):
         checked = derivatives(call.loss.formula, [ones[0], zeros[0]], call.named_parameters)
     assert value == np.inf

@@ -143,7 +143,7 @@ def test_operands_weights_masks_and_parameters(capsys: Any, tmp_path: Path) -> N
     operands = {name: RNG.uniform(0.5, 2, (7, 3)) for name in ("input", "target", "var", "weight")}
     where = RNG.random((7, 3)) < 0.5
     own = saved(tmp_path, input=operands["input"], var=operands["var"])
-    two = {"of:target": operands["target"], "b": operands["weight"]}
+    two: dict[str, Any] = {"of:target": operands["target"], "b": operands["weight"]}
     np.savez(tmp_path / "two.npz", **two)
     np.savetxt(tmp_path / "where.csv", where, fmt="%d", delimiter=",")
     own += ["--target", f"{tmp_path}/two.npz:of:target", "--weight", f"{tmp_path}/two.npz:b"]
