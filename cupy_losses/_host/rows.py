@@ -46,14 +46,38 @@ Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
 _CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
+_LONG = 512  # elements of a row; parts of fewer would take longer
+_PARTS = 16  # of lines that are added; twice as many lines have parts
 _MOST = 64  # scales of a plan
 
 
 def sum_of(x: Number) -> Number:
     """The sum of each row."""
     if not isinstance(x, Dual):
-        return np.add.reduce(x, axis=-1, keepdims=True)
+        beside, along = map(abs, x.strides)
+        if x.shape[-1] < _LONG or along <= beside or x.dtype != np.float64:
+            return np.add.reduce(x, axis=-1, keepdims=True)
+        return _sum_of_lines(x.T)[:, None]
     return Dual(sum_of(x.value), sum_of(_slopes(x)))
+
+
+def _sum_of_lines(lines: Array) -> Array:
+    """The sum of lines, which NumPy adds one after the other.
+
+    That loses digits, and time where lines are short. So those of each of some parts are added to
+    each other first.
+    """
+    count = len(lines)
+    if count < 2 * _PARTS:
+        found: Array = np.add.reduce(lines, axis=0)
+        return found
+    parts = min(_PARTS, math.isqrt(count))
+    size = count // parts
+    whole = lines[: parts * size].reshape(parts, size, -1)
+    found = _sum_of_lines(np.add.reduce(whole, axis=0))
+    if parts * size < count:
+        found += np.add.reduce(lines[parts * size :], axis=0)
+    return found
 
 
 def _slopes(x: Number) -> Number:

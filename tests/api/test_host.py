@@ -207,6 +207,25 @@ def test_gradients_that_overflow(dtype: str) -> None:
         assert np.isneginf(slope.astype(float)).all()
 
 
+@pytest.mark.parametrize("length", [512, 575, 1000, 4103, 16000])
+def test_long_rows_beside_each_other(length: int) -> None:
+    """Their sums have the error of few additions, however long they are."""
+    x = np.zeros((length, 4))
+    x[0] = 30.0
+    exact = np.log1p(np.exp(np.longdouble(-30)) * (length - 1))
+    options: dict[str, Any] = {"axis": 0, "reduction": "none"}
+    value = cupy_losses.cross_entropy(x, np.zeros(4, int), **options)
+    assert abs(value - exact).max() <= 4 * np.spacing(float(exact))
+    x = np.random.default_rng(length).random((length, 4))
+    loss = cupy_losses.row_loss("sum_of_squares", lambda x: np.sum(x) ** 2)
+    sums = np.array([math.fsum(row) for row in x.T])
+    np.testing.assert_allclose(loss(x, **options), sums**2, rtol=4e-15)
+    slopes = cupy_losses.hvp(loss, (x,), (x,), axis=0, reduction="sum")
+    np.testing.assert_allclose(slopes, np.broadcast_to(2 * sums, x.shape), rtol=4e-15)
+    counts = cupy_losses.row_loss("count", lambda x: np.sum(x > 0.5))(x, **options)
+    np.testing.assert_array_equal(counts, np.count_nonzero(x > 0.5, axis=0))
+
+
 def test_hyper_parameters_are_rounded_with_the_operands() -> None:
     """A margin that float32 rounds is that of float32 scores, and stays that of float64 ones."""
     loss = value_and_grad(cupy_losses.multi_margin_loss)
