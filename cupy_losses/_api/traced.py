@@ -171,8 +171,11 @@ class Sum:
 
     def __truediv__(self, other: Any) -> Sum:
         divisor = self._known(other, "the quotient")
-        terms = {term: own / divisor for term, own in self._terms.items()}
-        return Sum(self.trace, terms, self._constant / divisor)
+        terms = {term: _quotient(own, divisor) for term, own in self._terms.items()}
+        constant = self._constant  # 0 where there is none
+        if not _is(constant, 0.0):
+            constant = _quotient(constant, divisor)
+        return Sum(self.trace, terms, constant)
 
     def __neg__(self) -> Sum:
         return self * -1.0
@@ -327,7 +330,8 @@ def check_differentiable(call: Call, operand: int) -> None:
 def _constant(value: Any, where: str) -> Any:
     """A real number, or an array of one, that does not depend on a `Variable`."""
     if isinstance(value, numbers.Real):
-        return value
+        # One of NumPy's with few bits would make others as narrow.
+        return value.item() if isinstance(value, np.generic) else value
     what = {Variable: "an argument", Sum: "another loss"}.get(type(value), type(value).__name__)
     if not isinstance(value, Variable | Sum) and tuple(getattr(value, "shape", (1,))) == ():
         what = dtype_name(value.dtype)
@@ -336,6 +340,14 @@ def _constant(value: Any, where: str) -> Any:
                 return value.item()
             return value.detach() if getattr(value, "requires_grad", False) else value
     raise TypeError(f"{_ONLY}; here it is in {where} with {what}, which is no real constant")
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """The quotient of constants; that of two numbers is what arrays have, where Python's raises."""
+    if _is(b, 0.0) and isinstance(a, numbers.Real):
+        with np.errstate(all="ignore"):
+            return float(np.true_divide(a, b))
+    return a / b
 
 
 def _is(value: Any, number: float) -> bool:

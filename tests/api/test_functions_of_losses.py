@@ -372,3 +372,14 @@ def test_numbers_of_numpy_come_first(two: Any) -> None:
         value_and_grad(lambda x: two / mse_loss(x, Y))(X)
     with pytest.raises(TypeError, match="a loss is used in np.greater:"):
         value_and_grad(lambda x: np.greater(mse_loss(x, Y), two))(X)
+
+
+def test_constants_are_as_wide_as_they_come() -> None:
+    """One of float32 makes no other one float32, and a quotient by 0 is infinite."""
+    x, y = np.array([1.0, 3.0]), np.zeros(2)
+    value, gradient = value_and_grad(lambda a: np.float32(2) * mse_loss(a, y) + 0.1)(x)
+    assert value == 2 * 5.0 + 0.1
+    np.testing.assert_array_equal(gradient, 2 * x)
+    value, gradient = value_and_grad(lambda a: mse_loss(a, y) / 0.0)(x)
+    assert value == np.inf
+    assert np.isposinf(gradient).all()
