@@ -75,7 +75,8 @@ typedef typeid typename union unsigned using virtual void volatile wchar_t while
 # What nothing in a formula in C++ can be called, as it means something else there.
 RESERVED = {
     *_KEYWORDS.split(),
-    *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "DEVICE", "FUNCTION"),  # macros
+    *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "DEVICE"),  # macros
+    *("FUNCTION", "OF_PARAMETER"),
     *("T", "Real", "Parameter", "Highest", "formula"),
 }
 _TAKEN = {
