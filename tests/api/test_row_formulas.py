@@ -309,11 +309,11 @@ def test_derivatives_of_a_quotient_by_zero(library: Library) -> None:
     assert library.host(hvp(squares, (nothing, nothing), (nothing, None))).shape == (3, 0)
     product = row_loss("product", lambda x, y, t=1.0: np.sum(x * y) / t)
     ones = library.array(np.ones((2, 3)))
-    for found in (
-        *value_and_grad(product)(ones, ones, t=0.0),
-        hvp(product, (ones, ones), (None, ones), t=0.0),
-    ):
+    for found in value_and_grad(product)(ones, ones, t=0.0):
         assert np.isposinf(library.host(found)).all()
+    # On a device NaN: no change of the sum, times infinity.
+    second = library.host(hvp(product, (ones, ones), (None, ones), t=0.0))
+    assert not np.isfinite(second).any()
 
 
 INTEGERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
