@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
@@ -47,4 +48,12 @@ def outputs_of(
 def is_autocast(operands: Sequence[Tensor]) -> bool:
     """Whether autocast is on, on the device of the operands."""
     device = operands[-1].device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
+    if device == "meta":
+        return False
+    if torch._C._len_torch_function_stack():
+        # A strict export records that autocast is entered, and does not switch it on.
+        for mode in reversed(_get_current_function_mode_stack()):
+            for node in reversed(getattr(mode, "enter_autocast_nodes", ())):
+                if node.args[0] == device:
+                    return bool(node.args[2])
+    return torch.is_autocast_enabled(device)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from cupy_losses import cross_entropy
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses.nn import functional
 
@@ -75,3 +76,24 @@ def test_result_dtypes(example: Example) -> None:
             assert (got, expected) == (torch.float32, torch.bfloat16)
         else:
             assert got == expected
+
+
+class _Autocast(torch.nn.Module):
+    """A program that switches autocast on, and off again inside."""
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[Any, Any]:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = x @ torch.eye(4)
+            loss = cross_entropy(scores, target)
+            with torch.autocast("cpu", enabled=False):
+                return loss, cross_entropy(scores, target)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_autocast_in_an_exported_program(strict: bool) -> None:
+    """A strict export records autocast as operations, while the state of torch stays as it was."""
+    x, target = torch.linspace(-2, 3, 12).reshape(3, 4), torch.tensor([0, 1, 2])
+    program = torch.export.export(_Autocast(), (x, target), strict=strict).module()
+    for found, eager in zip(program(x, target), _Autocast()(x, target), strict=True):
+        assert found.dtype == eager.dtype
+        assert torch.equal(found, eager)
