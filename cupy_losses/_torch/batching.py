@@ -7,6 +7,7 @@ call without a batch takes. Gradients are written once, scaled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -177,7 +178,8 @@ class _Batch:
         wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
         scaled = factor.to(wide) * self._scale
         factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)
-        grad_output = factor.reshape(-1, *[1] * len(shape)).expand(self._size, *shape)
+        factor = factor.reshape(factor.shape[0], *[1] * len(shape))
+        grad_output = factor.expand(self._size, *shape)
         front: Tensor = loss.grad_output_operand(each, grad_output)
         return front.movedim(0, -1) if self._is_behind else front
 
@@ -185,7 +187,8 @@ class _Batch:
         """The losses of each sample, added up, scaled and divided."""
         if self._call.reduction == "none":
             return each
-        total = each.reshape(self._size, -1).sum(dim=1, dtype=torch.float64) * self._scale
+        flat = each.reshape(self._size, math.prod(each.shape[1:]))  # of no samples, too
+        total = flat.sum(dim=1, dtype=torch.float64) * self._scale
         is_derivative = bool(self._request.tangents)
         value = quotient(total, self._denominator, self._leaves_out, is_derivative)
         return value.to(getattr(torch, output.dtype))
@@ -200,7 +203,7 @@ class _Batch:
         total = (
             counts_of_elements(call, loss, arrays)
             .expand(self._size, *self._shape)
-            .reshape(self._size, -1)
+            .reshape(self._size, math.prod(self._shape))
         )
         return total.sum(dim=1, dtype=torch.float64)
 
@@ -212,5 +215,5 @@ class _Batch:
         }
         each = counts_of_rows(self._call, loss, moved).in_mean
         rows = loss.rows_of(self._shape, self._call.axis)
-        each = each.expand(self._size, *rows).reshape(self._size, -1)
+        each = each.expand(self._size, *rows).reshape(self._size, math.prod(rows))
         return each.sum(dim=1, dtype=torch.float64)

@@ -24,9 +24,11 @@ Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 def of_derivatives(denominator: Tensor | float, leaves_out: bool) -> Tensor | float:
     """What derivatives are divided by, from what the value is divided by."""
-    if isinstance(denominator, Tensor) and leaves_out:
+    if not leaves_out:
+        return denominator
+    if isinstance(denominator, Tensor):
         return torch.where(denominator == 0, NOTHING_LEFT, denominator)
-    return denominator
+    return NOTHING_LEFT if denominator == 0 else denominator
 
 
 def quotient(
@@ -37,9 +39,11 @@ def quotient(
     A derivative along tangents is 0 there itself.
     """
     value = total / of_derivatives(denominator, leaves_out)
-    if isinstance(denominator, Tensor) and leaves_out and not is_derivative:
-        value = torch.where(denominator == 0, total.detach() / denominator.detach(), value)
-    return value
+    if is_derivative or not leaves_out:
+        return value
+    if isinstance(denominator, Tensor):
+        return torch.where(denominator == 0, total.detach() / denominator.detach(), value)
+    return value if denominator else value + total.detach() / denominator
 
 
 def composed_by(call: Call) -> list[int]:
@@ -85,8 +89,11 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
             # A row whose class is out of range counts once; its loss is NaN.
             # torch.vmap takes an index of shape () for a number that it has to read.
             # The derivative of weight[...] is nothing that torch.vmap takes.
-            of_class = weight.index_select(0, target.where(inside, 0).reshape(-1))
-            of_class = of_class.reshape(target.shape)
+            if weight.shape[0]:
+                of_class = weight.index_select(0, target.where(inside, 0).reshape(-1))
+                of_class = of_class.reshape(target.shape)
+            else:
+                of_class = weight.sum()  # of no class
             own = torch.where(inside & counts, of_class, 1)
     # Not their product alone: what is ignored may be NaN, of which 0 times has NaN for derivative.
     sample = torch.where(counts, sample, 0)

@@ -71,7 +71,7 @@ def with_signature_of_torch(
             if "size_average" in kwargs or "reduce" in kwargs:
                 old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
                 if old != (None, None):
-                    if kwargs.get("reduction") == "batchmean":
+                    if name == "kl_div" and kwargs.get("reduction") == "batchmean":
                         raise ValueError(
                             "size_average and reduce must be None with reduction 'batchmean': "
                             "torch does as they say, and divides by the batch size as well"

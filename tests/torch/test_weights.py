@@ -18,6 +18,7 @@ from cupy_losses import (
     mse_loss,
     multi_margin_loss,
     nll_loss,
+    triplet_margin_loss,
     triplet_margin_with_distance_loss,
 )
 from cupy_losses._core.types import Reduction
@@ -509,3 +510,51 @@ def test_narrow_probabilities_are_smoothed_in_the_dtype_of_the_arithmetic(
         for w in (weight, weight.clone().requires_grad_())
     ]
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, nll_loss, multi_margin_loss])
+def test_weights_of_no_classes(loss: Any) -> None:
+    """Indices into no classes give NaN, and the weight of none has no gradient."""
+    x, target = torch.zeros(3, 0), torch.zeros(3, dtype=torch.long)
+    weight = torch.zeros(0, requires_grad=True)
+    value = loss(x, target, weight=weight)
+    assert value.isnan()
+    (gradient,) = torch.autograd.grad(value, weight)
+    assert gradient.shape == (0,)
+    weights = torch.zeros(2, 0)
+    assert torch.func.vmap(lambda own: loss(x, target, weight=own))(weights).isnan().all()
+
+
+def test_batches_without_samples() -> None:
+    """Those of transforms inside of others, too."""
+    func, y = torch.func, torch.zeros(4)
+
+    def mean(x: Tensor) -> Tensor:
+        return mse_loss(x, y)
+
+    def total(x: Tensor) -> Tensor:
+        return mse_loss(x, y, reduction="sum")
+
+    nothing = torch.zeros(0, 4)
+    assert func.vmap(func.hessian(mean))(nothing).shape == (0, 4, 4)
+    assert func.vmap(func.jacfwd(mean))(nothing).shape == (0, 4)
+    assert func.vmap(func.jacrev(total))(nothing).shape == (0, 4)
+    assert func.vmap(func.vmap(mean))(torch.zeros(0, 2, 4)).shape == (0, 2)
+
+
+def test_derivatives_of_means_over_no_rows() -> None:
+    """They are 0 for each sample of a batch, as for one alone; the mean is NaN."""
+    anchors, b = torch.zeros(2, 0, 3), torch.ones(1, 3)
+
+    def mean(anchor: Tensor, others: Tensor) -> Tensor:
+        return triplet_margin_loss(anchor, others, others)
+
+    def forward(anchor: Tensor) -> Tensor:
+        found: Tensor = torch.func.jvp(lambda own: mean(anchor, own), (b,), (b,))[1]
+        return found
+
+    assert forward(anchors[0]) == 0
+    assert (torch.func.vmap(forward)(anchors) == 0).all()
+    of_each = torch.func.vmap(torch.func.grad(mean, argnums=1), (0, None))(anchors, b)
+    assert (of_each == 0).all()
+    assert torch.func.vmap(mean, (0, None))(anchors, b).isnan().all()
