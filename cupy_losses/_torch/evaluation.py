@@ -52,7 +52,7 @@ def is_autocast(operands: Sequence[Tensor]) -> bool:
         return False
     if torch._C._len_torch_function_stack():
         # A strict export records that autocast is entered, and does not switch it on.
-        for mode in reversed(_get_current_function_mode_stack()):
+        for mode in reversed(_get_current_function_mode_stack()):  # type: ignore[no-untyped-call]
             for node in reversed(getattr(mode, "enter_autocast_nodes", ())):
                 if node.args[0] == device:
                     return bool(node.args[2])
