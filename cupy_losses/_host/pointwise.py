@@ -36,10 +36,11 @@ from .schedule import Evaluation, Schedule
 
 
 class _Ready(NamedTuple):
-    """What a plan has for some hyper-parameters and a scale."""
+    """What a plan has for some hyper-parameters, which a device may round, and a scale."""
 
     divisors: Divisors
     schedule: Schedule
+    parameters: Sequence[float]
 
 
 class _Plan(NamedTuple):
@@ -91,13 +92,11 @@ def evaluate(
     plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
     if plan.notice:
         warn(plan.notice)
-    shape, parameters = plan.shape, call.parameters
-    if plan.narrow and parameters:
-        parameters = loss.in_float32(parameters)
+    shape = plan.shape
     read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
     views = [x if x.shape == shape else broadcast(x, shape) for x in read]
-    divisors, schedule = _ready(loss, call, parameters, request, plan, operands, views)
+    divisors, schedule, parameters = _ready(loss, call, request, plan, operands, views)
     value = None if plan.value is None else Value(plan.value)
     gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
@@ -124,19 +123,19 @@ def evaluate(
 def _ready(
     loss: PointwiseFormula,
     call: Call,
-    parameters: Sequence[float],
     request: Request,
     plan: _Plan,
     operands: Sequence[Array],
     views: Sequence[Array],
 ) -> _Ready:
     """What the gradients are divided by, and the operations of a request."""
-    ready = plan.ready.get((parameters, call.scale))
+    ready = plan.ready.get((call.parameters, call.scale))
     if ready is not None:
         return ready
     own, weighs = views[request.extra - request.denominator :], loss.divides_by_weights(call)
     of_data = functools.partial(_sum_of_data, call, own, plan.shape, weighs)
     divisors = divisors_of(call, request, plan.denominator, operands, of_data)
+    parameters = loss.in_float32(call.parameters) if plan.narrow else call.parameters
     constants = _constants(loss, parameters)
     key = constants, divisors.finish
     schedule = plan.schedules.get(key)
@@ -144,9 +143,9 @@ def _ready(
         dtypes = [view.dtype for view in views]
         schedule = _schedule(loss, call, request, plan, dtypes, divisors.finish, constants)
         keep(plan.schedules, key, schedule, _MOST)
-    ready = _Ready(divisors, schedule)
+    ready = _Ready(divisors, schedule, parameters)
     if not (request.denominator or plan.denominator.of_data):
-        keep(plan.ready, (parameters, call.scale), ready, _MOST)
+        keep(plan.ready, (call.parameters, call.scale), ready, _MOST)
     return ready
 
 
