@@ -189,6 +189,9 @@ def test_what_torch_takes() -> None:
     for old in {"size_average": False}, {"reduce": True}:
         with pytest.raises(ValueError, match="must be None with reduction 'batchmean'"):
             F.kl_div(x, x, **old, reduction="batchmean")
+    with pytest.warns(UserWarning, match="size_average"):  # which decides, of other losses
+        total = F.mse_loss(x, 3 * x, size_average=False, reduction="batchmean")
+    assert total == 12
     with pytest.warns(UserWarning, match="size_average|reduction") as caught:
         F.kl_div(x, x, size_average=True)
     assert [str(warning.message).split()[0] for warning in caught] == ["size_average", "reduction"]
