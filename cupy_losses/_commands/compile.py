@@ -99,7 +99,7 @@ def _compile(
     shape: Shape,
     dtype: str,
     architecture: int,
-    arguments: Mapping[str, Any] = {"reduction": "mean"},
+    arguments: Mapping[str, Any],
 ) -> float:
     """Compile the kernels of a loss; the seconds that it took."""
     start = time.perf_counter()

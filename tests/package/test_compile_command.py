@@ -24,6 +24,7 @@ from ..tools import requirements
 requirements.nvrtc()
 
 ROOT = Path(cupy_losses.__file__).parents[1]
+MEAN = {"reduction": "mean"}
 
 # Fills the cache, then looks for each kernel as cupy.RawModule does on a device of sm_80.
 SCRIPT = """
@@ -116,7 +117,7 @@ def test_no_option_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "1")  # whatever is in the one on disk
     monkeypatch.setattr(of_cupy._NVRTCProgram, "compile", recorded)
     monkeypatch.setattr(compiler, "_kernels", {})
-    _compile(losses.find("mse_loss"), (64, 64), "float32", 80)
+    _compile(losses.find("mse_loss"), (64, 64), "float32", 80, MEAN)
     assert not any("default-device" in option for option in compiler.compile_options())
     for options in given:
         assert set(requirements.nvrtc_options(80)) <= set(options)
@@ -147,7 +148,7 @@ def test_kernels_are_those_of_a_device(
     name: str, architecture: int, kib: int, clusters: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long rows are divided by the shared memory, and by the largest cluster."""
-    own = functools.partial(_compile, losses.find(name), (64, 30_000), "float32")
+    own = functools.partial(_compile, losses.find(name), (64, 30_000), "float32", arguments=MEAN)
     ahead = requested(lambda: own(architecture), -architecture)
     monkeypatch.setattr(driver, "shared_memory", lambda device: kib << 10)
     monkeypatch.setattr(driver, "largest_cluster", lambda device: clusters)
@@ -181,14 +182,16 @@ def test_parameters_and_the_reduction(capsys: Any) -> None:
 
 
 def test_architectures_differ() -> None:
-    own = functools.partial(_compile, losses.find("cross_entropy"), (64, 30_000), "float32")
+    own = functools.partial(
+        _compile, losses.find("cross_entropy"), (64, 30_000), "float32", arguments=MEAN
+    )
     assert requested(lambda: own(90), -90) != requested(lambda: own(75), -75)
 
 
 def test_every_loss_has_kernels() -> None:
     shape = synthetic.shape_of("64x32")
     for name in losses.names():
-        own = functools.partial(_compile, losses.find(name), shape, "bfloat16", 90)
+        own = functools.partial(_compile, losses.find(name), shape, "bfloat16", 90, MEAN)
         assert any("__nv_bfloat16" in kernel[1] for kernel in requested(own, -90)), name
 
 
