@@ -57,8 +57,10 @@ struct Team {
   static DEVICE void wait_for_neighbours() {
     if constexpr (NEIGHBOURS > 1) __syncwarp();
   }
-  static DEVICE int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
-  static DEVICE int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
+  static DEVICE int thread() { return int(threadIdx.x % THREADS_PER_ROW); }
+  static DEVICE int row() { return int(threadIdx.x / THREADS_PER_ROW); }
+  // The stretch of its row.
+  static DEVICE int stretch_of_row() { return int(threadIdx.x % THREADS_PER_ROW / NEIGHBOURS); }
 };
 
 constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes, and of its tangent
@@ -126,26 +128,22 @@ struct RowWorker {
   }
   DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {
     constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;
-    const int part = rank * STRETCHES + Team::thread() / Team::NEIGHBOURS;
-    const long long size = slots * SLOT;
-    if constexpr (Team::EXACT) {
-      const Column begin = Column(part) * Column(size);
-      return {row, begin, present ? begin + Column(size) : begin, 0};
-    }
+    // Columns behind the row are Columns, too: of 32 bits where a row has fewer than 2^30.
+    const Column size = Column(slots) * SLOT;
+    const Column begin = Column(rank * STRETCHES + Team::stretch_of_row()) * size;
+    Column end = begin;
+    if (present) end += Team::EXACT ? size : min(size, max(Column(columns) - begin, Column(0)));
     int shift = 0;
     if constexpr (Team::SHIFTS) shift = row.template shift<Team::LINE * WIDTH>();
-    const long long begin = part * size;
-    const long long end = present ? min(columns, begin + size) : begin;
-    return {row, Column(begin), Column(end), shift};
+    return {row, begin, end, shift};
   }
   // The share moved back to the start of its cache line, equally long. These columns are copied,
   // and their gradients written.
   DEVICE Share aligned(const Share& share, long long slots) const {
     if constexpr (!Team::SHIFTS) return share;
-    const long long begin = share.begin - Column(share.shift);
-    const long long end = begin + slots * SLOT;
-    return {share.row, Column(begin),
-            share.begin < share.end ? Column(min(columns, end)) : Column(begin), 0};
+    const Column begin = share.begin - Column(share.shift);
+    const Column end = min(Column(columns), begin + Column(slots) * SLOT);
+    return {share.row, begin, share.begin < share.end ? end : begin, 0};
   }
 
   // f(elements, slot) for a batch of slots: at once if all elements are there, else some at a time.
