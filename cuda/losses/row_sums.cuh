@@ -28,9 +28,9 @@ struct RunningSum<Real<T>> {
     sum.high *= factor;
     sum.low *= factor;
   }
-  // The sum less a number that is near it.
-  DEVICE Real<T> total(T less = T(0)) const {
-    const T high = sum.high - less;
+  // The sum less a number that is near it, or less a product, which is not rounded.
+  DEVICE Real<T> total(T less = T(0), T times = T(1)) const {
+    const T high = fma(-less, times, sum.high);
     return Real<T>(isfinite(high) ? high + sum.low : high);
   }
   // What total() rounds off a finite sum.
@@ -66,8 +66,7 @@ struct RunningSum<Dual<X>> {
     value.scale(factor);
     slope.scale(factor);
   }
-  DEVICE Dual<X> total(auto less) const { return dual(value.total(less), slope.total()); }
-  DEVICE Dual<X> total() const { return dual(value.total(), slope.total()); }
+  DEVICE Dual<X> total(auto... less) const { return dual(value.total(less...), slope.total()); }
   DEVICE auto rest() const { return value.rest(); }
   friend DEVICE RunningSum operator+(const RunningSum& a, const RunningSum& b) {
     return {a.value + b.value, a.slope + b.slope};

@@ -128,37 +128,99 @@ DEVICE State merge_rescaled(const State& a, const State& b) {
   return merge(a, b);
 }
 
-// The sum of a row's terms; with MIXED also the sums of m and of m (x - maximum), m being what an
-// element counts: numbers of one sign, so that nothing cancels.
-template <class N, bool MIXED>
-struct Mixture {
-  RunningSum<N> mass, spread;
-};
-template <class N>
-struct Mixture<N, false> {};
+// The linear part of a loss, sum_j m_j (lse - x_j), m_j being what element j counts: none, of the
+// distances of the elements from the maximum, or of the elements themselves.
+enum Linear { NONE, OF_DISTANCES, OF_ELEMENTS };
 
-template <class N, bool MIXED, class Terms, class Sum = RunningSum<N>>
-struct Softmax : Mixture<N, MIXED> {
+// What a row accumulates for it, and Batch, what one thread adds of a batch. In the end
+// total_mass() is the sum of m, and total_spread() that of m (x - maximum).
+template <class N, Linear>
+struct LinearPart {
+  struct Batch {
+    DEVICE void add(auto...) {}
+  };
+  static DEVICE LinearPart zero() { return {}; }
+  template <bool FIRST>
+  DEVICE void take(Batch) {}
+  DEVICE void rescale(auto) {}
+  DEVICE void operator+=(const LinearPart&) {}
+};
+// Sums of m and of m (x - maximum): numbers of one sign, so that nothing cancels.
+template <class N>
+struct LinearPart<N, OF_DISTANCES> {
   using T = typename ScalarOf<N>::type;
+  RunningSum<N> mass, spread;
+
+  struct Batch {
+    HalvedSum<N> mass, spread;
+    DEVICE void add(int place, N counts, N x, T maximum) {
+      mass.add(place, counts);
+      spread.add(place, counts * (x - Real<T>(maximum)));
+    }
+  };
+  static DEVICE LinearPart zero() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
+  template <bool FIRST>
+  DEVICE void take(const Batch& batch) {
+    put<FIRST>(mass, batch.mass.total());
+    put<FIRST>(spread, batch.spread.total());
+  }
+  // Moves the maximum down by `by`.
+  DEVICE void rescale(T by) { spread += product(mass.total(), Real<T>(by)); }
+  DEVICE void operator+=(const LinearPart& more) {
+    mass = mass + more.mass;
+    spread = spread + more.spread;
+  }
+  DEVICE N total_mass(T) const { return mass.total(); }
+  DEVICE N total_spread(T, T) const { return spread.total(); }
+
+ private:
+  // 0 of nothing yet: the factor may be infinite then.
+  static DEVICE Real<T> product(Real<T> mass, Real<T> by) { return mass == 0.0 ? mass : mass * by; }
+  template <class X>
+  static DEVICE Dual<X> product(Dual<X> mass, Real<T> by) {
+    return dual(product(mass.value, by), product(mass.slope, by));
+  }
+};
+// The sum of the elements, each of which counts 1. Elements of half precision are added nearly
+// without errors, so that what cancels later may be added. An element takes one instruction.
+template <class N>
+struct LinearPart<N, OF_ELEMENTS> {
+  using T = typename ScalarOf<N>::type;
+  RunningSum<N> sum;
+
+  struct Batch {
+    HalvedSum<N> sum;
+    DEVICE void add(int place, N, N x, T) { sum.add(place, x); }
+  };
+  static DEVICE LinearPart zero() { return {RunningSum<N>::zero()}; }
+  template <bool FIRST>
+  DEVICE void take(const Batch& batch) {
+    put<FIRST>(sum, batch.sum.total());
+  }
+  DEVICE void rescale(T) {}
+  DEVICE void operator+=(const LinearPart& more) { sum = sum + more.sum; }
+  DEVICE N total_mass(T columns) const { return N(Real<T>(columns)); }
+  DEVICE N total_spread(T columns, T maximum) const { return sum.total(columns, maximum); }
+};
+
+// The sum of a row's terms, and the linear part.
+template <class N, Linear LINEAR, class Terms, class Sum = RunningSum<N>>
+struct Softmax : LinearPart<N, LINEAR> {
+  using T = typename ScalarOf<N>::type;
+  using Part = LinearPart<N, LINEAR>;
   T maximum;
   Sum sum;
 
-  static DEVICE Softmax empty() {
-    Softmax none;
-    none.maximum = lowest<T>();
-    none.sum = Sum::zero();
-    if constexpr (MIXED) none.mass = none.spread = RunningSum<N>::zero();
-    return none;
-  }
+  static DEVICE Softmax empty() { return {Part::zero(), lowest<T>(), Sum::zero()}; }
+  DEVICE Part& linear() { return *this; }
+  DEVICE const Part& linear() const { return *this; }
   // Rescales the sums to another maximum, unless this is the FIRST one.
   template <bool FIRST = false>
   DEVICE Terms rescale(T to) {
     const Terms terms = Terms::up_to(to);
     if constexpr (!FIRST) {
       sum.scale(terms.from(Terms::up_to(maximum)));
-      if constexpr (MIXED) {
-        this->spread += product(this->mass.total(), Real<T>(maximum - to));
-      }
+      linear().rescale(maximum - to);
     }
     maximum = to;
     return terms;
@@ -176,19 +238,8 @@ struct Softmax : Mixture<N, MIXED> {
   }
   friend DEVICE Softmax merge_rescaled(Softmax a, const Softmax& b) {
     a.sum = a.sum + b.sum;
-    if constexpr (MIXED) {
-      a.mass = a.mass + b.mass;
-      a.spread = a.spread + b.spread;
-    }
+    a.linear() += b.linear();
     return a;
-  }
-
- private:
-  // 0 of nothing yet: the factor may be infinite then.
-  static DEVICE Real<T> product(Real<T> mass, Real<T> by) { return mass == 0.0 ? mass : mass * by; }
-  template <class X>
-  static DEVICE Dual<X> product(Dual<X> mass, Real<T> by) {
-    return dual(product(mass.value, by), product(mass.slope, by));
   }
 };
 
@@ -207,8 +258,11 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr bool BINARY = HELD == 2 && !SMOOTHED;
   // Whether rounding errors are kept: beside what smoothing adds they do not show.
   static constexpr bool EXACT = !HALF && !BINARY && !SMOOTHED;
-  // FastTerms take an instruction less for an element, and ten more for a row.
-  static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) == sizeof(float);
+  static constexpr Linear LINEAR =
+      SMOOTHED ? (HALF && !WEIGHTED ? OF_ELEMENTS : OF_DISTANCES) : NONE;
+  // FastTerms take an instruction less for an element, and ten more for a row. Distances from the
+  // maximum are at hand for other terms.
+  static constexpr bool FAST = HALF && HELD == 0 && LINEAR != OF_DISTANCES && sizeof(T) == 4;
   using Terms = Select<FAST, FastTerms, ::Terms<T>>;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
@@ -216,26 +270,14 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   // exact. It is in the maximum where it is smoothed or, in half precision, where add_anchored() or
   // a StridedBatch that TELLS leaves it there.
   template <class N>
-  using State = Softmax<N, SMOOTHED, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
+  using State = Softmax<N, LINEAR, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
   template <bool FIRST, class N>
   DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     // Not -inf, even if all that this thread has is.
     const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
     const auto terms = state.template rescale<FIRST>(maximum);
-    HalvedSum<N> mass, spread;
-    const auto sum = sum_of<N>(terms, target, elements, [&](int place, const auto& x) {
-      if constexpr (SMOOTHED) {
-        const Real<T> counts = weight_of(x);
-        mass.add(place, counts);
-        spread.add(place, counts * (get<0>(x) - Real<T>(maximum)));
-      }
-    });
-    put<FIRST>(state.sum, sum);
-    if constexpr (SMOOTHED) {
-      put<FIRST>(state.mass, mass.total());
-      put<FIRST>(state.spread, spread.total());
-    }
+    add_terms<FIRST>(state, terms, target, elements);
   }
   // The same with terms relative to that of the class, as if it were the largest one: no element is
   // compared. Half precision leaves room for the errors of terms above 1. The sum must not be too
@@ -246,8 +288,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   DEVICE bool add_anchored(State<N>& state, const auto& target, auto& elements) const {
     constexpr T LARGE = T(1099511627776.0);  // 2^40: a factor may be as small as 2^-86
     state.maximum = plain(target.x());
-    const auto terms = Terms::up_to(state.maximum);
-    state.sum = sum_of<N>(terms, target, elements, [](int, const auto&) {});
+    add_terms<true>(state, Terms::up_to(state.maximum), target, elements);
     return plain(state.sum.total()) < LARGE;
   }
 
@@ -304,9 +345,10 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     T smooth = T(0);
     if constexpr (SMOOTHED) {
       const Real<T> share = Real<T>(label_smoothing) / Real<T>(T(row.columns));
-      const N mass = state.mass.total();
+      const T count(row.columns);
+      const N mass = state.total_mass(count);
       const N log_sum = leads ? log_total + ahead : log_total;
-      value = value + share * (mass * log_sum - state.spread.total());
+      value = value + share * (mass * log_sum - state.total_spread(count, state.maximum));
       rest = share * (mass - weight);
       smooth = plain(share);
     }
@@ -342,21 +384,19 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   }
 
  private:
-  // The sum of the terms of all other classes; also(place, x) for each element.
-  template <class N, class Elements>
-  DEVICE auto sum_of(const Terms& terms, const auto& target, const Elements& elements,
-                     auto also) const {
-    SumsOfPlaces<decltype(State<N>::sum), N, Elements::WIDTH, Elements::COUNT> sums;
+  // Adds the terms of all other classes, and the linear part of all.
+  template <bool FIRST, class N, class Elements>
+  DEVICE void add_terms(State<N>& state, const Terms& terms, const auto& target,
+                        const Elements& elements) const {
+    SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
+    typename State<N>::Part::Batch linear;
     elements.each([&](int place, auto column, const auto& x, auto... counts) {
       const N own = term(terms, get<0>(x));
-      if constexpr (SMOOTHED) {
-        sums.add(place, column == target.column ? N(0.0) : own);
-      } else if ((counts && ...)) {
-        sums.add(place, own);
-      }
-      also(place, x);
+      if ((HIDES || column != target.column) && (counts && ...)) sums.add(place, own);
+      linear.add(place, N(weight_of(x)), get<0>(x), state.maximum);
     });
-    return sums.total();
+    put<FIRST>(state.sum, sums.total());
+    state.template take<FIRST>(linear);
   }
   static DEVICE Real<T> weight_of(const auto& x) {
     if constexpr (WEIGHTED) {
@@ -376,7 +416,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
-  using State = Softmax<N, true, Select<HALF, Terms<T>, ExactTerms<T>>>;
+  using State = Softmax<N, OF_DISTANCES, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
   template <bool FIRST, class N, class Elements>
   DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
@@ -385,17 +425,13 @@ struct CrossEntropyOfProbabilities : OfRow {
     // Where one element is by far the largest and has nearly all of the probability, the loss is
     // what the others add to its term, 1.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
-    HalvedSum<N> mass, spread;
+    typename State<N>::Part::Batch linear;
     elements.each([&](int place, auto, const auto& x) {
-      const N below = get<0>(x) - Real<T>(maximum);
-      const N target = weighted_target(row, x);
       sums.add(place, term(terms, get<0>(x)));
-      mass.add(place, target);
-      spread.add(place, target * below);
+      linear.add(place, weighted_target(row, x), get<0>(x), maximum);
     });
     put<FIRST>(state.sum, sums.total());
-    put<FIRST>(state.mass, mass.total());
-    put<FIRST>(state.spread, spread.total());
+    state.template take<FIRST>(linear);
   }
 
   template <class N>

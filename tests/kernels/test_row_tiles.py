@@ -464,11 +464,13 @@ def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         check_rows_beyond_32_bits()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(90, 9), (90, 21), (90, 64), (90, 196), (90, 333)], ids=str)
-def test_terms_relative_to_that_of_the_class(shape: tuple[int, int], dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("columns", "dtype", "smoothing"),
+    levels.covering(2, [9, 21, 64, 196, 333], ["bfloat16", "float16"], [0.0, 0.1]),
+)
+def test_terms_relative_to_that_of_the_class(columns: int, dtype: str, smoothing: float) -> None:
     """In half precision: where the others are far above it or below, in all threads or in one."""
-    rows = shape[0]
+    shape = rows, _ = 90, columns
     rng = np.random.default_rng(11)
     x = rng.standard_normal(shape)
     x[:, 1:] += np.repeat([0, 8, 24, 27, 28, 29, 80, 300, -30, -300], 9)[:, None]
@@ -481,13 +483,14 @@ def test_terms_relative_to_that_of_the_class(shape: tuple[int, int], dtype: str)
         "bfloat16": (2.0**-7, 2.0**-126, 2.0**-80),
         "float16": (2.0**-10, 2.0**-24, 1.0),
     }[dtype]
-    both = value_and_grad(functools.partial(cross_entropy, reduction="sum", scale=scale))
+    loss = functools.partial(cross_entropy, label_smoothing=smoothing)
+    both = value_and_grad(functools.partial(loss, reduction="sum", scale=scale))
     with installed(multiprocessors=3, seed=1) as device:
         operands = device.asarray(x), device.asarray(target)
-        losses = cross_entropy(*operands, reduction="none").get()
+        losses = loss(*operands, reduction="none").get()
         _, gradient = both(*operands)
         assert all("row_tiles<" in name for name in names(device))
-    expected, (_, slopes) = cross_entropy(x, target, reduction="none"), both(x, target)
+    expected, (_, slopes) = loss(x, target, reduction="none"), both(x, target)
     for result, reference in (losses, expected), (gradient.get(), slopes):
         assert 0 < np.isnan(reference).sum() < reference.size
         wide = result.astype(np.float64), reference.astype(np.float64)

@@ -647,6 +647,39 @@ def test_float32_losses_of_half_precision(columns: int, monkeypatch: pytest.Monk
         np.testing.assert_allclose(losses, expected, rtol=2.0**-16, atol=2.0**-125)
 
 
+@pytest.mark.parametrize("columns", [3, 21, 223, 1001])
+@pytest.mark.parametrize("apart", levels.first([False, True]))
+def test_float32_losses_of_half_precision_with_smoothing(
+    columns: int, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits are added as they are: however large they are beside their distances."""
+    monkeypatch.setattr(CupyLibrary, "autocast", lambda library: True)
+    rng = np.random.default_rng(21)
+    rows = 3000 // columns
+    target = rng.integers(0, columns, rows)
+    for scale, offset, smoothing in (1, 0, 0.1), (30, 0, 1e-3), (1, 1e3, 1.0), (0, 1e4, 0.1):
+        x = rng.standard_normal((rows, columns)) * scale + offset
+        x[::3, 0] = -1e3
+        half = x.astype(DTYPES["bfloat16"])
+        loss = functools.partial(cross_entropy, label_smoothing=smoothing, reduction="none")
+        with installed(multiprocessors=3, seed=1) as device:
+            array = device.asarray(np.asfortranarray(half).T).transpose() if apart else None
+            losses = loss(array if apart else device.asarray(half), device.asarray(target)).get()
+        assert losses.dtype == np.float32
+        expected = loss(half.astype(np.float64), target)
+        np.testing.assert_allclose(losses, expected, rtol=2.0**-16)
+
+
+def test_logits_whose_sum_is_too_large_for_smoothing() -> None:
+    """In bfloat16, where a row adds up to more than float32 holds."""
+    target = np.zeros(4, np.int64)
+    for columns, expected in (16, np.log(16)), (64, -np.inf):
+        x = np.full((4, columns), 1e37).astype(DTYPES["bfloat16"])
+        with installed(multiprocessors=3, seed=1) as device:
+            loss = cross_entropy(device.asarray(x), device.asarray(target), label_smoothing=0.1)
+        np.testing.assert_allclose(loss.get().astype(np.float64), expected, rtol=2.0**-8)
+
+
 SPECIAL = [-np.inf, np.inf, np.nan, 1.0, 2.0, -3e38, 3e38]
 
 

@@ -238,7 +238,8 @@ EQUIVALENT: dict[str, str] = {
         "one number is exact both ways"
     ),
     (
-        "static constexpr bool FAST = HALF || HELD == 0 && !SMOOTHED && sizeof(T) == sizeof(float);"
+        "static constexpr bool FAST = HALF || HELD == 0 "
+        "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "terms that are less exact on a GPU alone",
     "static constexpr bool EXACT = !HALF || !BINARY && !SMOOTHED;": (
         "keeps errors that do not show: slower"
@@ -247,13 +248,16 @@ EQUIVALENT: dict[str, str] = {
         "keeps errors that do not show: slower"
     ),
     (
-        "static constexpr bool FAST = HALF && HELD == 1 && !SMOOTHED && sizeof(T) == sizeof(float);"
+        "static constexpr bool FAST = HALF && HELD == 1 "
+        "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "other terms: slower",
     (
-        "static constexpr bool FAST = HALF && HELD != 0 && !SMOOTHED && sizeof(T) == sizeof(float);"
+        "static constexpr bool FAST = HALF && HELD != 0 "
+        "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "other terms: slower",
     (
-        "static constexpr bool FAST = HALF && HELD == 0 && !SMOOTHED && sizeof(T) != sizeof(float);"
+        "static constexpr bool FAST = HALF && HELD == 0 "
+        "&& LINEAR != OF_DISTANCES && sizeof(T) != 4;"
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
     "if (SHARED || releases) elements.release(row);": "what leaves the cache first",
