@@ -106,6 +106,37 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if (present) context = loss.prologue(row, prefetched);
     return context;
   }
+  // The contexts of the rows of a thread in a tile. Where several threads work on a row, one reads
+  // its context, for all of them. Elements may be overwritten already where another launch has left
+  // the context, see SPLIT: there the first block of a tile `leaves` it.
+  template <Phase PHASE>
+  DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Rows& rows,
+                            Index tile, unsigned char* memory, bool leaves) const {
+    const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
+                             bool present) {
+      if constexpr (PHASE == MERGE) return left<Context>(memory, index);
+      const Context own = context_of(row, prefetched, present);
+      if (PHASE == SPLIT && leaves) left<Context>(memory, index) = own;
+      return own;
+    };
+    if constexpr (Team::THREADS_PER_ROW == 1) {
+      // The thread waits once for what is prefetched of all its rows.
+      const Prefetched prefetched[WIDTH] = {loss.prefetch(row_at(rows, V))...};
+      ((contexts[V] = context(row_at(rows, V), prefetched[V], rows.first + V, rows.present)), ...);
+    } else {
+      const int mine = threadIdx.x;
+      Context own{};  // without {} ptxas spills more
+      if (mine < Team::ROWS) {
+        const Index index = tile * Team::OWN_ROWS + mine;
+        const Row row = row_at(index);
+        own = context(row, loss.prefetch(row), index, index < n);
+      }
+      if constexpr (Team::OVERLAP != 0) __syncthreads();  // those of the tile before have been read
+      if (mine < Team::ROWS) contexts_of_rows[mine] = own;
+      __syncthreads();
+      ((contexts[V] = contexts_of_rows[Team::row() + V]), ...);
+    }
+  }
   template <bool FIRST>
   DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows,
                   const Context (&contexts)[WIDTH]) const {
@@ -126,6 +157,23 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     each_batch<false>(rows, section,
                       [&](auto batch) { add<false>(states, batch, rows, contexts); });
   }
+  // What is accumulated of a share, whose sections begin with `first`. MERGE takes what SPLIT has
+  // left of them.
+  template <Phase PHASE>
+  DEVICE void accumulate_share(State (&states)[WIDTH], const Rows& rows, int first, int sections,
+                               const Context (&contexts)[WIDTH], auto left_of) const {
+    ((states[V] = State::empty()), ...);
+#pragma unroll(PHASE == MERGE ? 4 : 1)
+    for (int s = 0; s < sections; ++s) {
+      State part[WIDTH];
+      if constexpr (PHASE == MERGE) {
+        ((part[V] = left_of(first + s, V)), ...);
+      } else {
+        accumulate(part, rows, first + s, contexts);
+      }
+      ((states[V] = merge(states[V], part[V])), ...);
+    }
+  }
 
   // Writes the gradients of a batch.
   DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
@@ -133,6 +181,15 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
+    }
+  }
+  // The same for sections of which each thread of a row takes every THREADS_PER_ROW-th one.
+  DEVICE void differentiate_sections(int begin, int end, const Rows& rows,
+                                     const Context (&contexts)[WIDTH],
+                                     const Finished (&done)[WIDTH]) const {
+    for (int section = begin + Team::thread(); section < end; section += Team::THREADS_PER_ROW) {
+      each_batch<true>(rows, section,
+                       [&](const auto& part) { differentiate(part, rows, contexts, done); });
     }
   }
   // The same for a tile, by all threads of the block, through shared memory if it is one stretch.
@@ -414,43 +471,17 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     typename Work::template Batch<Team::SURE> batch;
     if constexpr (Team::STAYS) batch = work.template load<Team::SURE, false>(rows, Team::thread());
     Context contexts[WIDTH];
-    // Elements may be overwritten already where another launch has left the context.
-    const auto context_of = [&](const auto& row, const auto& prefetched, Index index,
-                                bool present) {
-      if constexpr (PHASE == MERGE) return left<Context>(memory, index);
-      const Context context = work.context_of(row, prefetched, present);
-      if (PHASE == SPLIT && split == 0) left<Context>(memory, index) = context;
-      return context;
+    work.template find_contexts<PHASE>(contexts, contexts_of_rows, rows, tile, memory, split == 0);
+    const auto left_of = [&](int section, int v) -> State& {
+      return work.left_state(memory, tiles, tile * sections + section, v);
     };
-    if constexpr (ALONE) {
-      // The thread waits once for what is prefetched of all its rows.
-      typename Work::Prefetched prefetched[WIDTH];
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) prefetched[v] = loss.prefetch(work.row_at(rows, v));
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) {
-        contexts[v] = context_of(work.row_at(rows, v), prefetched[v], rows.first + v, rows.present);
-      }
-    } else {
-      Context context{};  // without {} ptxas spills more
-      if (mine < ROWS) {
-        const Index index = tile * OWN_ROWS + mine;
-        const auto row = work.row_at(index);
-        context = context_of(row, loss.prefetch(row), index, index < work.n);
-      }
-      if constexpr (OVERLAPS) __syncthreads();  // those of the tile before have been read
-      if (mine < ROWS) contexts_of_rows[mine] = context;
-      __syncthreads();
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) contexts[v] = contexts_of_rows[Team::row() + v];
-    }
     if constexpr (PHASE == SPLIT) {
       for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
         State states[WIDTH];
         work.accumulate(states, rows, section, contexts);
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) {
-          work.left_state(memory, tiles, tile * sections + section, v) = states[v];
+          left_of(section, v) = states[v];
         }
       }
       segment += ends ? workers : 0;
@@ -478,21 +509,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       for (int share = Team::thread(); share < shares; share += THREADS_PER_ROW) {
         State of_share[WIDTH];
-#pragma unroll
-        for (int v = 0; v < WIDTH; ++v) of_share[v] = State::empty();
-#pragma unroll(PHASE == MERGE ? 4 : 1)
-        for (int s = 0; s < share_sections; ++s) {
-          const int section = share * share_sections + s;
-          State part[WIDTH];
-          if constexpr (PHASE != MERGE) work.accumulate(part, rows, section, contexts);
-#pragma unroll
-          for (int v = 0; v < WIDTH; ++v) {
-            if constexpr (PHASE == MERGE) {
-              part[v] = work.left_state(memory, tiles, tile * sections + section, v);
-            }
-            of_share[v] = merge(of_share[v], part[v]);
-          }
-        }
+        work.template accumulate_share<PHASE>(of_share, rows, share * share_sections,
+                                              share_sections, contexts, left_of);
         add_share(share, of_share);
       }
     }
@@ -539,11 +557,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else if constexpr (GRADIENTS && Team::STAYS) {
       if (rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
-      for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
-        work.template each_batch<true>(rows, section, [&](const auto& part) {
-          work.differentiate(part, rows, contexts, done);
-        });
-      }
+      work.differentiate_sections(begin, end, rows, contexts, done);
     }
     if (ends) {
       if constexpr (REDUCED) {

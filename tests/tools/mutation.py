@@ -201,9 +201,10 @@ EQUIVALENT: dict[str, str] = {
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
     "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
     "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
-    "if (PHASE == SPLIT && split != 0) left<Context>(memory, index) = context;": (
-        "all splits have the same context"
-    ),
+    (
+        "work.template find_contexts<PHASE>"
+        "(contexts, contexts_of_rows, rows, tile, memory, split != 0);"
+    ): "all splits have the same context",
     "const bool valued = VALUES != NO_VALUES || threadIdx.x < 32;": "a value that is not used",
     "const bool valued = VALUES != NO_VALUES && threadIdx.x <= 32;": (
         "one more thread whose value is not used"
@@ -407,7 +408,7 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
-    "context = context_of(row, loss.prefetch(row), index, index <= work.n);": (
+    "own = context(row, loss.prefetch(row), index, index <= n);": (
         "the last row in place of one that is not there"
     ),
     "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
