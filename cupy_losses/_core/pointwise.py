@@ -16,7 +16,6 @@ from .shapes import (
     Shape,
     broadcast_shape,
     broadcast_strides,
-    memory_order,
     result_dtype,
 )
 
@@ -94,10 +93,10 @@ class PointwiseFormula(Loss):
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
     ) -> list[Output | None]:
-        """The results lie in the memory order of the operands."""
+        """The results lie in the memory order of the operands, those of the loss first."""
         own = operands[request.extra :]
         shape = self.shape_of(call, own)
-        axes = self.memory_order(request, operands, shape)
+        axes = self.memory_order(call, request, operands, shape)
         dtype = self.result_dtype(call, own, autocast)
         value = value_output(dtype, self.value_shape(call, shape), axes)
 
@@ -107,11 +106,12 @@ class PointwiseFormula(Loss):
         return request.outputs(value, request.computed(call, own, shape), gradient)
 
     def memory_order(
-        self, request: Request, operands: Sequence[ArraySpec], shape: Shape
+        self, call: Call, request: Request, operands: Sequence[ArraySpec], shape: Shape
     ) -> list[int]:
         """The axes of `shape`, slowest first, as the operands of a request lie in memory."""
         read = operands[request.denominator :]
-        return memory_order(shape, [broadcast_strides(operand, shape) for operand in read])
+        strides = [broadcast_strides(operand, shape) for operand in read]
+        return request.memory_order(call, shape, strides)
 
     def refusal(self, call: Call, operand: int) -> str:
         """A weight that divides the mean is refused."""

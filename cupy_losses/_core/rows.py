@@ -18,7 +18,6 @@ from .shapes import (
     Shape,
     broadcast_shape,
     broadcast_strides,
-    memory_order,
     overlaps,
     result_dtype,
     with_axes_behind,
@@ -367,8 +366,7 @@ def _broadcasts_to(shape: Shape, rows: Shape) -> bool:
 class RowSpace(NamedTuple):
     """The shape of the elements, the axis of a row, and the strides of each operand over them.
 
-    `axes` are the axes of the shape in memory order, slowest first. The masks and the weights of
-    rows decide on it last.
+    `axes` are the axes of the shape in memory order, slowest first.
     """
 
     shape: Shape
@@ -405,6 +403,4 @@ def row_space(
             strides.append(broadcast_strides(operand, shape))
         else:
             strides.append(of_rows(operand))
-    pairs = sorted(zip(names, strides, strict=True), key=lambda pair: pair[0] in OF_COUNT)
-    axes = memory_order(shape, [steps for _, steps in pairs])
-    return RowSpace(shape, axis, strides, axes)
+    return RowSpace(shape, axis, strides, request.memory_order(call, shape, strides))
