@@ -17,6 +17,7 @@ from .._core.pointwise import PointwiseFormula
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
 from .evaluation import outputs_of, spec_of
+from .scaling import scaled
 from .weights import counts_of_elements, counts_of_rows, of_derivatives, quotient
 
 Tensor = torch.Tensor
@@ -188,10 +189,10 @@ class _Batch:
         if self._call.reduction == "none":
             return each
         flat = each.reshape(self._size, math.prod(each.shape[1:]))  # of no samples, too
-        total = flat.sum(dim=1, dtype=torch.float64) * self._scale
+        total = flat.sum(dim=1, dtype=torch.float64)
         is_derivative = bool(self._request.tangents)
         value = quotient(total, self._denominator, self._leaves_out, is_derivative)
-        return value.to(getattr(torch, output.dtype))
+        return scaled(value, self._scale).to(getattr(torch, output.dtype))
 
     def _sum_of_data(self) -> Tensor:
         """The denominator of the call on each sample."""

@@ -14,6 +14,7 @@ import torch
 from .._core.loss import Request
 from . import jvp_of_jvp
 from .evaluation import Evaluation, is_autocast, outputs_of
+from .scaling import multiplied
 
 Tensor = torch.Tensor
 
@@ -141,7 +142,7 @@ def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[T
     if along_scale is not None:
         tangents = tangents[:-1]
         unscaled = run(call.unscaled, request, operands[:-1])
-        parts.append([_multiplied(along_scale, result) for result in unscaled])
+        parts.append([multiplied(along_scale, result) for result in unscaled])
     own, of_own = operands[request.extra :], tangents[request.extra :]
     along = call.loss.differentiated(call, [tangent is not None for tangent in of_own])
     varied = {k: tangent for k in along if (tangent := of_own[k]) is not None}
@@ -166,12 +167,6 @@ def jvp(evaluation: Evaluation, tangents: Sequence[Tensor | None]) -> Sequence[T
     if not parts:
         return [torch.zeros_like(t) for t in run(call, request, operands)]
     return [sum(of_one[1:], of_one[0]) for of_one in zip(*parts, strict=True)]
-
-
-def _multiplied(tangent: Tensor, result: Tensor) -> Tensor:
-    """A result times a tangent. A tangent of 0 gives 0, also where the mean of nothing is NaN."""
-    counts = (tangent != 0) | result.isfinite()
-    return (tangent * result.where(counts, 0)).to(result.dtype)
 
 
 def _placed(

@@ -17,6 +17,7 @@ from .._core.pointwise import PointwiseFormula
 from .._core.reduction import NOTHING_LEFT
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
+from .scaling import scaled
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
@@ -178,9 +179,10 @@ def composed(
     of_parts = [part.results(run, request, leading, scale, divisor, shape) for part in parts]
     results = [sum(of_one[1:], of_one[0]) for of_one in zip(*of_parts, strict=True)]
     if request.value and call.reduction != "none":
-        whole = results[0].sum(dtype=torch.float64) * scale
+        whole = results[0].sum(dtype=torch.float64)
         denominator = total if of_data else size
-        results[0] = quotient(whole, denominator, leaves_out, bool(request.tangents))
+        value = quotient(whole, denominator, leaves_out, bool(request.tangents))
+        results[0] = scaled(value, scale)
     if counted:
         results.insert(1, total)
     return results

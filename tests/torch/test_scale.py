@@ -135,18 +135,56 @@ def test_transforms(torch_library: Library, name: str) -> None:
     close(by_scale, torch.stack([loss(x) for x in inputs]).to(by_scale.dtype))
 
 
-def test_nothing_left() -> None:
-    """The loss is NaN, and so is its derivative by the scale, but 0 is the one by the input."""
-    nothing = torch.zeros(5, dtype=torch.bool)
+def masked(input: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return mse_loss(input, weight.detach(), where=torch.zeros(3, 5) > 0, scale=scale)
 
-    def loss(input: Tensor, scale: Tensor) -> Tensor:
-        return mse_loss(input, torch.ones_like(input), where=nothing, scale=scale)
 
-    given = torch.zeros(5, dtype=F64), torch.tensor(0.3, dtype=F64)
-    for jacobian in (jacrev, jacfwd):
-        by_input, by_scale = jacobian(loss, (0, 1))(*given)
-        assert torch.equal(by_input, torch.zeros_like(given[0]))
-        assert by_scale.isnan()
+def masked_with_weights(input: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    zeros = torch.zeros_like(input)
+    return mse_loss(input, zeros, weight=weight, where=torch.zeros(3, 5) > 0, scale=scale)
+
+
+def ignored(input: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return cross_entropy(input, torch.full((3,), -100), weight=weight, scale=scale)
+
+
+def weights_of_zero(input: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    classes, zeros = torch.tensor([0, 3, 1]), 0 * weight[:3]
+    return cross_entropy(input, classes, sample_weight=zeros, scale=scale)
+
+
+def backward(loss: Loss, given: Any) -> Any:
+    leaves = [x.clone().requires_grad_() for x in given]
+    total = loss(*leaves).sum()
+    return torch.autograd.grad(total, leaves, materialize_grads=True)
+
+
+NUMBERS = 0, 1, 2
+NOTHING_LEFT: dict[str, Callable[[Loss, Any, Any], Any]] = {
+    "backward": lambda loss, given, batch: backward(loss, given),
+    "grad": lambda loss, given, batch: grad(loss, NUMBERS)(*given),
+    "jacfwd": lambda loss, given, batch: jacfwd(loss, NUMBERS)(*given),
+    "vmap(grad)": lambda loss, given, batch: vmap(grad(loss, NUMBERS))(*batch),
+    "vmap(jacfwd)": lambda loss, given, batch: vmap(jacfwd(loss, NUMBERS))(*batch),
+    "backward of vmap": lambda loss, given, batch: backward(vmap(loss), batch),
+    "jvp of vmap": lambda loss, given, batch: [
+        jvp(vmap(loss), (*batch,), tuple(x * (k == n) for n, x in enumerate(batch)))[1]
+        for k in NUMBERS
+    ],
+}
+
+
+@pytest.mark.parametrize("loss", [masked, masked_with_weights, ignored, weights_of_zero])
+@pytest.mark.parametrize("mode", NOTHING_LEFT)
+def test_nothing_left(loss: Loss, mode: str) -> None:
+    """The loss is NaN, and so is its derivative by the scale; those by input and weight are 0."""
+    weight = torch.ones(3, 5, dtype=F64)[0 if loss in (ignored, weights_of_zero) else ...]
+    given = torch.ones(3, 5, dtype=F64), weight, torch.tensor(0.3, dtype=F64)
+    batch = [torch.stack([x, 2 * x]) for x in given]
+    by_input, by_weight, by_scale = NOTHING_LEFT[mode](loss, given, batch)
+    assert (by_input == 0).all()
+    assert (by_weight == 0).all()
+    assert by_scale.isnan().all()
 
 
 def test_a_tangent_of_zero_is_differentiated() -> None:

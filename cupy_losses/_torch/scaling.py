@@ -1,0 +1,25 @@
+"""Products with a scale that is an array, to be differentiated."""
+
+from __future__ import annotations
+
+import torch
+from torch._C import _functorch
+
+Tensor = torch.Tensor
+
+
+def multiplied(tangent: Tensor, result: Tensor) -> Tensor:
+    """A result times a tangent. A tangent of 0 gives 0, also where the mean of nothing is NaN."""
+    counts = (tangent != 0) | result.isfinite()
+    return (tangent * result.where(counts, 0)).to(result.dtype)
+
+
+def scaled(value: Tensor, scale: Tensor | float) -> Tensor:
+    """A value times the scale of its call, by which the derivative is the value, NaN or not."""
+    if not isinstance(scale, Tensor) or any(map(_functorch.is_batchedtensor, (value, scale))):
+        return value * scale  # torch.vmap unpacks no dual numbers
+    scale, tangent = torch._VF._unpack_dual(scale, level=0)
+    if tangent is None:
+        return value * scale
+    along = multiplied(tangent, torch._VF._unpack_dual(value, level=0)[0])
+    return value * scale + torch._VF._make_dual(torch.zeros_like(along), along, level=0)
