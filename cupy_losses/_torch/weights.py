@@ -159,7 +159,9 @@ def composed(
     The call is unscaled, and `specs` are those of its operands. The results are scaled. A
     denominator that is given is added up anew.
     """
-    operands, counted = operands[request.denominator :], request.counted
+    # Views of negated numbers make no views that have tangents.
+    operands = [tensor.resolve_neg() for tensor in operands[request.denominator :]]
+    counted = request.counted
     request = request._replace(denominator=False, counted=False)
     leading, own = operands[: request.extra], operands[request.extra :]
     shape = call.loss.shape_of(call, specs)

@@ -876,6 +876,11 @@ def test_negated_views_in_forward_mode() -> None:
     for twice in (torch.func.hessian, lambda loss: jacfwd(jacfwd(loss))):
         found, expected = (twice(lambda a: log_cosh_loss(a, y))(a) for a in (imaginary, x))
         torch.testing.assert_close(found, expected)
+    of_elements = functools.partial(mse_loss, x, y)
+    of_rows = functools.partial(cross_entropy, x, torch.arange(4), label_smoothing=0.1)
+    for loss, weights in ((of_elements, (imaginary, x)), (of_rows, (imaginary[0], x[0]))):
+        found, expected = (jacfwd(lambda w, of=loss: of(weight=w))(weight) for weight in weights)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
