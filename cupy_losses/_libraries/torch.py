@@ -26,7 +26,7 @@ from .._device.library import Allocator
 from .._device.plan import VECTOR_BYTES, Plan
 from .._device.plan_pointwise import scale_launch
 from .._torch import autograd, inductor, operators, values
-from .._torch.evaluation import spec_of
+from .._torch.evaluation import in_memory, spec_of
 from .numpy import on_host
 from .registry import ArrayLibrary, Locatable, Located, Sample, instance, register
 
@@ -41,8 +41,8 @@ class Exporter(Locatable):
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._is_copy = tensor.is_neg()  # which nobody else keeps
-        self._tensor = tensor.resolve_neg() if self._is_copy else tensor
+        self._tensor = in_memory(tensor)
+        self._is_copy = self._tensor is not tensor  # which nobody else keeps
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
         if stream is not None:
@@ -147,7 +147,7 @@ class TorchLibrary(TensorLibrary):
         """A tensor without the checks and synchronisation of its own export."""
         if operators.is_watched():
             raise TypeError("it is traced or transformed: let the first argument be a tensor too")
-        return Exporter(array) if array.is_cuda else array
+        return Exporter(array) if array.is_cuda else in_memory(array)
 
     evaluate = autograd.evaluate
 
@@ -172,7 +172,7 @@ class TorchLibrary(TensorLibrary):
 
     @abstractmethod
     def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
-        """The results of a request on tensors without negation bits, see `autograd.Tensors`."""
+        """The results of a request on tensors with their elements in memory, see `autograd`."""
 
     def of_one_layout(
         self, call: Call, request: Request, autocast: bool, compute: Computed
@@ -269,7 +269,7 @@ class TorchCuda(TorchLibrary):
         if gradient.data_ptr() % VECTOR_BYTES or not _is_dense(gradient):
             _multiply(gradient, grad_output)
             return
-        grad_output = grad_output.resolve_neg()
+        grad_output = in_memory(grad_output)
         device = self.device(gradient)
         launch = _scale_launch(gradient.dtype, grad_output.dtype, gradient.numel(), device)
         addresses = gradient.data_ptr(), grad_output.data_ptr()

@@ -12,7 +12,7 @@ from .._core.cache import keep
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, operators, weights
 from .dynamo import unread
-from .evaluation import Evaluation
+from .evaluation import Evaluation, in_memory
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,7 @@ class Tensors(Protocol):
     """What the bridge asks of a library of tensors."""
 
     def run_resolved(self, call: Call, request: Request, operands: Sequence[Tensor]) -> list[Any]:
-        """The results of a request on tensors without negation bits.
+        """The results of a request on tensors whose elements are in memory.
 
         Those of an early request end with a `Waiting`, or None where no gradient was written.
         """
@@ -41,18 +41,20 @@ class Tensors(Protocol):
 
 
 def resolved(call: Call, operands: Sequence[Tensor], leading: int = 0) -> Sequence[Tensor]:
-    """The operands without negation bits: copies of those that have one."""
+    """The operands with their elements in memory."""
     for tensor in operands:
-        if tensor.is_neg():
+        if tensor.is_neg() or tensor._is_zerotensor():
             break
     else:
         return operands
-    if call.loss.overwrites and operands[leading + call.extra].is_neg():
+    found = [in_memory(tensor) for tensor in operands]
+    overwritten = leading + call.extra
+    if call.loss.overwrites and found[overwritten] is not operands[overwritten]:
         raise ValueError(
-            f"{call.names[call.extra]} must not be a view of negated numbers to be overwritten: "
-            "pass its resolve_neg()"
+            f"{call.names[call.extra]} must not be a view of negated numbers, nor zeros without "
+            "memory, to be overwritten: pass its clone()"
         )
-    return [tensor.resolve_neg() for tensor in operands]
+    return found
 
 
 def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor:
@@ -61,7 +63,7 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
         return operators.evaluate(call, operands)
     differentiate = False
     for operand in operands:
-        if operand.is_neg():
+        if operand.is_neg() or operand._is_zerotensor():
             operands = resolved(call, operands)
         if operand.requires_grad:
             differentiate = True
@@ -110,8 +112,8 @@ class _Loss(torch.autograd.Function):
             given = call.loss.grad_output_operand(call, grad_output), *operands
             gradients = _Gradient.apply(library, call, wanted, *given)  # type: ignore[no-untyped-call]
         else:
-            if grad_output.is_neg():
-                grad_output = grad_output.resolve_neg()
+            if grad_output.is_neg() or grad_output._is_zerotensor():
+                grad_output = in_memory(grad_output)
             # Handed out once: a second backward pass computes the gradients anew.
             (gradients, waiting), ctx.ready = ctx.ready, _NOTHING_READY
             if waiting is None or not waiting.finish(operands, grad_output):

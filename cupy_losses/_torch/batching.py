@@ -16,7 +16,7 @@ from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
-from .evaluation import outputs_of, spec_of
+from .evaluation import in_memory, outputs_of, spec_of
 from .scaling import scaled
 from .weights import counts_of_elements, counts_of_rows, of_derivatives, quotient
 
@@ -38,7 +38,7 @@ def batched(
     `dims` are the axes of the batch in the operands, None in those that all samples share.
     """
     # Views of negated numbers make no views that have tangents.
-    pairs = [(t.resolve_neg(), d) for t, d in zip(operands, dims, strict=True)]
+    pairs = [(in_memory(t), d) for t, d in zip(operands, dims, strict=True)]
     if size == 0:
         return _of_no_samples(call, request, autocast, pairs)
 

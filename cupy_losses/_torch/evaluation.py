@@ -26,6 +26,14 @@ class Evaluation(NamedTuple):
     run: Run
 
 
+def in_memory(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one whose elements do not lie in memory as they are.
+
+    These are views of negated numbers, and the zeros for which forward-mode AD has no memory.
+    """
+    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
+
+
 def spec_of(tensor: Tensor) -> ArraySpec:
     """A tensor without its data."""
     return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())

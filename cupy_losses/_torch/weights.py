@@ -17,6 +17,7 @@ from .._core.pointwise import PointwiseFormula
 from .._core.reduction import NOTHING_LEFT
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
+from .evaluation import in_memory
 from .scaling import scaled
 
 Tensor = torch.Tensor
@@ -160,7 +161,7 @@ def composed(
     denominator that is given is added up anew.
     """
     # Views of negated numbers make no views that have tangents.
-    operands = [tensor.resolve_neg() for tensor in operands[request.denominator :]]
+    operands = [in_memory(tensor) for tensor in operands[request.denominator :]]
     counted = request.counted
     request = request._replace(denominator=False, counted=False)
     leading, own = operands[: request.extra], operands[request.extra :]

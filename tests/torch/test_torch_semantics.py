@@ -270,6 +270,42 @@ def test_negative_bit_is_resolved(torch_library: Library) -> None:
     assert cupy_losses.mse_loss(imaginary, torch.zeros(2, device=device)).item() == 2.5
 
 
+def test_zeros_without_memory(torch_library: Library) -> None:
+    """Those of forward-mode AD, as operands, weights, scales, grad_outputs and tangents."""
+    device = "cuda" if torch_library.name == "torch cuda" else "cpu"
+
+    def zeros(*shape: int) -> Any:
+        return torch._efficientzerotensor(shape, device=device)
+
+    x, classes = torch.rand(3, 4, device=device), torch.tensor([0, 2, 1], device=device)
+    for loss, shape in (
+        (lambda t: cupy_losses.mse_loss(t, x), (3, 4)),
+        (lambda t: cupy_losses.mse_loss(x, t, weight=1 + t), (3, 4)),
+        (lambda t: cupy_losses.mse_loss(x, x + 1, weight=t, reduction="none"), (3, 4)),
+        (lambda t: cupy_losses.mse_loss(x, x + 1, scale=t), ()),
+        (lambda t: cupy_losses.cross_entropy(t, classes), (3, 4)),
+        (lambda t: cupy_losses.cross_entropy(x, classes, weight=t, reduction="sum"), (4,)),
+    ):
+        pairs = []
+        for zero in (zeros(*shape), torch.zeros(shape, device=device)):
+            leaf = x.clone().requires_grad_()
+            each = cupy_losses.mse_loss(leaf, x + 1, reduction="none")
+            (slope,) = torch.autograd.grad(each, leaf, zero.expand(3, 4), create_graph=True)
+            (second,) = torch.autograd.grad(slope, leaf, zero.expand(3, 4))
+            leaf = zero.clone().requires_grad_()
+            by_leaf = torch.autograd.grad(loss(leaf).sum(), leaf)
+            pairs.append([loss(zero), slope, second, *by_leaf])
+        torch.testing.assert_close(*pairs)
+    reduced = cupy_losses.mse_loss(x.requires_grad_(), x.detach() + 1)
+    assert not torch.autograd.grad(reduced, x, zeros())[0].any()
+    if device == "cpu":
+        assert cupy_losses.mse_loss(np.ones((3, 4)), zeros(3, 4)) == 1
+    with pytest.raises(ValueError, match="input must not be .* zeros without memory"):
+        cupy_losses.value_and_grad(cupy_losses.cross_entropy)(
+            zeros(3, 4), classes, overwrite_input=True
+        )
+
+
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_masked_elements_count_for_nothing(case: Case, library: Library) -> None:
     """Even if they are NaN: the same loss and gradient as of the elements that are left."""
