@@ -29,8 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from ._api import compiled
 from ._api.entrance import Prepared, call_of, loss_function, one_like, prepare_of, prepared_by
 from ._core.arguments import Flag, Integer, Real
+from ._core.dtypes import check_dtypes, dtype_name
 from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
@@ -375,12 +377,15 @@ def triplet_margin_with_distance_loss(
             "distance_function must be a function of two arrays, "
             f"got {type(distance_function).__name__}"
         )
-    near = distance_function(anchor, positive)
+    near: Any = distance_function(anchor, positive)
     far: Any = distance_function(anchor, negative)
-    if not hasattr(far, "dtype"):
-        raise TypeError(
-            f"distance_function must return an array of distances, got {type(far).__name__}"
-        )
+    for distance in (near, far):
+        if not hasattr(distance, "dtype"):
+            kind = type(distance).__name__
+            raise TypeError(f"distance_function must return an array of distances, got {kind}")
+    if not compiled.is_read():
+        names = "distance_function(anchor, positive)", "distance_function(anchor, negative)"
+        check_dtypes([dtype_name(near.dtype), dtype_name(far.dtype)], names)
     if swap:
         far = _minimum(far, distance_function(positive, negative))
     # By a method of tensors torch's compiler can trace it.

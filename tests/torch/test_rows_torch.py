@@ -407,6 +407,10 @@ def test_distance_function_of_any_library(library: Library) -> None:
         loss(*arrays, distance_function=2)
     with pytest.raises(TypeError, match="distance_function must return an array .*, got float"):
         loss(*arrays, distance_function=lambda a, b: 1.0)
+    integers = [library.array(x.astype(int)) for x in hosts]
+    message = r"distance_function\(anchor, positive\), .* must be floating, got .* int64"
+    with pytest.raises(TypeError, match=message):
+        loss(*integers, distance_function=city_block)
     with pytest.raises(ValueError, match="margin must be > 0"):
         loss(*arrays, distance_function=city_block, margin=0)
 
