@@ -56,11 +56,17 @@ def _binary_cross_entropy(input: Any, target: Any) -> Any:
     def entropy(p: Any, y: Any) -> Any:
         return -(y * _at_least(np.log(p), -100.0) + (1.0 - y) * _at_least(np.log1p(-p), -100.0))
 
+    def variance(p: Any) -> Any:
+        return _at_least(p * (1.0 - p), 1e-12)
+
     def by_input(p: Any, y: Any) -> Any:
-        return (p - y) / _at_least(p * (1.0 - p), 1e-12)
+        return (p - y) / variance(p)
+
+    def minus_logit(p: Any) -> Any:
+        return _at_least(np.log1p(-p), -100.0) - _at_least(np.log(p), -100.0)
 
     def by_target(p: Any, y: Any) -> Any:
-        return _at_least(np.log1p(-p), -100.0) - _at_least(np.log(p), -100.0)
+        return with_derivatives(minus_logit, (lambda p: -1.0 / variance(p),), (p,))
 
     return with_derivatives(entropy, (by_input, by_target), (input, target))
 

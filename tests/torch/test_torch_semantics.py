@@ -270,6 +270,21 @@ def test_negative_bit_is_resolved(torch_library: Library) -> None:
     assert cupy_losses.mse_loss(imaginary, torch.zeros(2, device=device)).item() == 2.5
 
 
+def test_second_derivatives_of_saturated_probabilities(torch_library: Library) -> None:
+    """Those of the first one, whose divisor is at least 1e-12, in either order."""
+    p, y = np.meshgrid([0.0, 1e-30, 1e-13, 0.3, 1.0], [0.0, 0.3, 1.0])
+    leaves = [torch_library.array(x).requires_grad_() for x in (p, y)]
+    each = cupy_losses.binary_cross_entropy(*leaves, reduction="none")
+    slopes = torch.autograd.grad(each.sum(), leaves, create_graph=True)
+    seconds = [torch.autograd.grad(x.sum(), leaves, retain_graph=True) for x in slopes]
+    mixed = -1 / np.maximum(p * (1 - p), 1e-12)
+    for got in seconds[0][1], seconds[1][0]:
+        np.testing.assert_allclose(torch_library.host(got), mixed)
+    twice = torch_library.host(seconds[0][0])
+    np.testing.assert_allclose(np.delete(twice, 3, axis=1), 1e12)
+    np.testing.assert_allclose(twice[:, 3], y[:, 3] / 0.3**2 + (1 - y[:, 3]) / 0.7**2)
+
+
 def test_zeros_without_memory(torch_library: Library) -> None:
     """Those of forward-mode AD, as operands, weights, scales, grad_outputs and tangents."""
     device = "cuda" if torch_library.name == "torch cuda" else "cpu"
