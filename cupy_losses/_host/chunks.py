@@ -284,5 +284,6 @@ class Gradient:
         new = self._new
         if new.is_direct:
             return self._array
-        summed = np.asarray(self._sum.finish())
-        return summed.astype(self.dtype).reshape(new.array.shape)
+        array = new.array.make()
+        array[...] = np.asarray(self._sum.finish()).reshape(new.array.shape)
+        return array

@@ -181,6 +181,16 @@ def test_masks_and_weights_of_another_memory_order(library: Library) -> None:
     assert library.host(each).strides == library.host(given[0]).strides
 
 
+def test_gradients_that_are_sums_lie_as_the_operands(library: Library) -> None:
+    a, b = np.random.default_rng(0).random((3, 4, 5)), np.random.default_rng(1).random((3, 4))
+    vectors, targets = library.array(a.T), library.array(b.T)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is broadcast")
+        _, gradient = value_and_grad(mse_loss, 1)(vectors, targets)
+    np.testing.assert_allclose(library.host(gradient), -2 * (a.T - b.T).mean(axis=0) / 12)
+    assert library.host(gradient).strides == library.host(targets).strides
+
+
 @pytest.mark.parametrize("case", SIMPLE, ids=str)
 def test_sums_do_not_drift(case: Case, library: Library) -> None:
     """Two million equal terms: a plain float32 sum would be off by hundreds of ulps."""
