@@ -212,6 +212,9 @@ def _of_rows(
     """
     rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
     named = dict(zip(call.names, operands, strict=True))
+    real = _real(operands)
+    for name in named.keys() & {"weight", "sample_weight"}:
+        named[name] = named[name].to(real)  # once, so that its gradient is rounded once
     if loss.index is not None:
         named[loss.index] = named[loss.index].reshape(rows)
     of_rows = counts_of_rows(call, loss, named)
@@ -223,8 +226,7 @@ def _of_rows(
         unweighted = call._replace(reduction="none", weighted=False, sampled=False)
         parts.append(_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places))
     if call.weighted and loss.counts is not None:
-        real = _real(operands)
-        weight = named["weight"].to(real).reshape(-1, *[1] * (len(shape) - 1 - axis))
+        weight = named["weight"].reshape(-1, *[1] * (len(shape) - 1 - axis))
         input = named[loss.operands[0]]
         left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
         if loss.index is not None:

@@ -29,6 +29,7 @@ Tensor = torch.Tensor
 Function = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 MSE: Function = F.mse_loss
+F64 = torch.float64
 IGNORED = -100
 TARGET = torch.tensor([0, 1, 3, IGNORED, 2, 1])
 WHERE = torch.arange(24).view(6, 4) % 3 > 0
@@ -353,6 +354,18 @@ def test_dtypes(name: str, dtype: torch.dtype) -> None:
         assert got.dtype == dtype
         rtol = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(got, wanted.to(dtype), rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_by_class_weights_are_rounded_once(dtype: torch.dtype) -> None:
+    """Whose parts, of a loss with smoothing, cancel here."""
+    input, weight = LOGITS.to(dtype), torch.full((4,), 60000.0).to(dtype)
+    slopes = []
+    for loss, kind in ((of_classes(smoothed(cross_entropy)), dtype), (smoothed(classes), F64)):
+        (leaf,) = leaves((weight.to(kind),))
+        value = loss(input.to(kind), leaf, reduction="mean")
+        slopes.append(torch.autograd.grad(value, leaf)[0])
+    assert torch.equal(slopes[0], slopes[1].to(dtype))
 
 
 def test_one_pass_over_what_is_ignored_or_masked() -> None:
