@@ -602,17 +602,10 @@ class RowLaunches(Launches):
         chosen = *first, *schedule.memory, *arrays, *scale
         self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), chosen))
         if GRAD_OUTPUT in factor:
+            # Gradients computed anew have the number of rows that there are for a denominator.
+            again = (COUNTED, *chosen[1:]) if self._anticipates_count else chosen
             # No more blocks than run at once: most often all end at once.
-            again = self._addresses_again(chosen)
             self._again = Step(kernel, partial(launch, limited=True), again)
-
-    def _addresses_again(self, chosen: tuple[Address, ...]) -> tuple[Address, ...]:
-        """Those with which gradients are computed anew; the first is that of the denominator."""
-        if self._anticipates_count:
-            chosen = COUNTED, *chosen[1:]
-        if not self._problem.request.early:
-            chosen = tuple(SLOT if address == GRAD_OUTPUT else address for address in chosen)
-        return chosen
 
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""
