@@ -20,19 +20,25 @@ Result = TypeVar("Result")
 
 
 def _is_read() -> bool:
-    global is_read
+    global is_read, _is_guarded
     torch = sys.modules.get("torch")
     if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():
         return True
-    is_read = torch.compiler.is_dynamo_compiling  # a quarter of the time
+    if not _is_guarded:
+        _is_guarded = torch._guards.TracingContext.try_get() is not None
+        if not _is_guarded:
+            is_read = torch.compiler.is_dynamo_compiling  # a quarter of the time
     return False
 
 
 # Whether torch.compile reads the caller instead of running it. It must be known before the package
 # has met torch: the first call may be one that is compiled.
 is_read: Callable[[], bool] = _is_read
+# Whether torch.compile has read `is_read`: if that changes, what it compiled is compiled anew.
+_is_guarded = False
+_is_read()  # torch may be there
 
 
 def unread(function: Function) -> Function:

@@ -123,10 +123,33 @@ from cupy_losses import mse_loss
 loss = torch.compile(mse_loss, fullgraph=True, backend="eager")
 assert loss(torch.ones(3), torch.zeros(3)) == 1
 """
-TORCH_LATER = "from cupy_losses import mse_loss" + FIRST_CALL
+BROKEN = """
+import torch
+from cupy_losses import check_values, mse_loss
+def loss(x, y):
+    with check_values():
+        return mse_loss(x, y)
+assert torch.compile(loss, backend="eager")(torch.ones(3), torch.zeros(3)) == 1
+"""
+COMPILED_ONCE = """
+import torch
+from torch._dynamo.testing import CompileCounter
+from cupy_losses import mse_loss
+counter = CompileCounter()
+loss = torch.compile(mse_loss, fullgraph=True, backend=counter)
+for function in loss, mse_loss, loss:
+    assert function(torch.ones(3), torch.zeros(3)) == 1
+assert counter.frame_count == 1
+"""
+TORCH_LATER = "import cupy_losses"
+PROGRAMS = [
+    order + program
+    for program in (FIRST_CALL, BROKEN, COMPILED_ONCE)
+    for order in (TORCH_LATER, "")
+]
 
 
-@pytest.mark.parametrize("program", first([TORCH_LATER, FIRST_CALL], ids=lambda p: str(len(p))))
+@pytest.mark.parametrize("program", first(PROGRAMS, 3, ids=lambda p: str(len(p))))
 def test_the_first_call_of_a_program_may_be_compiled(program: str) -> None:
     """torch is imported after this package, or before it."""
     subprocess.run([sys.executable, "-c", program], check=True)
