@@ -2,6 +2,8 @@
 
 torch.compile reads the code that it compiles instead of running it. A function of this package is
 not for reading: what it looks up and decides would be traced step by step.
+
+torch.fx runs the code, with proxies in place of tensors. There a call is one node too.
 """
 
 from __future__ import annotations
@@ -66,3 +68,14 @@ def in_graph(name: str, args: Any, kwargs: Any) -> Array:
         if isinstance(value, np.ndarray):
             return outside("NumPy arrays", functions.call, name, *args, **kwargs)
     return call(name, args, kwargs)
+
+
+def proxy_among(args: Any, kwargs: Any) -> Any:
+    """An argument that stands for a tensor while torch.fx records a graph; None if there is none.
+
+    No library takes it: a call asks when it has failed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    return next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.fx.Proxy)), None)

@@ -113,11 +113,17 @@ def loss_function(
         def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
             if compiled.is_read():
                 return compiled.in_graph(name, args, kwargs)
-            given: Any = args
-            if kwargs or len(args) > arrays:
-                given = checks(args, kwargs)
-            call, operands = prepare(*given, **kwargs)
-            return evaluate(call, operands)
+            try:
+                given: Any = args
+                if kwargs or len(args) > arrays:
+                    given = checks(args, kwargs)
+                call, operands = prepare(*given, **kwargs)
+                return evaluate(call, operands)
+            except Exception:
+                proxy = compiled.proxy_among(args, kwargs)
+                if proxy is None:
+                    raise
+                return proxy.__torch_function__(loss, (), args, kwargs)
 
         name = functions.register(loss)
         _mark(loss, checks.before(prepare))

@@ -417,8 +417,18 @@ class TorchTraced(TensorLibrary):
     takes_over = True
 
     @classmethod
+    def types(cls) -> tuple[type, ...]:
+        """Tensors, and what torch.fx has in place of them."""
+        return (Tensor, torch.fx.Proxy)
+
+    @classmethod
     def owns(cls, array: Any) -> bool:
         """Those of subclasses, dense and on any device, and meta tensors."""
+        if isinstance(array, torch.fx.Proxy):
+            raise TypeError(
+                "torch.fx.symbolic_trace records calls of losses, and of nothing else of this "
+                "package: make_fx records derivatives, by torch.func"
+            )
         return (
             isinstance(array, Tensor)
             and array.layout is torch.strided

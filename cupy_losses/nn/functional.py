@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch.fx
 import torch.nn.functional
 from torch.nn._reduction import legacy_get_string
 
@@ -118,9 +117,6 @@ def _functions() -> dict[str, Callable[..., Array]]:
 _FUNCTIONS = _functions()
 globals().update(_FUNCTIONS)
 __all__ = list(_FUNCTIONS)
-# torch.fx.symbolic_trace records a call of one by this name, here and in modules of `nn`.
-for _name in __all__:
-    torch.fx.wrap(_name)
 
 if TYPE_CHECKING:
     from ._functions import *  # noqa: F403

@@ -7,7 +7,7 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -217,16 +217,46 @@ class Losses(torch.nn.Module):
         return of_modules + F.mse_loss(x, y, None, None, "sum") + F.huber_loss(x, y, delta=0.3)
 
 
+X, Y = torch.linspace(-1, 2, 3), torch.linspace(0, 1, 3)
+
+
 def test_symbolic_trace() -> None:
-    """A graph of torch.fx calls the functions, as it calls torch's."""
+    """A graph of torch.fx calls the losses, and nothing else of this package."""
     module = Losses()
     graph = torch.fx.symbolic_trace(module)
-    called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
-    names = ("cross_entropy", "log_cosh_loss", "triplet_margin_loss", "mse_loss", "huber_loss")
-    assert called >= {getattr(F, name) for name in names}
+    names = ["cross_entropy", "log_cosh_loss", "triplet_margin_loss", "mse_loss", "huber_loss"]
+    called = [node.target for node in graph.graph.nodes if is_loss(node.target)]
+    assert called == [getattr(cupy_losses, name) for name in names]
     operands = *torch.randn(2, 4, 5), torch.tensor([0, 4, -100, 1])
-    for again in (graph, copy.deepcopy(graph)):
+    for again in (graph, copy.deepcopy(graph), torch.fx.symbolic_trace(graph)):
         assert torch.equal(again(*operands), module(*operands))
+    loaded = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(lambda x, y: F.l1_loss(x, y))))
+    assert torch.equal(loaded(X, Y), F.l1_loss(X, Y))
+
+
+square = cupy_losses.pointwise_loss("square", lambda x, y: (x - y) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (lambda x, y: cupy_losses.mse_loss(x, y), (X, Y)),
+        (lambda x, y: cupy_losses.mse_loss(target=y, input=x), (X, Y)),
+        (lambda x, y: cupy_losses.mse_loss(torch.ones(3), y, weight=x * x, scale=x.sum()), (X, Y)),
+        (lambda x, beta: F.smooth_l1_loss(torch.ones(3), torch.zeros(3), beta=beta), (X, 0.5)),
+        (lambda x, y: square(x, y), (X, Y)),
+    ],
+)
+def test_symbolic_trace_of_functions(function: Callable[..., Any], operands: Any) -> None:
+    """Any argument may be one that torch.fx traces. The call leaves nothing else in the graph."""
+    graph = torch.fx.symbolic_trace(function)
+    assert all(node.users for node in graph.graph.nodes if node.op.startswith("call"))
+    assert torch.equal(graph(*operands), function(*operands))
+
+
+def test_what_symbolic_trace_does_not_record() -> None:
+    with pytest.raises(TypeError, match="records calls of losses, and of nothing else"):
+        torch.fx.symbolic_trace(lambda x: cupy_losses.value_and_grad(cupy_losses.mse_loss)(x, x))
 
 
 def test_functions_of_this_package() -> None:

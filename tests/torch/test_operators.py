@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._higher_order_ops.map import map as map_of_torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, jacfwd, jvp, vjp, vmap
@@ -427,6 +428,35 @@ def test_check_values_where_the_caller_is_compiled() -> None:
     y[2] = 7
     with pytest.raises(ValueError, match=r"but target\[2\] is 7"):
         with_check(loss, x, y)
+
+
+def conditional(x: Tensor, y: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, F.mse_loss, lambda x, y: 2 * F.l1_loss(x, y), (x, y))
+
+
+def repeated(x: Tensor, y: Tensor) -> Any:
+    start = torch.tensor(0), torch.tensor(0.0, dtype=x.dtype)
+    return torch.while_loop(lambda k, _: k < 3, lambda k, s: (k + 1, s + F.mse_loss(x, y)), start)
+
+
+def mapped(x: Tensor, y: Tensor) -> Any:
+    loss: Any = lambda row: F.mse_loss(row, y[0])  # noqa: E731
+    return map_of_torch(loss, x)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("function", [conditional, repeated, mapped])
+def test_control_flow_is_exported(function: Callable[..., Any], strict: bool) -> None:
+    """torch.export compiles the functions that control flow calls."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Any:
+            return function(x, y)
+
+    x, y = tables()
+    program = torch.export.export(Module(), (x, y), strict=strict)
+    for operands in ((x, y), (-y, x)):
+        torch.testing.assert_close(program.module()(*operands), function(*operands))
 
 
 def branching(x: Tensor) -> Tensor:
