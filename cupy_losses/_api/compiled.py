@@ -66,7 +66,7 @@ def in_graph(name: str, args: Any, kwargs: Any) -> Array:
 
     for value in (*args, *kwargs.values()):
         if isinstance(value, np.ndarray):
-            return outside("NumPy arrays", functions.call, name, *args, **kwargs)
+            return outside("NumPy arrays", functions.call_with_numbers, name, args, kwargs)
     return call(name, args, kwargs)
 
 

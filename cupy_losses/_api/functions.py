@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 Array = Any
 
@@ -26,6 +29,23 @@ def register(function: Callable[..., Array]) -> str:
 def call(name: str, /, *args: Any, **kwargs: Any) -> Array:
     """Call a function by its name."""
     return functions[name](*args, **kwargs)
+
+
+def call_with_numbers(name: str, args: Any, kwargs: Any) -> Array:
+    """Call a function by its name, where torch.compile has made arrays of NumPy's numbers.
+
+    What has a default is no array.
+    """
+    parameters = inspect.signature(functions[name]).parameters
+    numbers = {n for n, p in parameters.items() if p.default not in (p.empty, None)}
+
+    def own(name: str | None, value: Any) -> Any:
+        is_number = name in numbers and isinstance(value, np.ndarray) and value.ndim == 0
+        return value.item() if is_number else value
+
+    names = itertools.chain(parameters, itertools.repeat(None))
+    by_position = [own(name, value) for name, value in zip(names, args, strict=False)]
+    return call(name, *by_position, **{name: own(name, value) for name, value in kwargs.items()})
 
 
 def is_registered(function: Callable[..., Array]) -> bool:

@@ -330,6 +330,18 @@ def of_itself(x: Tensor) -> Tensor:
     return mse_loss(x, x)
 
 
+def of_numpy_numbers(x: Tensor) -> Any:
+    """By name and by position; torch.compile makes arrays of them."""
+    by_position: Any = None, -100, None, "mean", np.float32(0.1)
+    own: Any = {"ignore_index": np.int64(1), "label_smoothing": np.float64(0.1)}
+    classes = torch.arange(4)
+    return (
+        huber_loss(x, 2 * x, delta=np.float64(0.5), scale=np.float32(0.25))
+        + cross_entropy(x, classes, **own)
+        + F.cross_entropy(x, classes, None, *by_position)
+    )
+
+
 def in_check_values(x: Tensor) -> Any:
     with cupy_losses.check_values():
         return compiled(lambda x: cupy_losses.binary_cross_entropy(x, x), x.sigmoid())
@@ -356,6 +368,7 @@ def in_check_values(x: Tensor) -> Any:
             lambda x: compiled(value_and_grad(of_itself), x),
             "value_and_grad, which",
         ),
+        (lambda x: compiled(of_numpy_numbers, x), "a NumPy array or number, which"),
         (in_check_values, "check_values reads the operands"),
         (
             lambda x: compiled(
@@ -407,6 +420,7 @@ def in_a_block(x: Tensor) -> Any:
         lambda x: cupy_losses.hvp(log_cosh_loss, (x, 2 * x), (x, None)),
         lambda x: cupy_losses.grad_and_hess(log_cosh_loss)(x, 2 * x),
         lambda x: (of_arrays(), x + 1)[0],
+        of_numpy_numbers,
         lambda x: cauchy()(x, 2 * x),
         lambda x: row_loss("squares", lambda input: np.sum(input * input))(x),
         in_a_block,
@@ -685,7 +699,7 @@ def test_arrays_of_numpy_do_not_hide_what_is_traced() -> None:
     for run in (lambda f: make_fx(f)(x), lambda f: jvp(f, (x,), (x,)), lambda f: vmap(f)(x)):
         with pytest.raises(TypeError, match="let the first argument be a tensor too"):
             run(lambda x: torch.as_tensor(mse_loss(array, x)))
-    with pytest.raises(Exception, match="a loss of NumPy arrays, which torch would make tensors"):
+    with pytest.raises(Exception, match="a NumPy array or number, which torch would make a tensor"):
         compiled(mse_loss, array, array)
 
 
