@@ -29,6 +29,7 @@ from .._api import compiled, functions
 from .._api.entrance import evaluate, is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
+from .._torch.dynamo import unread
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
 
@@ -48,7 +49,8 @@ _INLINE = "_torchdynamo_inline"
 
 # What every accelerated call does, as short as it can be. It is written once for each function, so
 # that there are no loops and no lists: they would take as long as all the rest. torch.compile may
-# read its beginning, where it compiles a function that it could not compile the caller of.
+# read its beginning, where it compiles a function that it could not compile the caller of. What it
+# calls is `unread`: that runs as ever where torch.compile gives this function up too.
 _TEMPLATE = """
 def {name}({declared}):
     if torch.compiler.is_dynamo_compiling():
@@ -167,9 +169,9 @@ class Replaced:
             "elsewhere": self._elsewhere,
             "by_torch": self._by_torch,
             "in_new_words": self._in_new_words,
-            "prepare": self.prepare,
+            "prepare": unread(_copy(self.prepare)),  # others may read it
             "refused": self._refused,
-            "evaluate": evaluate,
+            "evaluate": unread(evaluate),
         }
         for name in names:
             if name in self._operands or name in _DEPRECATED:
@@ -196,6 +198,7 @@ class Replaced:
         )
         return _code_of(self.name, text, constants)
 
+    @unread
     def _decide(self, key: Any, *args: Any) -> Tally:
         """The tally of calls with such tensors, by which the next one is decided too."""
         named = self._named(args)
@@ -214,6 +217,7 @@ class Replaced:
         exponent = exponent_of([x.numel() for x in tensors])
         return tally_of(Kind(self.name, dtype, exponent, reason, traced))
 
+    @unread
     def _elsewhere(self, *args: Any) -> Array:
         """A call that is not of plain tensors alone, or is traced, transformed or watched."""
         if has_torch_function(args):
@@ -240,16 +244,19 @@ class Replaced:
             tally.count()
         return self._call(args) if prepared is None else evaluate(*prepared)
 
+    @unread
     def _by_torch(self, tally: Tally, *args: Any) -> Array:
         tally.count()
         return self._call(args)
 
+    @unread
     def _refused(self, error: Exception, tally: Tally, *args: Any) -> Array:
         """An option that this package does not take: torch does, or has an error of its own."""
         refused = tally_of(tally.kind._replace(reason=rules.REFUSED))
         refused.example = refused.example or str(error)
         return self._by_torch(refused, *args)
 
+    @unread
     def _in_new_words(self, *args: Any) -> Array:
         """The same call with a reduction in place of the arguments that are deprecated."""
         named = self._named(args)
@@ -318,10 +325,14 @@ def _layout(x: Any) -> Any:
     return Layout(tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad)
 
 
-def _copy(function: Function) -> Function:
-    """A function of the same code, which stays what it is when the code is replaced."""
+def _copy(function: Any) -> Function:
+    """A function of the same code, which stays what it is when the code is replaced or marked."""
     copied = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__module__, copied.__annotations__ = function.__module__, function.__annotations__

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -198,6 +199,24 @@ def test_functions_that_are_not_compiled_whole(function: Callable[..., Tensor]) 
     compiled = torch.compile(lambda a, b: function(a, b) * 1, backend="aot_eager")
     with cupy_losses.accelerate() as acceleration:
         torch.testing.assert_close(step(compiled, a, b), expected)
+    assert reasons(acceleration) == {"": 1}
+
+
+IGNORED: Any = np.int64(1)
+
+
+def with_a_numpy_number(a: Tensor, b: Tensor) -> Tensor:
+    """torch.compile makes a tensor of the number, of which its backend cannot make one again."""
+    return F.cross_entropy(a, b.argmax(1), ignore_index=IGNORED)
+
+
+def test_functions_that_the_backend_does_not_compile() -> None:
+    """torch.compile gives them up, and then reads what they call: nothing of this package."""
+    a, b = (x.detach() for x in xy())
+    expected = with_a_numpy_number(a, b)
+    compiled = torch.compile(with_a_numpy_number, backend="aot_eager")
+    with cupy_losses.accelerate() as acceleration:
+        torch.testing.assert_close(compiled(a, b), expected)
     assert reasons(acceleration) == {"": 1}
 
 
