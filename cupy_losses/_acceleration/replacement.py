@@ -299,14 +299,18 @@ def _read(name: str, of_torch: Function) -> Callable[..., Array]:
     It makes a node of the graph, which calls torch's function while it is traced: on tensors that
     stand for others, so that the rules decide of them as of others. What is no argument of a node,
     or is for a class or a mode to take over, is read on in torch's own code.
+
+    Where acceleration is on when a process first compiles, torch.compile takes this function for
+    torch's own, which is a node that it does not read.
     """
 
     def read(*args: Any, **kwargs: Any) -> Array:
-        for x in (*args, *kwargs.values()):
-            if type(x) not in _IN_GRAPH:
+        if compiled.is_read():
+            for x in (*args, *kwargs.values()):
+                if type(x) not in _IN_GRAPH:
+                    return of_torch(*args, **kwargs)
+            if has_torch_function((*args, *kwargs.values())):
                 return of_torch(*args, **kwargs)
-        if has_torch_function((*args, *kwargs.values())):
-            return of_torch(*args, **kwargs)
         return compiled.in_graph(name, args, kwargs)
 
     return read

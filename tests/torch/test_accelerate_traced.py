@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -141,6 +143,25 @@ def test_compiled_functions_follow(first_on: bool) -> None:
             assert OURS not in graphs.ran()
         torch.testing.assert_close(got, expected)
     assert graphs.compiled == 4
+
+
+FIRST_COMPILED = """
+import torch
+import cupy_losses
+from cupy_losses._acceleration import rules
+rules.place_problem = lambda tensor: ""  # CPU tensors count as tensors on a GPU
+x, y = torch.ones(3), torch.zeros(3)
+with cupy_losses.accelerate() as acceleration:
+    loss = torch.compile(torch.nn.functional.mse_loss, fullgraph=True, backend="aot_eager")
+    assert loss(x, y) == 1
+line, = acceleration.report().lines
+assert (line.function, line.calls, line.traced) == ("mse_loss", 1, True)
+"""
+
+
+def test_a_process_may_compile_first_where_acceleration_is_on() -> None:
+    """torch.compile looks at all functions of torch then."""
+    subprocess.run([sys.executable, "-c", FIRST_COMPILED], check=True)
 
 
 def test_nesting() -> None:
