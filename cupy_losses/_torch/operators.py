@@ -272,6 +272,10 @@ class _Evaluate(_SingleLevelFunction):
             evaluation = Evaluation(call, _own(request), primals, _divided_by(denominator))
             return *derivatives.jvp(evaluation, tangents[3:]), *(None,) * request.counted
 
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> Any:  # a torch.autograd.Function has it
+        return (ctx._autograd_function_id,)
+
 
 def _own(request: Request) -> Request:
     """The request without a denominator, given or returned."""

@@ -473,6 +473,35 @@ def test_control_flow_is_exported(function: Callable[..., Any], strict: bool) ->
         torch.testing.assert_close(program.module()(*operands), function(*operands))
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y: mse_loss(x, y, weight=y * y, reduction="sum"),
+        lambda x, y: 3 * cross_entropy(x, torch.arange(4), weight=y[0].abs()),
+        lambda x, y: log_cosh_loss(x, y),
+    ],
+)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_compiled_autograd(loss: Callable[..., Tensor], is_compiled: bool) -> None:
+    """With gradients by weights too, which an eager loss has by operators."""
+    operands = [t.requires_grad_() for t in tables()]
+    expected = torch.autograd.grad(loss(*operands), operands)
+    torch._dynamo.reset()
+    forward = torch.compile(loss, backend="aot_eager") if is_compiled else loss
+    backward_compiled(forward(*operands), fullgraph=is_compiled)
+    for operand, gradient in zip(operands, expected, strict=True):
+        torch.testing.assert_close(operand.grad, gradient)
+    if not is_compiled:
+        with pytest.raises(Exception, match="the forward pass is to be compiled too"):
+            backward_compiled(forward(*operands), fullgraph=True)
+
+
+def backward_compiled(value: Tensor, fullgraph: bool) -> None:
+    compiler = torch.compile(backend="aot_eager", fullgraph=fullgraph)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        value.backward()
+
+
 def branching(x: Tensor) -> Tensor:
     """torch.compile breaks its graph, which it can not do inside a transform."""
     return log_cosh_loss(x, 2 * x) if x.sum() > 0 else log_cosh_loss(x, 3 * x)
