@@ -14,6 +14,7 @@ from .._core.loss import Call, Domain, digits
 from .._core.rows import RowFormula
 from .._host.chunks import chunks
 from .._libraries.registry import ArrayLibrary
+from . import compiled
 
 Array = Any
 
@@ -41,6 +42,8 @@ def check_values() -> AbstractContextManager[None]:
     ValueError: input must be in [0, 1], but input[1] is 1.5
 
     """
+    if compiled.is_read():
+        return compiled.outside("check_values", check_values)
     return _checked()
 
 

@@ -49,6 +49,8 @@ _UNAVAILABLE = {
     "grad_and_hess": "grad_and_hess, which has torch.func.grad for that,",
     "pointwise_loss": "pointwise_loss, whose function is to be made outside,",
     "row_loss": "row_loss, whose function is to be made outside,",
+    "check_values": "check_values, which is to head a block outside,",
+    "accelerate": "accelerate, which is to be called outside,",
     "NumPy arrays": (
         "a loss with a NumPy array or number, which torch would make a tensor of (pass a tensor, "
         "or what float(x) or int(x) gives outside),"

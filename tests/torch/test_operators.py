@@ -347,6 +347,16 @@ def in_check_values(x: Tensor) -> Any:
         return compiled(lambda x: cupy_losses.binary_cross_entropy(x, x), x.sigmoid())
 
 
+def in_a_block(x: Tensor) -> Any:
+    with cupy_losses.check_values():
+        return cupy_losses.binary_cross_entropy(x.sigmoid(), x.sigmoid())
+
+
+def accelerated(x: Tensor) -> Any:
+    with cupy_losses.accelerate():
+        return torch.nn.functional.mse_loss(x, 2 * x)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -370,6 +380,8 @@ def in_check_values(x: Tensor) -> Any:
         ),
         (lambda x: compiled(of_numpy_numbers, x), "a NumPy array or number, which"),
         (in_check_values, "check_values reads the operands"),
+        (lambda x: compiled(in_a_block, x), "check_values, which is to head"),
+        (lambda x: compiled(accelerated, x), "accelerate, which is to be called"),
         (
             lambda x: compiled(
                 lambda x: cross_entropy(x, torch.zeros(4).long(), overwrite_input=True), x
@@ -402,11 +414,6 @@ def of_arrays() -> Any:
     return mse_loss(np.ones(3), np.zeros(3)), mse_loss(np.arange(3.0), np.zeros(3), reduction="sum")
 
 
-def in_a_block(x: Tensor) -> Any:
-    with cupy_losses.check_values():
-        return cupy_losses.binary_cross_entropy(x.sigmoid(), x.sigmoid())
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -424,6 +431,7 @@ def in_a_block(x: Tensor) -> Any:
         lambda x: cauchy()(x, 2 * x),
         lambda x: row_loss("squares", lambda input: np.sum(input * input))(x),
         in_a_block,
+        accelerated,
     ],
 )
 def test_what_is_no_node_breaks_the_graph(function: Callable[..., Any]) -> None:
