@@ -135,7 +135,8 @@ class Value:
         if new.pair:
             whole = np.sum(sums)
             high = np.float64(whole)
-            return np.array([high, np.float64(whole - high), divisors.denominator], np.float64)
+            low = np.float64(whole - high) if np.isfinite(high) else 0.0
+            return np.array([high, low, divisors.denominator], np.float64)
         value = new.array.make()
         value[...] = np.asarray(divisors.value(sums)).reshape(value.shape)
         return value

@@ -645,6 +645,27 @@ def test_infinity_is_no_number(capsys: Any, tmp_path: Path) -> None:
     assert row["value"] == row["error"] == "Infinity"
 
 
+def test_infinity_that_is_right_is_no_error(capsys: Any, tmp_path: Path) -> None:
+    """A loss that is infinite in float64 too, and the infinite elements of its gradient."""
+    own = saved(tmp_path, input=np.array([1.0, math.inf]), target=np.zeros(2))
+    for row in report(capsys, *own)["losses"]:
+        assert (row["value"], row["error"], row["gradient_error"]) == ("Infinity", 0.0, 0.0)
+
+
+def test_an_error_beside_infinity_is_seen(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = evaluation.EvaluatedLoss.gradient
+
+    def gradient(self: Any) -> Any:
+        return ((place, array * [1.0, 1.5]) for place, array in plain(self))
+
+    monkeypatch.setattr(evaluation.EvaluatedLoss, "gradient", gradient)
+    own = saved(tmp_path, input=np.array([math.inf, 1.0]), target=np.zeros(2))
+    (row,) = report(capsys, *own, "--loss", "mse_loss")["losses"]
+    assert row["gradient_error"] == 0.5
+
+
 def test_warnings_show_no_code(capsys: Any, tmp_path: Path) -> None:
     own = saved(tmp_path, input=np.ones((2, 3)), target=np.ones((2, 1)))
     code, _, err = evaluate(capsys, *own, "--loss", "mse_loss")
