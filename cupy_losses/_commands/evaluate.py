@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .._core.dtypes import FLOATING
+from .._core.dtypes import FLOATING, dtype_name
 from . import backends, files, gradients, losses, operands, progress
 from .evaluation import EvaluatedLoss
 from .measurement import Row, measured
@@ -101,7 +101,7 @@ def command(
     report = {
         "data": operands.source(given),
         "shape": list(first.shape),
-        "dtype": str(first.dtype),
+        "dtype": dtype_name(first.dtype),
         "backend": place,
         "reason": reason,
         "reduction": reduction,

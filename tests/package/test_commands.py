@@ -666,6 +666,14 @@ def test_an_error_beside_infinity_is_seen(
     assert row["gradient_error"] == 0.5
 
 
+@pytest.mark.parametrize("dtype", [">f4", "<f4"])
+def test_a_dtype_of_another_byte_order_has_its_name(
+    dtype: str, capsys: Any, tmp_path: Path
+) -> None:
+    own = saved(tmp_path, input=np.ones(2, dtype), target=np.zeros(2, dtype))
+    assert report(capsys, *own, "--loss", "mse_loss")["dtype"] == "float32"
+
+
 def test_warnings_show_no_code(capsys: Any, tmp_path: Path) -> None:
     own = saved(tmp_path, input=np.ones((2, 3)), target=np.ones((2, 1)))
     code, _, err = evaluate(capsys, *own, "--loss", "mse_loss")
