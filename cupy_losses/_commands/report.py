@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_DIGITS = 15  # that a float64 has for certain
+
 
 def as_json(report: Any) -> str:
     """JSON, which has no NaN and no infinity: they are the strings "NaN", "Infinity"."""
@@ -27,12 +29,15 @@ def _finite(value: Any) -> Any:
 
 
 def in_column(numbers: Sequence[float], digits: int = 4) -> list[str]:
-    """Numbers with the same decimals, so that they align: `digits` of the least one if they fit."""
+    """Numbers with the same decimals, so that they align: `digits` of the least one if they fit.
+
+    Where a number has more digits than a float64, they do not align.
+    """
     found = [abs(number) for number in numbers if number and math.isfinite(number)]
     if found:
         least, most = (math.floor(math.log10(number)) for number in (min(found), max(found)))
         decimals = max(min(digits - 1 - least, digits + 1 - most), 0)
-        if -least <= decimals:
+        if -least <= decimals and most < _DIGITS:
             return [f"{number:.{decimals}f}" for number in numbers]
     return [f"{number:.{digits}g}" for number in numbers]
 

@@ -866,6 +866,7 @@ def test_every_command_is_listed(capsys: Any) -> None:
         ([1e-9, 1.0], ["1e-09", "1"]),
         ([math.nan, 1.5, math.inf], ["nan", "1.500", "inf"]),
         ([0.0], ["0"]),
+        ([3e38, 2.5], ["3e+38", "2.5"]),
     ],
 )
 def test_numbers_in_a_column(numbers: list[float], texts: list[str]) -> None:
