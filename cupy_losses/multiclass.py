@@ -277,13 +277,8 @@ def _is_floating(array: Array) -> bool:
 
 
 def _negative_log_likelihood(rows: Rows) -> Evaluated:
-    target, weight = rows.at(rows.target), rows.weight_of(rows.target)
-    value = -weight * target.of(rows.input)
-
-    def by_input() -> Any:
-        return target.put_into(np.zeros_like(plain(rows.input), np.float64), -weight)
-
-    return value, {"input": by_input}
+    weight = rows.weight_of(rows.target)
+    return -weight * rows.input, {"input": lambda: -weight}
 
 
 _NLL = RowLoss(

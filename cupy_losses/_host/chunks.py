@@ -224,6 +224,14 @@ class NewArray(NamedTuple):
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, strides=self.strides)
 
+    def zeros(self) -> Array:
+        """The array of zeros."""
+        if self.strides is None:
+            return np.zeros(self.shape, self.dtype)
+        array = self.make()
+        array.fill(0)
+        return array
+
 
 class NewGradient(NamedTuple):
     """The gradient of one operand, before it is computed.
@@ -257,11 +265,12 @@ class NewGradient(NamedTuple):
 class Gradient:
     """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
 
-    def __init__(self, new: NewGradient, operand: Array) -> None:
+    def __init__(self, new: NewGradient, operand: Array, begins_as_zeros: bool = False) -> None:
         self._new = new
         self.dtype = new.array.dtype
         if new.is_direct:
-            self._array = operand if new.in_place else new.array.make()
+            made = new.array.zeros if begins_as_zeros else new.array.make
+            self._array = operand if new.in_place else made()
             same = self._array.shape == new.shape
             self._view = self._array if same else self._array.reshape(new.shape)
         else:
@@ -277,6 +286,11 @@ class Gradient:
     def place(self, index: ChunkIndex) -> Array:
         """Where the gradient of a chunk is written, if it has places."""
         place: Array = self._view[(*index, ...)]  # an array, also of no axes
+        return place
+
+    def of_rows(self, axis: int, index: ChunkIndex) -> Array:
+        """Where the gradient of the rows along an axis is written, which is the last one here."""
+        place: Array = np.moveaxis(self._view, axis, -1)[(*index, ...)]
         return place
 
     def finish(self) -> Array:

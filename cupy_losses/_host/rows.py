@@ -5,6 +5,9 @@ a function that gives the gradient by its elements, a new array. It is written o
 arrays or `Dual`s, so that what it does to first derivatives gives the second ones. All arrays in it
 have two axes, the elements of a row along the second one, which may have length 1. Nothing may be
 written to the operands, but to those that are copied.
+
+A loss that gathers reads one element of each row, that of the target. Its formula takes these
+elements alone, an axis of length 1, and gives the gradient by them: that by all others is 0.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class At:
         """These elements, or 0."""
         if isinstance(x, Dual):
             return Dual(self.of(x.value), self.of(_slopes(x)))
-        picked = x[self._rows, self._columns].astype(np.float64, copy=False)
+        picked = x[self._rows, self._columns]
         if self._in_all:
             return picked.reshape(self._shape)
         found = np.zeros(self._shape)
@@ -218,28 +221,39 @@ class _Elements:
 
     Where rows are short, or their elements lie apart, the rows lie beside each other in memory: so
     NumPy adds or compares many rows at a time.
-
-    With `gathers`, the elements keep their dtype: a formula that reads one of each row need not
-    wait for all to be converted.
     """
 
-    def __init__(self, view: Array, gathers: bool = False) -> None:
+    def __init__(self, view: Array) -> None:
         self._view = view
         self._turned = _lie_beside(view.shape, view.strides)
-        self._gathers = gathers
-        self.is_copied = not gathers and view.dtype != np.float64
+        self.is_copied = view.dtype != np.float64
 
     def at(self, index: ChunkIndex) -> Array:
         """The rows at an index."""
         part = self._view[index] if index else self._view
         *rows, columns = part.shape
         if not self._turned:
-            return self._dense(part).reshape(math.prod(rows), columns)
+            return _dense(part).reshape(math.prod(rows), columns)
         turned = part.T if part.ndim == 2 else part.transpose(-1, *range(part.ndim - 1))
-        return self._dense(turned).reshape(columns, math.prod(rows)).T
+        return _dense(turned).reshape(columns, math.prod(rows)).T
 
-    def _dense(self, part: Array) -> Array:
-        return part if self._gathers else np.ascontiguousarray(part, np.float64)
+    def gathered(self, index: ChunkIndex, target: Array) -> Array:
+        """The element of each of these rows that a target says; any number where that is -1."""
+        part = self._view[index] if index else self._view
+        if not part.shape[-1]:
+            return np.zeros(target.shape)
+        found: Array = part[_along(target, part.shape[:-1])]
+        return found.reshape(target.shape).astype(np.float64, copy=False)
+
+
+def _dense(part: Array) -> Array:
+    return np.ascontiguousarray(part, np.float64)
+
+
+def _along(target: Array, rows: Shape) -> tuple[Array, ...]:
+    """The index of one element of each row, that of its target, or the first one for -1."""
+    beside = (np.arange(n).reshape(-1, *(1,) * (len(rows) - 1 - d)) for d, n in enumerate(rows))
+    return *beside, np.maximum(target, 0).reshape(rows)
 
 
 def _memory(array: Array) -> Memory:
@@ -294,8 +308,9 @@ class _Operands:
             elif name == "sample_weight":
                 self._sample_weight = _Elements(view)
             else:
-                self._elements[name] = _Elements(view, call.loss.gathers)
+                self._elements[name] = _Elements(view)
         self._any = view
+        self._gathers_at = call.loss.index if call.loss.gathers else None
         self._copied = {name for name, own in self._elements.items() if own.is_copied}
         self._parameters = call.named_parameters
         self._narrow = plan.narrow
@@ -311,7 +326,7 @@ class _Operands:
         whole = in_shape(operand, shape)
         return whole if self.axis == len(shape) - 1 else np.moveaxis(whole, self.axis, -1)
 
-    def among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
+    def _among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
         """The index among all elements of the rows at an index, and their array moved alike."""
         if self.axis == len(self.rows):
             return index, along_rows
@@ -322,14 +337,40 @@ class _Operands:
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
         return at, np.moveaxis(along_rows, -1, axis)
 
+    def chunks(self) -> Iterator[ChunkIndex]:
+        """The rows, as many at a time as have a chunk of elements that are read."""
+        return chunks(self.rows, _rows_at_a_time(1 if self._gathers_at else self.columns))
+
+    def give(self, gradient: Gradient, index: ChunkIndex, chunk: _Chunk, slopes: Any) -> None:
+        """Let a gradient take its slopes of the rows at an index."""
+        rows = math.prod(chunk.shape)
+        if self._gathers_at is None:
+            of_elements = broadcast(slopes, (rows, self.columns))
+            quotient = of_elements.reshape(*chunk.shape, self.columns)
+            gradient.add(*self._among_elements(index, quotient))
+            return
+        target = chunk.rows.operands[self._gathers_at]
+        part = gradient.of_rows(self.axis, index)
+        if self.columns:
+            own = broadcast(slopes, (rows, 1)).reshape(chunk.shape)
+            part[_along(target, chunk.shape)] = own
+        if chunk.invalid is not None:
+            part[chunk.invalid.reshape(chunk.shape)] = np.nan
+
     def at(self, index: ChunkIndex) -> _Chunk:
         """The rows at an index."""
         chunk = self.indices_at(index)
         operands = dict(chunk.rows.operands)
+
+        def read(elements: _Elements) -> Array:
+            if self._gathers_at is None:
+                return elements.at(index)
+            return elements.gathered(index, chunk.rows.operands[self._gathers_at])
+
         for name, elements in self._elements.items():
-            operands[name] = elements.at(index)
+            operands[name] = read(elements)
         for name, tangent in self._tangents.items():
-            operands[name] = Dual(operands[name], tangent.at(index))
+            operands[name] = Dual(operands[name], read(tangent))
         grad_output = None if self._grad_output is None else self._grad_output.at(index)
         rows = Rows(
             operands, self._parameters, self.columns, self._weight, self._copied, self._narrow
@@ -419,12 +460,12 @@ def evaluate(
         operand = operands[request.extra + k]
         if new.in_place and not operand.flags.writeable:
             raise ValueError(f"{call.names[k]} must be writeable to be overwritten")
-        gradients[k] = Gradient(new, operand)
+        gradients[k] = Gradient(new, operand, begins_as_zeros=loss.gathers)
 
     along = bool(request.tangents)
     with np.errstate(all="ignore"):
         divisors = _divisors(loss, call, request, plan, operands, views)
-        for index in chunks(views.rows, _rows_at_a_time(views.columns)):
+        for index in views.chunks():
             chunk = views.at(index)
             rows = math.prod(chunk.shape)
             each, derivatives = loss.formula(chunk.rows)
@@ -436,9 +477,7 @@ def evaluate(
             for k, gradient in gradients.items():
                 slope = chunk.settle(slopes[k], along)
                 slope = chunk.mask(divisors.derivatives(slope, gradient.dtype, not along))
-                of_elements = broadcast(slope, (rows, views.columns))
-                quotient = of_elements.reshape(*chunk.shape, views.columns)
-                gradient.add(*views.among_elements(index, quotient))
+                views.give(gradient, index, chunk, slope)
         results: list[Array | None] = [] if value is None else value.finish(divisors)
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
@@ -452,7 +491,8 @@ def _rows_at_a_time(columns: int) -> int:
 def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
     """Parts of about `size` elements, each of which has the results that it has in one piece.
 
-    A part is chunks of one length, behind each other: alone, it is divided into the same ones.
+    A part is chunks of one length, behind each other: alone, it is divided into the same ones. The
+    chunks of a loss that gathers are others, on which its gradients do not depend.
     """
 
     def kind(place: Place) -> tuple[Place, list[int]]:

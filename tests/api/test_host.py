@@ -22,6 +22,7 @@ from cupy_losses import (
     mse_loss,
     smooth_l1_loss,
     value_and_grad,
+    vjp,
 )
 from cupy_losses._host import chunks, pointwise, recording, rows, schedule
 from cupy_losses._host.dual import plain
@@ -357,14 +358,47 @@ def test_memory_is_bounded(name: str) -> None:
         assert peak - returned < BOUND
 
 
-@pytest.mark.parametrize("shape", [(500, 1000), (4, 20, 80, 80)])
+@pytest.mark.parametrize("shape", [(500, 1000), (4, 80, 40, 40)])
 def test_what_reads_one_element_of_a_row_converts_no_others(shape: tuple[int, ...]) -> None:
-    """Not even a chunk of the scores is copied to float64."""
+    """Not even a chunk of the scores, or of the gradient, is there in float64."""
     scores = np.zeros(shape, np.float32)
     classes = np.zeros((shape[0], *shape[2:]), np.int64)
-    cupy_losses.nll_loss(scores, classes)
-    tracemalloc.start()
-    cupy_losses.nll_loss(scores, classes)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak - 3 * classes.nbytes < chunks.CHUNK
+    loss: Any = cupy_losses.nll_loss
+    for function, returned in ((loss, 0), (value_and_grad(loss), scores.nbytes)):
+        function(scores, classes)
+        tracemalloc.start()
+        function(scores, classes)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak - returned - 8 * classes.nbytes < chunks.CHUNK
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("shape", "axis"), [((300, 7), 1), ((7, 300), 0), ((5, 7, 60), 1)])
+def test_what_reads_one_element_of_a_row(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int, layout: str
+) -> None:
+    """Rows in one chunk and in several, in any memory order, some without a class."""
+    rng = np.random.default_rng(0)
+    scores = LAYOUTS[layout](rng.random(shape))
+    classes = rng.integers(-1, 8, np.delete(shape, axis))
+    weight = rng.random(classes.shape)
+    is_class = np.arange(7) == classes[..., None]
+    sign = np.where((classes >= 0) & (classes != 7), -1.0, np.where(classes == 7, np.nan, 0.0))
+    each = sign * weight * np.where(is_class, np.moveaxis(scores, axis, -1), 0.0).sum(axis=-1)
+    slopes = (sign * weight)[..., None] * np.where(np.isnan(sign)[..., None], 1.0, is_class)
+    options: dict[str, Any] = {"sample_weight": weight, "ignore_index": -1, "axis": axis}
+    for chunk in rows._CHUNK, 64:
+        monkeypatch.setattr(rows, "_CHUNK", chunk)
+        found = cupy_losses.nll_loss(scores, classes, reduction="none", **options)
+        np.testing.assert_array_equal(found, each)
+        _, gradient = value_and_grad(cupy_losses.nll_loss)(
+            scores, classes, reduction="sum", **options
+        )
+        np.testing.assert_array_equal(np.moveaxis(gradient, axis, -1), slopes)
+
+
+def test_an_infinite_cotangent_reaches_no_element_that_is_not_read() -> None:
+    """As on a device."""
+    slopes = vjp(cupy_losses.nll_loss, (np.zeros((1, 3)), np.array([1])), np.array(np.inf))
+    assert slopes.tolist() == [[0.0, -np.inf, 0.0]]
