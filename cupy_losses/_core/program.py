@@ -59,8 +59,8 @@ _CHOICE, _PREFIX, _ATOM = 1, 8, 9  # how tightly they bind
 LOGICAL = frozenset({np.logical_or, np.logical_and, np.logical_xor, np.logical_not})
 CONDITIONS = LOGICAL | {function for function, (_, bound) in _OPERATORS.items() if bound < 6}
 CALLED = frozenset(_CALLS)
-_COMPARISONS = CONDITIONS - LOGICAL
-_SWITCHING = _COMPARISONS | {np.absolute, np.sign, np.maximum, np.minimum}
+_COMPARING = (CONDITIONS - LOGICAL) | {np.maximum, np.minimum}
+_SWITCHING = _COMPARING | {np.absolute, np.sign}
 FUNCTIONS = CALLED | {*_OPERATORS, *_PREFIXES, np.where}
 
 _KEYWORDS = """
@@ -156,7 +156,7 @@ class Program:
         for value in self.values:
             if isinstance(value, Step):
                 arguments = [places[k] for k in value.arguments]
-                if value.function in _COMPARISONS:
+                if value.function in _COMPARING:
                     for n, k in enumerate(value.arguments):
                         constant = self.values[k]
                         if isinstance(constant, float):

@@ -256,20 +256,17 @@ def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
     return Dual(function(value_of(a), exponent), times(slope, slope_of(a)))
 
 
-def _larger(a: Number, b: Number) -> Number:
-    """Where the numbers are equal, each has half of the derivative."""
-    parts = np.where(a > b, 1.0, np.where(b > a, 0.0, 0.5))
+def _extreme(function: np.ufunc, is_beyond: np.ufunc, a: Number, b: Number) -> Number:
+    """The larger or the smaller number. Where they are equal, each has half of the derivative."""
+    x, y = plain(a), plain(b)
+    parts = np.where(is_beyond(x, y), 1.0, np.where(is_beyond(y, x), 0.0, 0.5))
     slope = plus(_part(parts, slope_of(a)), _part(1.0 - parts, slope_of(b)))
-    return Dual(np.maximum(value_of(a), value_of(b)), slope)
+    return Dual(function(value_of(a), value_of(b)), slope)
 
 
 def _part(part: Array, slope: Number) -> Number:
     """Part of a slope, which may be infinite where that is 0."""
     return 0.0 if _is(slope, 0.0) else np.where(part == 0, 0.0, times(part, slope))
-
-
-def _smaller(a: Number, b: Number) -> Number:
-    return -_larger(-a, -b)
 
 
 def _clipped(x: Number, low: Any = None, high: Any = None, **options: Any) -> Number:
@@ -322,8 +319,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     np.power: functools.partial(_power, np.power),
     np.float_power: functools.partial(_power, np.float_power),
     np.square: lambda a: a * a,
-    np.maximum: _larger,
-    np.minimum: _smaller,
+    np.maximum: functools.partial(_extreme, np.maximum, np.greater),
+    np.minimum: functools.partial(_extreme, np.minimum, np.less),
     np.logaddexp: _log_of_sum,
     np.hypot: _hypotenuse,
     np.exp: _of_one(np.exp, lambda x, y: y),

@@ -983,6 +983,25 @@ def test_a_constant_that_is_compared_is_itself_elsewhere() -> None:
     assert loss(above, y) == np.float32(float(above[0]) - 0.1)
 
 
+BOUNDED: dict[str, Any] = {
+    "maximum": pointwise_loss("bounded", lambda x: np.maximum(x, 0.1)),
+    "minimum": pointwise_loss("bounded", lambda x: np.minimum(x, 0.1)),
+    "maximum in a row": row_loss("bounded", lambda x: np.sum(np.maximum(0.1, x))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("of", BOUNDED)
+def test_what_is_equal_to_a_bound_has_half_of_the_derivative(
+    library: Library, of: str, dtype: str
+) -> None:
+    """Also where float32 rounds the bound, as on a device. The other side has 0, and not -0."""
+    gradient = grad(BOUNDED[of])(library.array(np.array([0, 0.1, 0.5], dtype)), reduction="sum")
+    found = library.host(gradient)
+    np.testing.assert_array_equal(found, [1, 0.5, 0] if of == "minimum" else [0, 0.5, 1])
+    assert not np.signbit(found).any()
+
+
 def test_a_copy_of_a_value_is_the_value() -> None:
     loss = pointwise_loss("copied", lambda x, y: copy.copy(x) - copy.deepcopy(y))
     assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source
