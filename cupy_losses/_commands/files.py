@@ -133,7 +133,7 @@ def _npz(file: str, key: str) -> Array:
 
 
 def _choices(file: str, keys: Sequence[str]) -> str:
-    return ", ".join(f"{file}:{key}" for key in keys)
+    return ", ".join(f"{file}:{key}" for key in keys if key)
 
 
 def _csv(file: str, key: str) -> Array:
@@ -171,7 +171,9 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     first = lines[0][1] if lines else []
     # 1_000 is no number, but no name either.
     are_names = any(first) and all(_of_python(field) is None for field in first)
-    if are_names or (key and key in first and _of_python(key) is None):
+    # Columns that pandas numbers, behind an index without a name.
+    are_numbered = len(first) > 1 and first == ["", *map(str, range(len(first) - 1))]
+    if are_names or are_numbered or (key and key in first and _of_python(key) is None):
         return first, lines[1:]
     return [], lines
 

@@ -300,6 +300,17 @@ def test_an_index_that_pandas_writes_is_no_data(tmp_path: Path) -> None:
     assert read("input", f"{tmp_path}/some.csv").tolist() == [1.5, 2.5]
     (tmp_path / "some.csv").write_text(",p,q\n0,1.5,1\n1,2.5,2\n")
     assert read("input", f"{tmp_path}/some.csv").tolist() == [[1.5, 1], [2.5, 2]]
+    with pytest.raises(click.ClickException, match=r"it has \S*some.csv:p, \S*some.csv:q$"):
+        read("input", f"{tmp_path}/some.csv:r")
+
+
+def test_columns_that_pandas_numbers_have_names(tmp_path: Path) -> None:
+    """As it writes a frame of an array, without names."""
+    (tmp_path / "some.csv").write_text(",0,1\n0,1.5,1\n1,2.5,2\n")
+    assert read("input", f"{tmp_path}/some.csv").tolist() == [[1.5, 1], [2.5, 2]]
+    assert read("input", f"{tmp_path}/some.csv:0").tolist() == [1.5, 2.5]
+    (tmp_path / "some.csv").write_text(",0,2\n0,1.5,1\n")
+    assert read("input", f"{tmp_path}/some.csv").shape == (2, 3)
 
 
 def test_an_index_that_pandas_stores_is_no_data(tmp_path: Path) -> None:
