@@ -151,6 +151,8 @@ def _csv(file: str, key: str) -> Array:
         chosen = range(first, columns)
     else:
         known = names or [str(number) for number in range(columns)]
+        if not known:
+            raise ValueError("is empty")
         if known.count(key) != 1:
             several = "several columns" if key in known else "no column"
             raise ValueError(f"has {several} {key!r}, it has {_choices(file, known)}")

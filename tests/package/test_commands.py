@@ -758,6 +758,7 @@ FILES: dict[str, Any] = {
         ("damaged.npy", "damaged.npy is cut off or damaged"),
         ("text.npz", "text.npz holds no arrays as numpy.savez writes them"),
         ("empty.csv", "empty.csv of shape (0,) has no elements"),
+        ("empty.csv:p", "empty.csv is empty"),
         ("ragged.csv", "ragged.csv line 2 has 1 fields, the first of numbers 2"),
         ("words.csv", "line 2 must hold numbers separated by commas, got 'four'"),
         ("blank.csv", "blank.csv line 2 is blank"),
