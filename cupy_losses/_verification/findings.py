@@ -128,12 +128,14 @@ class Findings:
     ) -> None:
         """Derivatives that differ from finite differences of what they are derivatives of.
 
-        At a kink the derivative may be any between the slopes to both sides.
+        At a kink the derivative may be any between the slopes to both sides. A step is as small as
+        the operand too, which may be near a kink at 0.
         """
         x = [point.astype(WIDE) for point in points]
         for j in range(len(points)):
             largest = np.max([abs(operand) for operand in x], axis=0)
-            steps = [size * np.maximum(abs(x[j]), 1) for size in _STEPS]
+            own = np.where(x[j] == 0, 1, abs(x[j]))
+            steps = [*(size * np.maximum(own, 1) for size in _STEPS), _STEPS[-1] * own]
             sides = [
                 [
                     derivatives(formula, [*x[:j], x[j] + h, *x[j + 1 :]], parameters)
@@ -146,11 +148,12 @@ class Findings:
                     continue
                 at = quantity.index(j)
                 of = quantity[:at] + quantity[at + 1 :]
-                coarse, fine = (
+                coarse, fine, near = (
                     Difference(before[of], exact.results[of], behind[of], step, largest)
                     for (before, behind), step in zip(sides, steps, strict=True)
                 )
-                wrong = fine.excludes(slope) & coarse.agrees_with(fine)
+                wrong = coarse.agrees_with(fine) & fine.agrees_with(near)
+                wrong &= fine.excludes(slope) & near.excludes(slope)
 
                 def said(k: int, slope: Array = slope, middle: Array = fine.middle) -> str:
                     return f"{slope[k]:.6g}, and by finite differences {middle[k]:.6g}"

@@ -47,6 +47,9 @@ SOUND: dict[str, Callable[..., Any]] = {
     "three": lambda a, b, c: np.maximum(a, b) * np.sin(c),
     "constant": lambda x: 1.0,
     "at the kink": lambda x: np.where(x > 0, x, 0.0),
+    "steep beside the kink": lambda x, t: (
+        np.where(t > 0, t * np.log(np.where(t > 0, t, 1.0)), 0.0) - t * x
+    ),
 }
 
 
@@ -57,6 +60,13 @@ def test_sound_formulas(name: str) -> None:
     assert report, report
     assert not report.notes, report
     assert not report.advice
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_a_kink_near_0_is_no_problem() -> None:
+    """The steps of finite differences are smaller than the operand, too."""
+    report = pointwise_loss("sound", lambda x, t: abs((x - t) / np.maximum(abs(t), 1e-8))).check()
+    assert report, report
 
 
 # What is written, the kind of what is found, of which quantity and where, and what to write.
