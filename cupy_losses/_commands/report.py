@@ -31,13 +31,13 @@ def _finite(value: Any) -> Any:
 def in_column(numbers: Sequence[float], digits: int = 4) -> list[str]:
     """Numbers with the same decimals, so that they align: `digits` of the least one if they fit.
 
-    Where a number has more digits than a float64, they do not align.
+    Where that takes more digits than a float64 has, they do not align.
     """
     found = [abs(number) for number in numbers if number and math.isfinite(number)]
     if found:
         least, most = (math.floor(math.log10(number)) for number in (min(found), max(found)))
         decimals = max(min(digits - 1 - least, digits + 1 - most), 0)
-        if -least <= decimals and most < _DIGITS:
+        if -least <= decimals <= _DIGITS and most < _DIGITS:
             return [f"{number:.{decimals}f}" for number in numbers]
     return [f"{number:.{digits}g}" for number in numbers]
 

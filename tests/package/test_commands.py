@@ -879,6 +879,7 @@ def test_every_command_is_listed(capsys: Any) -> None:
         ([math.nan, 1.5, math.inf], ["nan", "1.500", "inf"]),
         ([0.0], ["0"]),
         ([3e38, 2.5], ["3e+38", "2.5"]),
+        ([1.5e-38], ["1.5e-38"]),
     ],
 )
 def test_numbers_in_a_column(numbers: list[float], texts: list[str]) -> None:
