@@ -73,6 +73,11 @@ def classes(rng: np.random.Generator, shape: tuple[int, ...]) -> list[Array]:
     return [rng.standard_normal(shape), rng.integers(0, shape[1], shape[0])]
 
 
+def log_probabilities(rng: np.random.Generator, shape: tuple[int, ...]) -> list[Array]:
+    """Log-probabilities and classes."""
+    return [distributions(rng, shape)[0], rng.integers(0, shape[1], shape[0])]
+
+
 def vectors(rng: np.random.Generator, shape: tuple[int, ...]) -> list[Array]:
     """Three vectors a row, none so near to the margin that rounding decides."""
     anchor, step, other = rng.standard_normal((3, *shape))
@@ -88,10 +93,12 @@ DRAWS = {
     "binary_cross_entropy_with_logits": logits,
     "kl_div": distributions,
     "cross_entropy": classes,
+    "nll_loss": log_probabilities,
     "triplet_margin_loss": vectors,
 }
 SHAPES = {
     "cross_entropy": (SQUARE, (100_000, 10), (32, 10)),
+    "nll_loss": (SQUARE, (100_000, 10), (32, 10)),
     "triplet_margin_loss": ((10_000, 100), (32, 32)),
 }
 PROBLEMS = [

@@ -92,6 +92,16 @@ def _cross_entropy_both(x: Array, t: Array) -> tuple[Array, Array]:
     return np.mean(np.log(sums[:, 0]) - below[rows, t]), gradient
 
 
+def _nll(x: Array, t: Array) -> Array:
+    return -np.mean(x[np.arange(len(x), like=t), t])
+
+
+def _nll_both(x: Array, t: Array) -> tuple[Array, Array]:
+    gradient = np.zeros_like(x)
+    gradient[np.arange(len(x), like=t), t] = -1.0 / len(x)
+    return _nll(x, t), gradient
+
+
 def _triplet(a: Array, p: Array, n: Array) -> Array:
     near = np.sqrt(((a - p + 1e-6) ** 2).sum(1))
     far = np.sqrt(((a - n + 1e-6) ** 2).sum(1))
@@ -116,5 +126,6 @@ PLAIN = {
     "binary_cross_entropy_with_logits": Plain(_bce_with_logits, _bce_with_logits_both),
     "kl_div": Plain(_kl, _kl_both),
     "cross_entropy": Plain(_cross_entropy, _cross_entropy_both),
+    "nll_loss": Plain(_nll, _nll_both),
     "triplet_margin_loss": Plain(_triplet, _triplet_both),
 }

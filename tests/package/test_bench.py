@@ -111,16 +111,23 @@ def test_json(capsys: Any) -> None:
 
 def test_tables(capsys: Any) -> None:
     """One for each loss without gradients and with them, a line for each size."""
-    code, out, err = bench(capsys, "l1_loss", "nll_loss", "--elements", "40x7", "--elements", "8x9")
+    code, out, err = bench(
+        capsys, "l1_loss", "multi_margin_loss", "--elements", "40x7", "--elements", "8x9"
+    )
     assert (code, err) == (0, "")
     first, *tables, last = out.split("\n\n")
     assert first == "backend: NumPy (asked for)"
-    names = ("l1_loss", "l1_loss and its gradient", "nll_loss", "nll_loss and its gradient")
+    names = (
+        "l1_loss",
+        "l1_loss and its gradient",
+        "multi_margin_loss",
+        "multi_margin_loss and its gradient",
+    )
     for name, table in zip(names, tables, strict=True):
         title, head, *lines = table.splitlines()
         assert title == f"{name}, float32"
         columns = ["cupy_losses ms", "plain ms", "torch ms", "GB/s", "limit GB/s"]
-        if name.startswith("nll"):
+        if name.startswith("multi"):
             columns.remove("plain ms")
         assert head.split() == " ".join(["shape", *columns]).split()
         assert [line.split()[:3] for line in lines] == [["40", "×", "7"], ["8", "×", "9"]]
@@ -129,10 +136,10 @@ def test_tables(capsys: Any) -> None:
     assert last.splitlines() == [
         "GB/s is the bandwidth of cupy_losses. The limit is that of a sum over as many bytes, and "
         "with the gradient that of a copy of as many.",
-        "torch.compile is not measured of l1_loss, nll_loss: measured on a GPU alone",
-        "Liger-Kernel is not measured of l1_loss, nll_loss: measured on a GPU alone",
-        "QuACK is not measured of l1_loss, nll_loss: measured on a GPU alone",
-        "plain is not measured of nll_loss: no formula of this loss",
+        "torch.compile is not measured of l1_loss, multi_margin_loss: measured on a GPU alone",
+        "Liger-Kernel is not measured of l1_loss, multi_margin_loss: measured on a GPU alone",
+        "QuACK is not measured of l1_loss, multi_margin_loss: measured on a GPU alone",
+        "plain is not measured of multi_margin_loss: no formula of this loss",
     ]
 
 
