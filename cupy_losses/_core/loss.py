@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from .dtypes import in_float32
 from .outputs import COUNT, PAIR, Output
 from .reduction import Denominator
-from .shapes import ArraySpec, Shape, memory_order
+from .shapes import ArraySpec, Shape
 from .types import Reduction
 
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
@@ -327,15 +327,6 @@ class Request(NamedTuple):
         leading = ("denominator",) * self.denominator + ("grad_output",) * self.vjp
         tangents = map("the tangent of {}".format, map(names.__getitem__, self.tangents))
         return (*leading, *tangents, *names)
-
-    def memory_order(self, call: Call, shape: Shape, strides: Sequence[Shape]) -> list[int]:
-        """The axes of `shape`, slowest first, given the strides of all operands but a denominator.
-
-        The operands of the loss decide first. So values and gradients lie as they do, whatever the
-        memory order of a mask, a weight, a grad_output or a tangent.
-        """
-        first = self.extra - self.denominator + call.extra
-        return memory_order(shape, [*strides[first:], *strides[:first]])
 
     def computed(self, call: Call, operands: Sequence[ArraySpec], shape: Shape) -> list[bool]:
         """Which of the wanted gradients are computed; `operands` are those of the call.

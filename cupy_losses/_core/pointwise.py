@@ -16,6 +16,7 @@ from .shapes import (
     Shape,
     broadcast_shape,
     broadcast_strides,
+    memory_order,
     result_dtype,
 )
 
@@ -93,10 +94,10 @@ class PointwiseFormula(Loss):
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
     ) -> list[Output | None]:
-        """The results lie in the memory order of the operands, those of the loss first."""
+        """The results lie in the memory order of the operands."""
         own = operands[request.extra :]
         shape = self.shape_of(call, own)
-        axes = self.memory_order(call, request, operands, shape)
+        axes = self.memory_order(request, operands, shape)
         dtype = self.result_dtype(call, own, autocast)
         value = value_output(dtype, self.value_shape(call, shape), axes)
 
@@ -106,12 +107,11 @@ class PointwiseFormula(Loss):
         return request.outputs(value, request.computed(call, own, shape), gradient)
 
     def memory_order(
-        self, call: Call, request: Request, operands: Sequence[ArraySpec], shape: Shape
+        self, request: Request, operands: Sequence[ArraySpec], shape: Shape
     ) -> list[int]:
         """The axes of `shape`, slowest first, as the operands of a request lie in memory."""
         read = operands[request.denominator :]
-        strides = [broadcast_strides(operand, shape) for operand in read]
-        return request.memory_order(call, shape, strides)
+        return memory_order(shape, [broadcast_strides(operand, shape) for operand in read])
 
     def refusal(self, call: Call, operand: int) -> str:
         """A weight that divides the mean is refused."""

@@ -18,6 +18,7 @@ from .shapes import (
     Shape,
     broadcast_shape,
     broadcast_strides,
+    memory_order,
     overlaps,
     result_dtype,
     with_axes_behind,
@@ -366,7 +367,8 @@ def _broadcasts_to(shape: Shape, rows: Shape) -> bool:
 class RowSpace(NamedTuple):
     """The shape of the elements, the axis of a row, and the strides of each operand over them.
 
-    `axes` are the axes of the shape in memory order, slowest first.
+    `axes` are the axes of the shape in memory order, slowest first. The masks and the weights of
+    rows decide on it last.
     """
 
     shape: Shape
@@ -403,4 +405,6 @@ def row_space(
             strides.append(broadcast_strides(operand, shape))
         else:
             strides.append(of_rows(operand))
-    return RowSpace(shape, axis, strides, request.memory_order(call, shape, strides))
+    pairs = sorted(zip(names, strides, strict=True), key=lambda pair: pair[0] in OF_COUNT)
+    axes = memory_order(shape, [steps for _, steps in pairs])
+    return RowSpace(shape, axis, strides, axes)

@@ -130,7 +130,6 @@ class Launches(Builder):
         self,
         function: ElementFunction,
         shape: Shape,
-        axes: Sequence[int],  # slowest first
         *,
         values: str,
         result: str,  # the C++ type
@@ -141,7 +140,7 @@ class Launches(Builder):
         divisor: float,
         scaled: bool = True,
     ) -> None:
-        space = coalesce(axes, shape, function.strides)
+        space = coalesce(memory_order(shape, function.strides), shape, function.strides)
         schedule = _schedule(function.operands, function.misaligned, space, len(gradients))
         segments = min(schedule.tiles, MAX_SEGMENTS)
         c_types = [c_type(o.dtype) for o in function.operands]
@@ -295,7 +294,6 @@ class Launches(Builder):
         self._add_pointwise(
             function,
             shape,
-            memory_order(shape, function.strides),
             values="SUM_OF_VALUES",
             result="double",
             value=denominator,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._core.dtypes import c_type, item_size
 from .._core.pointwise import PointwiseFormula
-from .._core.shapes import broadcast_axes, broadcast_strides
+from .._core.shapes import broadcast_axes, broadcast_strides, memory_order
 from . import compiler
 from .compiler import Specialisation
 from .element_launches import THREADS, ElementFunction, Launches, Quotient
@@ -29,7 +29,7 @@ class _Planner(Launches):
         super().__init__(library, problem)
         self._loss = loss
         self._strides = [broadcast_strides(o, problem.shape) for o in problem.operands]
-        self._axes = loss.memory_order(problem.call, problem.request, problem.given, problem.shape)
+        self._axes = memory_order(problem.shape, self._strides)
         self._sums_rows = loss.row_means and problem.call.reduction == "none"
 
     def plan(self) -> Plan:
@@ -55,7 +55,6 @@ class _Planner(Launches):
             self._add_pointwise(
                 self._function(int(multiplies)),
                 problem.shape,
-                self._axes,
                 values=values,
                 result=result,
                 value=NO_ADDRESS if self._sums_rows else self._value(),
