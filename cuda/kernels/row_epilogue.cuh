@@ -53,16 +53,18 @@ struct Outcome {
   T value, denominator;
   Finished done;
 };
-template <bool GRADIENTS, class Loss, class Row, class T>
+template <bool GRADIENTS, bool OF_ALL = false, class Loss, class Row, class T>
 DEVICE auto outcome_of(const Loss& loss, const Row& row, const auto& context, const auto& state,
                        bool valued, T factor, const Reciprocal<T>& reciprocal) {
   using N = typename Row::N;
   Outcome<T, typename Loss::template Finished<N>> outcome{
       without_loss<T>(context.status), denominator_without_loss<T>(context), {}};
-  if (context.status == ACTIVE) {
+  if (OF_ALL || context.status == ACTIVE) {
     outcome.done = loss.template epilogue<N>(row, context, state, valued);
-    outcome.value = derivative(outcome.done.value);
-    outcome.denominator = outcome.done.denominator;
+    if (context.status == ACTIVE) {
+      outcome.value = derivative(outcome.done.value);
+      outcome.denominator = outcome.done.denominator;
+    }
     if constexpr (GRADIENTS) {
       if constexpr (Row::HAS_GRAD_OUTPUT) factor = row.grad_output();
       scale_gradients(loss, outcome.done, factor, reciprocal);

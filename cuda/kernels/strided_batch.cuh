@@ -12,6 +12,8 @@
 //   SURE             how many of them are there at least
 //   STAYS            whether a row stays in registers: each thread has a batch of it, of every
 //                    THREADS_PER_ROW-th element, which is its share
+//   AHEAD            whether a thread loads the few elements of its rows while it works on those
+//                    before
 //   RESIDENT         how many blocks a multiprocessor is to hold
 //   STATE_BYTES      the room for a state, of each share and of each section
 //   VECTORS          bit k: the elements of array k in WIDTH rows are one access, and in no array
@@ -19,12 +21,14 @@
 //   STAGED           whether gradients go through shared memory
 //   OVERLAP          how many rows of a tile the next one has, too
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool STAGED_, int OVERLAP_>
+          bool AHEAD_, int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool STAGED_,
+          int OVERLAP_>
 struct StridedTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
                        RESIDENT = RESIDENT_;
   static constexpr int COUNT = COUNT_, SURE = SURE_;
-  static constexpr bool STAYS = STAYS_, STAGED = STAGED_;
+  static constexpr bool STAYS = STAYS_, AHEAD = AHEAD_, STAGED = STAGED_;
+  static_assert(!AHEAD || (STAYS && THREADS_PER_ROW == 1), "a thread has all elements of its rows");
   static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = VECTORS_;
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
@@ -80,24 +84,33 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     }
   }
 
-  // A bit for each place. One instruction makes seven predicates of bits, but only one of a
-  // comparison.
-  struct Places {
+  // Where a column is: a bit for each place. One instruction makes seven predicates of bits, but
+  // only one of a comparison. Of few elements the column is compared, as find() does.
+  struct Bits {
     static constexpr int WORDS = (BATCH + 31) / 32;
     unsigned bits[WORDS];
     DEVICE bool has(int k) const { return bits[k / 32] >> k % 32 & 1u; }
   };
+  struct Compared {
+    Column column;
+    DEVICE bool has(int k) const { return column == k; }
+  };
+  using Places = Select<Team::AHEAD, Compared, Bits>;
   DEVICE Places place_of(Column column) const {
-    // Large if it is ahead of these, or none of every STEP-th one. Bits behind the last place are
-    // not read.
-    const Column behind = column - first;
-    const unsigned place = behind % STEP == 0 ? unsigned(behind) / STEP : ~0u;
-    Places places;
+    if constexpr (Team::AHEAD) {
+      return {column};
+    } else {
+      // Large if it is ahead of these, or none of every STEP-th one. Bits behind the last place are
+      // not read.
+      const Column behind = column - first;
+      const unsigned place = behind % STEP == 0 ? unsigned(behind) / STEP : ~0u;
+      Places places;
 #pragma unroll
-    for (int w = 0; w < Places::WORDS; ++w) {
-      places.bits[w] = opaque(place - 32 * w < 32 ? 1u << (place - 32 * w) : 0u);
+      for (int w = 0; w < Bits::WORDS; ++w) {
+        places.bits[w] = opaque(place - 32 * w < 32 ? 1u << (place - 32 * w) : 0u);
+      }
+      return places;
     }
-    return places;
   }
   // Whether a loss that HIDES an element is told which one it is. It stays in the maximum, which is
   // precise enough for half precision, and takes no instruction.
@@ -112,10 +125,13 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
       if (!hidden.has(k)) continue;
       if constexpr (WIDTH == 1) {
         elements = infinite;
-      } else {
+      } else if constexpr (sizeof(infinite) == 4) {
         // One instruction, where unpacking and packing a pair would take three.
-        static_assert(WIDTH == 2 && sizeof(infinite) == 4, "a pair is a word");
         elements = __byte_perm(elements, infinite, v == 0 ? 0x3254 : 0x5410);
+      } else {
+        auto both = bits_as<Stored<FIRST>>(elements);
+        both.at[v] = convert<typename Row::template Element<FIRST>>(T(-INFINITY));
+        elements = packed(both);
       }
     }
   }
@@ -140,7 +156,8 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   // Those of row V.
   template <int V>
   struct Of {
-    static constexpr int WIDTH = 4, COUNT = BATCH / WIDTH;  // places for sums
+    // Places for sums.
+    static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) / WIDTH;
     const StridedBatch& batch;
     const Row& row;
     T largest_of_row;  // where it is found for all rows at once
@@ -162,6 +179,16 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
         return so_far;
       }
     }
+    // The element of operand I in a column that is one of these.
+    template <int I>
+    DEVICE auto element(Column wanted) const {
+      typename Row::template Loaded<I> found = batch.template loaded<V, I>(0);
+#pragma unroll
+      for (int k = 1; k < BATCH; ++k) {
+        if (batch.column(k) == wanted) found = batch.template loaded<V, I>(k);
+      }
+      return found;
+    }
     // f(place, column, x) for each element, or f(place, column, x, counts).
     DEVICE void each(auto f) const {
 #pragma unroll
@@ -178,6 +205,15 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   };
 
  private:
+  // The element of operand I in place k of row V.
+  template <int V, int I>
+  DEVICE auto loaded(int k) const {
+    using Loaded = typename Row::template Loaded<I>;
+    const auto at = [&]<int S>(Constant<S>) {
+      return bits_as<Stored<S>>(get<S>(vectors[k])).at[V];
+    };
+    return Loaded{at(Constant<FIRST + I>()), at(Constant<Loaded::SLOPE>())};
+  }
   // Whether the loss takes the element of place k.
   DEVICE bool counts(int k) const { return OTHERS_HIDDEN || holds(k); }
   // A number as it is kept in all rows, and in all of a register.

@@ -4,12 +4,12 @@
 //
 // Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
 // A row has shares. A thread has WIDTH rows for itself, or THREADS_PER_ROW threads have some shares
-// of them each. If there is room for all elements in registers, each is read once. Shares of longer
-// rows have sections. For gradients their elements are read again; with many threads for a row they
-// are in the L2 cache still, if it is not too long. Where there are few rows, the sections of a
-// tile are the work of several blocks, in two launches. Bytes of device memory an element, with
-// operands and gradients of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a
-// row is too long.
+// of them each. If there is room for all elements in registers, each is read once. Few elements are
+// on their way while the thread works on the rows before. Shares of longer rows have sections. For
+// gradients their elements are read again; with many threads for a row they are in the L2 cache
+// still, if it is not too long. Where there are few rows, the sections of a tile are the work of
+// several blocks, in two launches. Bytes of device memory an element, with operands and gradients
+// of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a row is too long.
 //
 // Gradients may begin within sectors of memory. Those of rows in registers go through shared
 // memory, see kernels/strided_stage.cuh. Tiles of longer rows overlap by the rows of a sector, so
@@ -100,6 +100,22 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   static __device__ const Loss& a_loss();
   using Prefetched = decltype(a_loss().prefetch(a_row()));
   using Context = decltype(a_loss().prologue(a_row(), Prefetched()));
+  // What a thread loads of a tile at once: all elements of its rows, where they stay with it, and
+  // what is prefetched of rows that it has alone.
+  struct Tile {
+    Rows rows;
+    Select<Team::STAYS, Batch<Team::SURE>, Nothing> batch;
+    Prefetched prefetched[WIDTH];
+  };
+  DEVICE Tile load_tile(Index index) const {
+    Tile tile;
+    tile.rows = rows_of(index);
+    if constexpr (Team::STAYS) tile.batch = load<Team::SURE, false>(tile.rows, Team::thread());
+    if constexpr (Team::THREADS_PER_ROW == 1) {
+      ((tile.prefetched[V] = loss.prefetch(row_at(tile.rows, V))), ...);
+    }
+    return tile;
+  }
   DEVICE Context context_of(const Row& row, const Prefetched& prefetched, bool present) const {
     Context context;
     context.status = IGNORED;
@@ -110,36 +126,35 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // its context, for all of them. Elements may be overwritten already where another launch has left
   // the context, see SPLIT: there the first block of a tile `leaves` it.
   template <Phase PHASE>
-  DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Rows& rows,
+  DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Tile& own,
                             Index tile, unsigned char* memory, bool leaves) const {
+    const Rows& rows = own.rows;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
       if constexpr (PHASE == MERGE) return left<Context>(memory, index);
-      const Context own = context_of(row, prefetched, present);
-      if (PHASE == SPLIT && leaves) left<Context>(memory, index) = own;
-      return own;
+      const Context found = context_of(row, prefetched, present);
+      if (PHASE == SPLIT && leaves) left<Context>(memory, index) = found;
+      return found;
     };
     if constexpr (Team::THREADS_PER_ROW == 1) {
-      // The thread waits once for what is prefetched of all its rows.
-      const Prefetched prefetched[WIDTH] = {loss.prefetch(row_at(rows, V))...};
-      ((contexts[V] = context(row_at(rows, V), prefetched[V], rows.first + V, rows.present)), ...);
+      ((contexts[V] = context(row_at(rows, V), own.prefetched[V], rows.first + V, rows.present)),
+       ...);
     } else {
       const int mine = threadIdx.x;
-      Context own{};  // without {} ptxas spills more
+      Context of_mine{};  // without {} ptxas spills more
       if (mine < Team::ROWS) {
         const Index index = tile * Team::OWN_ROWS + mine;
         const Row row = row_at(index);
-        own = context(row, loss.prefetch(row), index, index < n);
+        of_mine = context(row, loss.prefetch(row), index, index < n);
       }
       if constexpr (Team::OVERLAP != 0) __syncthreads();  // those of the tile before have been read
-      if (mine < Team::ROWS) contexts_of_rows[mine] = own;
+      if (mine < Team::ROWS) contexts_of_rows[mine] = of_mine;
       __syncthreads();
       ((contexts[V] = contexts_of_rows[Team::row() + V]), ...);
     }
   }
   template <bool FIRST>
-  DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows,
-                  const Context (&contexts)[WIDTH]) const {
+  DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows, auto& contexts) const {
     const auto largest = batch.largest_of_rows();
     (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
   }
@@ -288,14 +303,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
   template <bool FIRST, int R, class B>
-  DEVICE void add_of(State& state, B& batch, const Row& row, const Context& context,
-                     T largest) const {
-    if (context.status != ACTIVE) return;
+  DEVICE void add_of(State& state, B& batch, const Row& row, auto& context, T largest) const {
+    if (!Team::AHEAD && context.status != ACTIVE) return;
     typename B::template Of<R> elements{batch, row, largest, {}};
+    if constexpr (Team::AHEAD) loss.find(context, elements);
     if constexpr (B::TELLS) {
       elements.hidden = batch.place_of(context.column);
     } else if constexpr (Loss::HIDES) {
-      if (batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
+      if (Team::AHEAD || batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
     }
     loss.template add<FIRST>(state, row, context, elements);
   }
@@ -463,90 +478,104 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
   [[maybe_unused]] unsigned turn = 0;  // of shared memory
+  using Tile = typename Work::Tile;
+  [[maybe_unused]] Select<Team::AHEAD, Tile, Nothing> coming;
+  if constexpr (Team::AHEAD) coming = work.load_tile(tile);
+#pragma unroll(Team::AHEAD ? 2 : 1)
   while (segment < all) {
-    // The next tile of the segment, or the first one of the next segment.
+    // The next tile of the segment, or the first one of the next segment, or one behind all.
     const bool ends = tile + all >= tiles;
-    const Index next_tile = ends ? segment + workers : tile + all;
-    const Rows rows = work.rows_of(tile);
-    typename Work::template Batch<Team::SURE> batch;
-    if constexpr (Team::STAYS) batch = work.template load<Team::SURE, false>(rows, Team::thread());
+    const Index next_segment = ends ? segment + workers : segment;
+    const Index next_tile = !ends ? tile + all : next_segment < all ? next_segment : tiles;
+    Tile own;
+    if constexpr (Team::AHEAD) {
+      own = coming;
+      coming = work.load_tile(next_tile);
+    } else {
+      own = work.load_tile(tile);
+    }
+    const Rows& rows = own.rows;
+    auto& batch = own.batch;
     Context contexts[WIDTH];
-    work.template find_contexts<PHASE>(contexts, contexts_of_rows, rows, tile, memory, split == 0);
-    const auto left_of = [&](int section, int v) -> State& {
-      return work.left_state(memory, tiles, tile * sections + section, v);
-    };
-    if constexpr (PHASE == SPLIT) {
-      for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
-        State states[WIDTH];
-        work.accumulate(states, rows, section, contexts);
+    Finished done[WIDTH];
+    // Rows that are not there are left out where no other thread waits for this one.
+    if (!Team::AHEAD || rows.present) {
+      work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, memory, split == 0);
+      const auto left_of = [&](int section, int v) -> State& {
+        return work.left_state(memory, tiles, tile * sections + section, v);
+      };
+      if constexpr (PHASE == SPLIT) {
+        for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
+          State states[WIDTH];
+          work.accumulate(states, rows, section, contexts);
+#pragma unroll
+          for (int v = 0; v < WIDTH; ++v) {
+            left_of(section, v) = states[v];
+          }
+        }
+        segment = next_segment;
+        tile = next_tile;
+        __syncthreads();  // the contexts have been read
+        continue;
+      }
+
+      State states[WIDTH];
+#pragma unroll
+      for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
+      const auto add_share = [&](int share, const State(&of_share)[WIDTH]) {
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) {
-          left_of(section, v) = states[v];
+          if constexpr (ALONE) {
+            states[v] = merge(states[v], of_share[v]);
+          } else {
+            states_of_shares[share * ROWS + Team::row() + v] = of_share[v];
+          }
+        }
+      };
+      if constexpr (Team::STAYS) {
+        work.template add<true>(states, batch, rows, contexts);
+        if constexpr (!ALONE) add_share(Team::thread(), states);
+      } else {
+        for (int share = Team::thread(); share < shares; share += THREADS_PER_ROW) {
+          State of_share[WIDTH];
+          work.template accumulate_share<PHASE>(of_share, rows, share * share_sections,
+                                                share_sections, contexts, left_of);
+          add_share(share, of_share);
         }
       }
-      segment += ends ? workers : 0;
-      tile = next_tile;
-      __syncthreads();  // the contexts have been read
-      continue;
-    }
 
-    State states[WIDTH];
+      if constexpr (ALONE) {
 #pragma unroll
-    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
-    const auto add_share = [&](int share, const State(&of_share)[WIDTH]) {
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) {
-        if constexpr (ALONE) {
-          states[v] = merge(states[v], of_share[v]);
-        } else {
-          states_of_shares[share * ROWS + Team::row() + v] = of_share[v];
+        for (int v = 0; v < WIDTH; ++v) {
+          const auto outcome = outcome_of<GRADIENTS, Team::AHEAD>(
+              loss, work.row_at(rows, v), contexts[v], merged_in_warp<1>(states[v]),
+              VALUES != NO_VALUES, factor, reciprocal);
+          if (rows.present && split == 0) {
+            take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
+          }
+          done[v] = outcome.done;
         }
-      }
-    };
-    if constexpr (Team::STAYS) {
-      work.template add<true>(states, batch, rows, contexts);
-      if constexpr (!ALONE) add_share(Team::thread(), states);
-    } else {
-      for (int share = Team::thread(); share < shares; share += THREADS_PER_ROW) {
-        State of_share[WIDTH];
-        work.template accumulate_share<PHASE>(of_share, rows, share * share_sections,
-                                              share_sections, contexts, left_of);
-        add_share(share, of_share);
-      }
-    }
-
-    Finished done[WIDTH];
-    if constexpr (ALONE) {
-#pragma unroll
-      for (int v = 0; v < WIDTH; ++v) {
-        const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(rows, v), contexts[v],
-                                                   merged_in_warp<1>(states[v]),
-                                                   VALUES != NO_VALUES, factor, reciprocal);
-        if (rows.present && split == 0) {
-          take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
-        }
-        done[v] = outcome.done;
-      }
-    } else {
-      __syncthreads();
-      if (mine < ROWS) {
-        State state = State::empty();
-        for (int share = 0; share < shares; ++share) {
-          state = merge(state, states_of_shares[share * ROWS + mine]);
-        }
-        const Index index = tile * OWN_ROWS + mine;
-        const auto outcome = outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
-                                                   merged_in_warp<1>(state), VALUES != NO_VALUES,
-                                                   factor, reciprocal);
-        if (index < work.n && mine < OWN_ROWS && split == 0) {
-          take<VALUES, Loss>(outcome, index, value, sum, counted);
-        }
-        if constexpr (GRADIENTS) finished[mine] = outcome.done;
-      }
-      if constexpr (GRADIENTS) {
+      } else {
         __syncthreads();
+        if (mine < ROWS) {
+          State state = State::empty();
+          for (int share = 0; share < shares; ++share) {
+            state = merge(state, states_of_shares[share * ROWS + mine]);
+          }
+          const Index index = tile * OWN_ROWS + mine;
+          const auto outcome = outcome_of<GRADIENTS>(
+              loss, work.row_at(index), contexts_of_rows[mine], merged_in_warp<1>(state),
+              VALUES != NO_VALUES, factor, reciprocal);
+          if (index < work.n && mine < OWN_ROWS && split == 0) {
+            take<VALUES, Loss>(outcome, index, value, sum, counted);
+          }
+          if constexpr (GRADIENTS) finished[mine] = outcome.done;
+        }
+        if constexpr (GRADIENTS) {
+          __syncthreads();
 #pragma unroll
-        for (int v = 0; v < WIDTH; ++v) done[v] = finished[Team::row() + v];
+          for (int v = 0; v < WIDTH; ++v) done[v] = finished[Team::row() + v];
+        }
       }
     }
 
@@ -564,8 +593,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         if (split == 0) reduction.add_totals(segment, sum, counted);
       }
       sum = counted = Sum<T>::zero();
-      segment += workers;
     }
+    segment = next_segment;
     tile = next_tile;
   }
   if constexpr (REDUCED) reduction.finish();

@@ -12,9 +12,10 @@
 template <class E, class Team>
 struct StridedStage {
   static constexpr int SIZE = sizeof(E);
-  static constexpr int COUNT = SIZE > 4 ? 4 : 8;  // columns at a time, each the work of a warp
-  static_assert(Team::STAYS && Team::THREADS_PER_ROW == 1, "a thread has all columns of its rows");
+  // Columns at a time, each the work of a warp.
+  static constexpr int COUNT = SIZE > 4 || Team::THREADS < 256 ? 4 : 8;
   static_assert(COUNT <= Team::THREADS / 32, "there are as many warps");
+  static_assert(Team::STAYS && Team::THREADS_PER_ROW == 1, "a thread has all columns of its rows");
   using Columns = E[COUNT][Team::ROWS + 16 / SIZE];
 
   E* first;        // the first row of the tile in column 0

@@ -291,9 +291,10 @@ class RowLaunches(Launches):
     def _strided(self, outputs: Sequence[RowArray]) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""
         read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
-        if not read or not self._memory.apart or self._memory.is_held_apart:
+        if not read or not self._memory.apart:
             return None
         rows, sizes = self._rows, [item_size(a.dtype) for a in read]
+        main = self._inputs[self._problem.leading]
         in_parts = any(rows.lies_in_parts(array, self._inputs) for array in outputs)
         return strided_rows(
             rows.columns,
@@ -303,7 +304,7 @@ class RowLaunches(Launches):
             bool(outputs),
             in_parts=in_parts,
             overlap=self._overlap(outputs) if in_parts else 0,
-            in_pairs=rows.has_pairs(self._inputs[self._problem.leading], self._inputs),
+            in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, self._inputs),
         )
 
     def _overlap(self, outputs: Sequence[RowArray]) -> int:
@@ -474,7 +475,7 @@ class RowLaunches(Launches):
 
     def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
-        function, sections = self._of_loss(), rows.sections
+        function, sections = self._of_loss(rows.count if rows.few else 0), rows.sections
         if not rows.of_block:
             self._add(function, self._side_by_side(rows, results, "WHOLE", sections), results)
             return
@@ -489,7 +490,7 @@ class RowLaunches(Launches):
 
     def _tile_rows(self, rows: StridedRows) -> int:
         """The rows of a tile."""
-        return rows.threads // rows.threads_per_row * self._width(rows)
+        return rows.threads // rows.threads_per_row * (2 if rows.pairs else 1)
 
     def _side_by_side(
         self,
@@ -502,12 +503,13 @@ class RowLaunches(Launches):
         """By kernels/strided_rows.cu, in one of its phases, with so many sections of a block."""
         arrays = [*self._inputs, *results.outputs]
         layout, layout_bytes = self._layout(arrays, ())
-        pairs = [k for k, a in enumerate(arrays) if self._rows.has_pairs(a, arrays)]
+        pairs = [k for k, a in enumerate(arrays) if rows.pairs and self._rows.has_pairs(a, arrays)]
         team = template(
             "StridedTeam",
-            *map(str, (rows.threads, rows.threads_per_row, self._width(rows))),
+            *map(str, (rows.threads, rows.threads_per_row, 2 if rows.pairs else 1)),
             *map(str, (rows.count, rows.sure)),
             rows.stays,
+            rows.ahead,
             *map(str, (rows.resident, self._state)),
             bits(pairs),
             rows.staged,
@@ -531,12 +533,6 @@ class RowLaunches(Launches):
             shared=shared,
             memory=memory,
         )
-
-    def _width(self, rows: StridedRows) -> int:
-        """The rows that a thread of those that lie side by side has: pairs in half precision."""
-        main = self._inputs[self._problem.leading]
-        pairs = item_size(main.dtype) == 2 and self._rows.number % 2 == 0
-        return 2 if self._rows.has_pairs(main, self._inputs) or (rows.staged and pairs) else 1
 
     def _resident(self, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR) -> int:
         """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""

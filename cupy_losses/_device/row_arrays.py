@@ -99,13 +99,11 @@ class Rows:
         return not any(n % unit for n in (start, *steps))
 
     def has_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
-        """Whether elements of two neighbouring rows are one aligned word; `others` lie beside."""
+        """Whether elements of two neighbouring rows are one access; `others` lie beside."""
         length, steps = self._stretches(array, others)
-        return (
-            item_size(array.dtype) == 2
-            and length > 0
-            and not (length % 2 or array.misaligned % 4 or any(step % 2 for step in steps))
-        )
+        pair = 2 * item_size(array.dtype)
+        uneven = length % 2 or array.misaligned % pair or any(step % 2 for step in steps)
+        return length > 0 and not uneven
 
     def lies_in_parts(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether long stretches of neighbouring rows begin within sectors of memory.

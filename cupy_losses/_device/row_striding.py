@@ -11,9 +11,30 @@ from dataclasses import dataclass
 
 # As measured on an H200. One kernel serves all rows between two of COUNTS, though elements that may
 # not be there take as long as others.
-COUNTS = {1: (4, 8, 12, 16, 24, 32, 48, 64), 2: (40, 56), 4: (40, 56)}  # a thread's, by threads
+COUNTS = {  # a thread's, by threads
+    1: (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64),
+    2: (40, 56),
+    4: (40, 56),
+}
+LEAST_COLUMNS = 2  # of rows that lie apart
 WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
 BATCH = 16  # words of a batch of a longer row
+
+# Rows with few words are loaded while a thread works on those of the tile before, if there are
+# registers for what it has then. It has two rows if they are of half precision or very short: more
+# bytes are on their way then. Only that follows from the number of rows, and not the threads from
+# gradients, so that a mean has the same bits with its gradient.
+FEW_WORDS = 12
+PAIR_WORDS = 4
+THREADS_OF_FEW = 128  # of a block
+THREADS_OF_FEW_HALVES = 256  # the same in half precision
+# By the bytes of the widest number, of a loss alone and with gradients: the threads that a
+# multiprocessor is to hold, and the words that one may have ahead.
+FEW_AT_ONCE = {
+    2: ((1024, 20), (1024, 6)),
+    4: ((1024, 20), (896, 8)),
+    8: ((512, 20), (512, 8)),
+}
 
 # Longer rows are divided into shares, and these into sections, by their lengths alone.
 SHARE_WORDS = 64  # of a share of up to MOST_SHARES, about
@@ -71,6 +92,9 @@ class StridedRows:
         count: The elements of a batch.
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
+        pairs: Whether a thread has two rows.
+        few: Whether rows have so few elements that the loss is told how many.
+        ahead: Whether the next ones are loaded while it works on these.
         resident: The blocks that a multiprocessor is to hold.
         segments: The parts that the tiles are divided into, at most.
         section: The batches of a section of a row.
@@ -87,6 +111,7 @@ class StridedRows:
     count: int
     sure: int
     stays: bool
+    pairs: bool
     resident: int
     segments: int
     section: int = 1
@@ -95,6 +120,8 @@ class StridedRows:
     of_block: int = 0
     staged: bool = False
     overlap: int = 0
+    few: bool = False
+    ahead: bool = False
 
     @property
     def sections(self) -> int:
@@ -118,31 +145,28 @@ def strided_rows(
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
     many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
     rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
-    `in_pairs`: a thread has two rows, if their elements have two bytes.
+    `in_pairs`: the elements of two rows, of two bytes each, are one access.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
     words = sum(max(1, size // 4) for size in sizes)
-    longest = 0
+    longest = LEAST_COLUMNS - 1
     for threads_per_row, counts in COUNTS.items():
         for count in counts:
             if count * words > WORDS:
                 break
             if columns <= threads_per_row * count:
-                staged = in_parts and threads_per_row == 1
-                is_wide = max(sizes) > 4 or (width == 2 and (in_pairs or staged))
-                threads = WIDE_THREADS if in_parts else THREADS
-                at_once = _threads_at_once(gradients, in_parts, is_wide)
-                return StridedRows(
-                    threads,
+                return _that_stay(
                     threads_per_row,
                     count,
-                    sure=longest // threads_per_row,
-                    stays=True,
-                    resident=_resident(threads, count * words, at_once),
-                    segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
-                    shares=threads_per_row,
-                    staged=staged,
+                    width,
+                    words,
+                    sizes,
+                    sure=(longest + 1) // threads_per_row,
+                    even=rows % 2 == 0,
+                    gradients=gradients,
+                    in_parts=in_parts,
+                    in_pairs=in_pairs,
                 )
             longest = threads_per_row * count
     return _in_shares(
@@ -155,6 +179,51 @@ def strided_rows(
         in_parts=in_parts,
         overlap=overlap,
         in_pairs=in_pairs,
+    )
+
+
+def _that_stay(
+    threads_per_row: int,
+    count: int,
+    width: int,
+    words: int,
+    sizes: Sequence[int],
+    *,
+    sure: int,
+    even: bool,
+    gradients: bool,
+    in_parts: bool,
+    in_pairs: bool,
+) -> StridedRows:
+    """The team of rows that stay in registers; `even`: their number is."""
+    staged = in_parts and threads_per_row == 1
+    few = threads_per_row == 1 and count * words <= FEW_WORDS
+    ahead = False
+    if few:
+        pairs = even and (width == 2 or count * words <= PAIR_WORDS)
+        threads = THREADS_OF_FEW_HALVES if width == 2 else THREADS_OF_FEW
+        at_once, most_ahead = FEW_AT_ONCE[max(2, *sizes)][gradients]
+        ahead = count * words * (1 + pairs) <= most_ahead
+        resident = at_once // threads
+    else:
+        pairs = in_pairs or (width == 2 and staged and even)
+        threads = WIDE_THREADS if in_parts else THREADS
+        is_wide = max(sizes) > 4 or (width == 2 and (in_pairs or staged))
+        of_words = _threads_at_once(gradients, in_parts, is_wide)
+        resident = _resident(threads, count * words, of_words)
+    return StridedRows(
+        threads,
+        threads_per_row,
+        count,
+        sure=sure,
+        stays=True,
+        pairs=pairs,
+        few=few,
+        ahead=ahead,
+        resident=resident,
+        segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
+        shares=threads_per_row,
+        staged=staged,
     )
 
 
@@ -211,6 +280,7 @@ def _in_shares(
         count,
         sure=0,
         stays=False,
+        pairs=in_pairs,
         resident=_resident(threads, held, THREADS_BY_WORDS),
         segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
         section=section,

@@ -27,8 +27,6 @@ BLOCK = 256  # threads of a block at most
 SMALL_BLOCK = 128  # at least, where a block works on one row at a time
 
 HELD_BYTES = 32  # of a row that waits in the registers of a thread that works on nothing else
-HELD_APART = 40  # the same of a row of up to COLUMNS_APART elements that lie apart
-COLUMNS_APART = 10
 HELD_TWICE = 8  # bytes; of shorter rows two wait
 
 # A long row is divided into ranks, for the blocks of a cluster. Where clusters are smaller, or with
@@ -95,12 +93,6 @@ class RowMemory:
     def element_bytes(self) -> int:
         """What is read of each element."""
         return sum(self.element_sizes)
-
-    @property
-    def is_held_apart(self) -> bool:
-        """Whether elements that lie apart are few enough for a thread to hold a row."""
-        few = self.columns <= COLUMNS_APART
-        return few and self.columns * self.element_bytes <= HELD_APART and self.apart
 
     @property
     def is_whole_vectors(self) -> bool:
@@ -249,8 +241,6 @@ class RowTeam:
 def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     """The team of rows, which may have gradients, on a device."""
     width, element_bytes = memory.width, memory.element_bytes
-    if memory.step != 1 and memory.is_held_apart and memory.columns > 1:
-        return _filled(RowTeam(BLOCK, 1, 1), memory)
     if not element_bytes and not gradients:  # a number of each row
         return RowTeam(BLOCK, 1, width, slots=1)
     vectors = -(-memory.columns // width)
@@ -322,8 +312,7 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
     exact = elements == columns and slots % batch == 0
     held, row_bytes = 0, slots * vector_bytes
     if row_bytes and exact and parts == 1 and slots == batch:
-        most = HELD_APART if memory.is_held_apart else HELD_BYTES
-        held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= most)
+        held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
     team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
     # What is held is read number by number where it is not aligned.
     if not held and any(start % team.width for start in memory.starts):

@@ -70,7 +70,7 @@ KERNELS: dict[str, tuple[str | tuple[str, ...], tuple[int, int], Any]] = {
     "strided": ("strided_rows<", (300, 11), "F"),
     "apart": ("strided_rows<", (70, 70), "F"),
     "long": ("strided_rows<", (34, 1100), "F"),
-    "few": (("rows<", "strided_rows<"), (300, 3), "F"),  # which a thread holds if it can
+    "few": ("strided_rows<", (300, 3), "F"),
 }
 TOLERANCES = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 2e-2}
 

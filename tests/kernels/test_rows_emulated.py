@@ -620,7 +620,7 @@ def test_every_loss_is_exact(
             losses = cross_entropy(*arrays, reduction="none")
             assert ulps(losses.get(), expected) <= bound
         if divided == "apart":
-            assert any("strided_rows<" in name for name in names(device)) == (columns > 5)
+            assert any("strided_rows<" in name for name in names(device))
         if divided == "launches":
             assert any("SPLIT" in name for name in names(device)) == (columns > 2)
         if divided == "ranks":

@@ -68,9 +68,9 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
                 assert rows.threads_per_row == rows.shares == least
                 assert rows.count in COUNTS[rows.threads_per_row]
                 assert rows.sure <= columns // rows.threads_per_row
-                assert (
-                    rows.sure * rows.threads_per_row < columns <= rows.count * rows.threads_per_row
-                )
+                assert columns <= rows.count * rows.threads_per_row
+                if rows.count in (2, 3, 4, 5, 6):
+                    assert rows.sure == rows.count == columns
             else:
                 assert rows.count in COUNTS[1]
                 assert rows.sure == 0
@@ -563,15 +563,96 @@ def test_weights_and_smoothing() -> None:
             np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("shape", levels.first([(2, 10, 70), (1, 2, 500), (3, 5, 90)]))
-def test_short_rows_are_held_by_one_thread(shape: tuple[int, int, int]) -> None:
-    rng = np.random.default_rng(10)
-    x, target = rng.standard_normal(shape).astype(np.float32), rng.integers(0, 2, shape[::2])
-    with installed(multiprocessors=3, seed=1) as device:
-        got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
-        assert not strided_kernels(device)
-    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
-        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+@pytest.mark.quick
+def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
+    """Not from gradients, nor from where they begin: a mean adds rows in the same order."""
+    for size, columns, rows in itertools.product((2, 4, 8), range(2, 13), (999, 1000)):
+        teams = [
+            strided_rows(columns, (size,), STATE, rows, gradients, in_parts=p, in_pairs=pairs)
+            for gradients, p, pairs in itertools.product((False, True), repeat=3)
+        ]
+        if teams[0].few:
+            assert len({(t.threads, t.pairs, t.segments) for t in teams}) == 1
+            assert all(team.few for team in teams)
+            assert teams[0].ahead == (not teams[0].pairs or columns <= 8)
+            assert not (teams[0].pairs and rows % 2)
+    assert strided_rows(12, (4,), STATE, MANY, False).few
+    assert not strided_rows(13, (4,), STATE, MANY, False).few
+    assert not strided_rows(12, (8,), STATE, MANY, False).few
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "shape",
+    levels.first([(4, 3, 1033), (2, 2, 1600), (3, 5, 701), (2, 8, 600), (4, 6, 333), (5, 2, 411)]),
+)
+def test_rows_of_few_elements_are_loaded_ahead(
+    shape: tuple[int, int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks have several tiles in turn, the last of them a part of one.
+
+    An even number of rows lies in pairs or not; others are alone. Some are ignored.
+    """
+    for name in ("SEGMENTS", "SEGMENTS_OF_HALVES"):
+        monkeypatch.setattr(row_striding, name, 2)
+    rng = np.random.default_rng(17)
+    x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
+    target = rng.integers(0, shape[1], shape[::2])
+    target[:, ::7] = -100
+    weight = rng.uniform(0.5, 2, shape[1]).astype(x.dtype)
+    bits = []
+    for misalignment, long_stretch in ((0, 1 << 30), (x.itemsize, 64)):
+        monkeypatch.setattr(row_arrays, "LONG_STRETCH", long_stretch)
+        with installed(multiprocessors=2, seed=1) as device:
+            logits = device.asarray(x, misalignment=misalignment)
+            operands = logits, device.asarray(target)
+            classes = device.asarray(weight)
+            loss = cross_entropy(*operands)
+            value, gradient = value_and_grad(cross_entropy)(*operands)
+            each = cross_entropy(*operands, reduction="none")
+            weighted = value_and_grad(cross_entropy)(*operands, weight=classes)
+            in_place = functools.partial(cross_entropy, overwrite_input=True)
+            overwritten = device.asarray(x, misalignment=misalignment, writable=True)
+            _, written = value_and_grad(in_place)(overwritten, operands[1])
+            kernels = strided_kernels(device)
+            assert len(kernels) >= 5
+            results = loss, gradient, each, *weighted, value, written
+            bits.append([a.get().tobytes() for a in results])
+        ahead = [name.split("StridedTeam<")[1].split(", ")[6] == "true" for name in kernels]
+        assert any(ahead)
+    assert bits[0] == bits[1]
+    assert bits[0][0] == bits[0][-2], "the same bits with a gradient"
+    assert bits[0][1] == bits[0][-1]
+    wide = x.astype("f8")
+    expected = value_and_grad(cross_entropy)(wide, target)
+    tolerance = {"float32": 2e-6, "bfloat16": 8e-3, "float64": 1e-14}[dtype]
+    for got, wanted in zip((loss, gradient), expected, strict=True):
+        np.testing.assert_allclose(
+            got.get().astype("f8"), wanted, rtol=tolerance, atol=tolerance / target.size
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_elements_of_rows_that_do_not_count(dtype: str) -> None:
+    """They are computed as others are, and left out."""
+    rng = np.random.default_rng(18)
+    x = rng.standard_normal((2, 3, 700)).astype(DTYPES[dtype])
+    target = rng.integers(0, 3, (2, 700))
+    target[:, ::7], target[:, 3::50] = -100, 3
+    target[1, 5] = 1 << 40
+    of_each = functools.partial(cross_entropy, reduction="none")
+    with installed(multiprocessors=2, seed=1) as device:
+        operands = device.asarray(x), device.asarray(target)
+        losses = of_each(*operands).get().astype("f8")
+        cotangent = device.asarray(np.ones(target.shape, x.dtype))
+        gradient = vjp(of_each, operands, cotangent).get().astype("f8")
+        assert len(strided_kernels(device)) == 2
+    invalid = (target == 3) | (target == 1 << 40)
+    assert (np.isnan(losses) == invalid).all()
+    assert (np.isnan(gradient) == invalid[:, None]).all()
+    ignored = target == -100
+    assert (losses[ignored] == 0).all()
+    assert (gradient.swapaxes(1, 2)[ignored] == 0).all()
 
 
 def test_probabilities_take_more_words() -> None:

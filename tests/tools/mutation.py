@@ -203,7 +203,7 @@ EQUIVALENT: dict[str, str] = {
     "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
     (
         "work.template find_contexts<PHASE>"
-        "(contexts, contexts_of_rows, rows, tile, memory, split != 0);"
+        "(contexts, contexts_of_rows, own, tile, memory, split != 0);"
     ): "all splits have the same context",
     "const bool valued = VALUES != NO_VALUES || threadIdx.x < 32;": "a value that is not used",
     "const bool valued = VALUES != NO_VALUES && threadIdx.x <= 32;": (
@@ -382,7 +382,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
     "static constexpr int WORDS = (BATCH + 31) * 32;": "words that are not used",
-    "static constexpr int WIDTH = 4, COUNT = BATCH * WIDTH;": (
+    "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH + 1) / WIDTH;": (
         "sums of few elements in another order"
     ),
     "ARCHITECTURE > 800 && is_half<typename Row::template Element<FIRST>>;": (
@@ -408,7 +408,7 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
-    "own = context(row, loss.prefetch(row), index, index <= n);": (
+    "of_mine = context(row, loss.prefetch(row), index, index <= n);": (
         "the last row in place of one that is not there"
     ),
     "return unsigned(reinterpret_cast<unsigned long long>(gradient) * sizeof(*gradient));": (
@@ -420,8 +420,7 @@ EQUIVALENT: dict[str, str] = {
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
     (
-        "static constexpr int COUNT = SIZE > 4 ? 4 : 8;"
-        "  // columns at a time, each the work of a warp"
+        "static constexpr int COUNT = SIZE > 4 || Team::THREADS < 256 ? 4 : 8;"
     ): "another number of columns at a time",
     (
         "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"

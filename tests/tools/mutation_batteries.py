@@ -299,6 +299,7 @@ def strided(device: Device) -> None:
         check(hosts, reduction="none")
         check(hosts)
     check(draw((1, 33, 40), np.float64))
+    _few_strided(check, draw)
     x, target = draw((1, 21, 33))
     backwards = device.asarray(np.ascontiguousarray(x[:, ::-1]))[:, ::-1]
     compare(device, cross_entropy, (x, target), [backwards, device.asarray(target)], (0,), 16)
@@ -365,6 +366,26 @@ def strided(device: Device) -> None:
     flat = [np.asfortranarray(x[0].T) for x in hosts]
     _row_passes(device, cross_entropy, flat, 2)
     _anticipation(device, cross_entropy, draw((1, 14, 100)))
+
+
+def _few_strided(check: Callable[..., None], draw: Callable[..., Any]) -> None:
+    """Rows of few elements: alone and in pairs that are one access or not, tiles in turn."""
+    with _planned(module=row_striding, SEGMENTS=2, SEGMENTS_OF_HALVES=2):
+        for shape, dtype in (
+            ((2, 2, 900), np.float32),
+            ((2, 4, 633), np.float32),
+            ((1, 8, 601), np.float32),
+            ((3, 11, 301), np.float32),
+            ((2, 3, 1026), BFLOAT16),
+            ((2, 6, 777), BFLOAT16),
+            ((2, 2, 500), np.float64),
+        ):
+            hosts = draw(shape, dtype)
+            check(hosts)
+            hosts[1][0, 1:4] = -100, shape[1], -100
+            check(hosts, reduction="none")
+            with _planned(module=row_arrays, LONG_STRETCH=64):
+                check(hosts, ignore_index=1)
 
 
 def multilabel(device: Device) -> None:
