@@ -15,7 +15,7 @@ from ._core.rows import ELEMENTS
 from ._core.tracing import trace, trace_rows
 from ._core.types import Array, ArrayT, Reduction
 from ._host.elementwise import Elementwise
-from ._host.sums import ReplayOfRows
+from ._host.row_replay import ReplayOfRows
 from ._kinds.pointwise import PointwiseLoss
 from ._kinds.rows import RowLoss
 

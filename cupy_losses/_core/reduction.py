@@ -6,7 +6,7 @@ rows leave; a sum divides by 1.
 
 What "nothing left" means is decided here for all losses, libraries and devices. The value is then
 0 / 0: NaN. Its derivatives are 0, because they are divided by `NOTHING_LEFT` instead.
-`_host/reduction.py` and cuda/reduction/reduction.cuh compute the pair.
+`_host/results.py` and cuda/reduction/reduction.cuh compute the pair.
 """
 
 from __future__ import annotations

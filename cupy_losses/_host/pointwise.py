@@ -15,24 +15,14 @@ from .._core.pointwise import PointwiseFormula
 from .._core.program import Program
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import (
-    Array,
-    Gradient,
-    Layout,
-    NewGradient,
-    broadcast,
-    chunks,
-    is_narrow,
-    layout,
-    spec_of,
-    total,
-    wide,
-)
+from .chunks import Array, Layout, broadcast, chunks, is_narrow, layout, spec_of, wide
 from .dual import Dual, Number, plain, slope_of
 from .elementwise import Elementwise
 from .recording import Recorded, Recording, reciprocal
-from .reduction import Divisors, Finish, NewValue, Value, divisors_of, new_results
+from .reduction import Divisors, Finish, divisors_of
+from .results import Gradient, NewGradient, NewValue, Value, new_results
 from .schedule import Evaluation, Schedule
+from .sums import total
 
 
 class _Ready(NamedTuple):

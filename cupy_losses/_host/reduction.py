@@ -1,6 +1,6 @@
-"""The reduction of a call on the host: a sum and its denominator, and what is made of the pair.
+"""The reduction of a call on the host: what its sums are divided by, and multiplied.
 
-`_core/reduction.py` says what they are, and what they are where nothing is left.
+`_core/reduction.py` says what a denominator is, and what it is where nothing is left.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.loss import Call, Request
-from .._core.outputs import Output
 from .._core.reduction import Denominator
-from .._core.shapes import Shape
-from .chunks import Array, ChunkIndex, NewArray, NewGradient, Sum
+from .chunks import Array
 
 _SMALLEST = sys.float_info.min
 
@@ -86,77 +84,3 @@ def divisors_of(
     else:
         denominator = of_data() if of_call.of_data else np.longdouble(of_call.size)
     return Divisors(call, request, of_call, denominator)
-
-
-class NewValue(NamedTuple):
-    """The value of a call, before it is computed.
-
-    Attributes:
-        array: The value.
-        pair: Whether it is the pair of a sum and its denominator.
-        counted: Whether the denominator comes behind it.
-        summed: The shape of the value as a sum: 1 along the axes that are summed; None for no sum.
-
-    """
-
-    array: NewArray
-    pair: bool
-    counted: bool
-    summed: Shape | None
-
-
-class Value:
-    """The value of a call, filled chunk by chunk: of each element, of each row or of all."""
-
-    def __init__(self, new: NewValue) -> None:
-        self._new = new
-        if new.summed is None:
-            self._array = new.array.make()
-        else:
-            self._sum = Sum(new.summed, new.array.dtype)
-
-    def add(self, index: ChunkIndex, values: Array) -> None:
-        """Take the values of the chunk at `index`."""
-        if self._new.summed is None:
-            self._array[index] = values
-        else:
-            self._sum.add(index, values)
-
-    def finish(self, divisors: Divisors) -> list[Array | None]:
-        """The values in the dtype of the result, or the pair, and the denominator if asked for."""
-        counted = [np.array(divisors.denominator, np.float64)] if self._new.counted else []
-        return [self._finished(divisors), *counted]
-
-    def _finished(self, divisors: Divisors) -> Array:
-        new = self._new
-        if new.summed is None:
-            return self._array
-        sums = self._sum.finish()
-        if new.pair:
-            whole = np.sum(sums)
-            high = np.float64(whole)
-            low = np.float64(whole - high) if np.isfinite(high) else 0.0
-            return np.array([high, low, divisors.denominator], np.float64)
-        value = new.array.make()
-        value[...] = np.asarray(divisors.value(sums)).reshape(value.shape)
-        return value
-
-
-def new_results(
-    request: Request, outputs: Sequence[Output | None], shape: Shape, summed: Shape | None
-) -> tuple[NewValue | None, dict[int, NewGradient]]:
-    """The value of a request, if it is asked for, and its gradients by the numbers of operands.
-
-    `outputs` are those of the request, and `summed` is the shape of the sum that the value is.
-    """
-    value = None
-    if request.value:
-        first, *outputs = outputs[0], *outputs[1 + request.counted :]
-        assert first is not None
-        value = NewValue(NewArray.of(first), request.pair, request.counted, summed)
-    gradients = {
-        k: NewGradient.of(output, shape)
-        for k, output in zip(request.wanted, outputs, strict=True)
-        if output is not None
-    }
-    return value, gradients

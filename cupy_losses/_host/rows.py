@@ -30,9 +30,7 @@ from .chunks import (
     CHUNK,
     Array,
     ChunkIndex,
-    Gradient,
     Layout,
-    NewGradient,
     Place,
     broadcast,
     chunks,
@@ -40,10 +38,11 @@ from .chunks import (
     layout,
     places,
     spec_of,
-    total,
 )
 from .dual import Dual, Number, plain, slope_of, value_of
-from .reduction import Divisors, NewValue, Value, divisors_of, new_results
+from .reduction import Divisors, divisors_of
+from .results import Gradient, NewGradient, NewValue, Value, new_results
+from .sums import total
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
 
