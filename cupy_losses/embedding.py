@@ -37,7 +37,7 @@ from ._core.loss import Domain, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain, sign_of, with_derivatives
-from ._host.rows import Evaluated, Rows, sum_of
+from ._host.row_formulas import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
 from .ranking import clamped, margin_ranking_loss
 

@@ -35,7 +35,7 @@ from ._core.loss import Call, Domain, variant
 from ._core.rows import ELEMENTS, INDEX, LABELS, of_integers
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
-from ._host.rows import Evaluated, Rows, sum_of
+from ._host.row_formulas import Evaluated, Rows, sum_of
 from ._kinds.multilabel import MultilabelLoss
 from ._kinds.rows import RowLoss
 

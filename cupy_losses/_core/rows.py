@@ -68,7 +68,7 @@ class RowFormula(Loss):
     `weights`, the next one is whether the call has a weight. With `precise`, the next one is
     whether the elements have half precision and, with an index, the last one how many elements of a
     row a thread holds. The fields of the struct are `parameters`, the integers first.
-    `_host/rows.py` says what the formula in NumPy is.
+    `_host/row_formulas.py` says what the formula in NumPy is.
 
     Attributes:
         roles: What each operand holds.

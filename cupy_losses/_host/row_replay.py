@@ -12,7 +12,7 @@ import numpy as np
 from .._core.row_program import RowProgram
 from .chunks import Array
 from .dual import Dual, Number, plain, plus, slope_of, times
-from .rows import Evaluated, Rows, sum_of
+from .row_formulas import Evaluated, Rows, sum_of
 
 _LOWEST = np.finfo(np.float64).min
 
