@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._core.dtypes import item_size
+from .._core.rows import RowFormula
 from .launch import int64
-from .plan import VECTOR_BYTES, Plan, template
+from .library import DeviceLibrary
+from .plan import VECTOR_BYTES, Plan, Problem, template
 from .plan_rows import Results, RowLaunches, Schedule
+from .plan_rows import make_plan as make_plan_of_rows
 from .row_arrays import RowArray
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
@@ -121,7 +124,12 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     )
 
 
-class MarginLaunches(RowLaunches):
+def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
+    """Decide how to evaluate a request of multilabel_margin_loss."""
+    return make_plan_of_rows(library, problem, loss, _Planner)
+
+
+class _Planner(RowLaunches):
     """The launch of one problem."""
 
     def plan(self) -> Plan:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from .._device.library import DeviceLibrary
 from .._device.plan import Plan, Problem
-from .._device.plan_multilabel import MarginLaunches
-from .._device.plan_rows import make_plan
+from .._device.plan_multilabel import make_plan
 from .rows import RowLoss
 
 
@@ -17,4 +16,4 @@ class MultilabelLoss(RowLoss):
 
     def plan(self, library: DeviceLibrary, problem: Problem) -> Plan:
         """The launches for a problem."""
-        return make_plan(library, problem, self, MarginLaunches)
+        return make_plan(library, problem, self)
