@@ -60,9 +60,10 @@ def losses() -> Mapping[str, Loss]:
 
 def variant(name: str, **options: bool | int) -> str:
     """The name of a variant of a loss: with the flags that are set, and other options."""
-    flags = [key if value is True else f"{key}={value}" for key, value in options.items()]
-    set_ = [flag for flag, value in zip(flags, options.values(), strict=True) if value is not False]
-    return ", ".join([name, *set_])
+    given = {key: value for key, value in options.items() if value is not False}
+    return ", ".join(
+        [name, *(k if value is True else f"{k}={value}" for k, value in given.items())]
+    )
 
 
 def _named(name: str) -> Loss:
