@@ -42,20 +42,21 @@ DISTANCE = "a distance function of one's own"
 REFUSED = "an argument that cupy_losses does not take"
 
 REASONS = (
-    *(
-        ON_NO_GPU,
-        DEVICE,
-        NO_GPU,
-        NO_TENSOR,
-        SUBCLASS,
-        LAYOUT,
-        EMPTY,
-        UNKNOWN,
-        DERIVATIVES,
-        GRADIENT,
-        DTYPES,
-    ),
-    *(SHAPES, AUTOCAST, DISTANCE, REFUSED),
+    ON_NO_GPU,
+    DEVICE,
+    NO_GPU,
+    NO_TENSOR,
+    SUBCLASS,
+    LAYOUT,
+    EMPTY,
+    UNKNOWN,
+    DERIVATIVES,
+    GRADIENT,
+    DTYPES,
+    SHAPES,
+    AUTOCAST,
+    DISTANCE,
+    REFUSED,
 )
 
 # Arguments that may be None, and are looked at as operands are where they are not.

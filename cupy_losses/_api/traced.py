@@ -85,20 +85,32 @@ class Variable:
 
 # Operators and conversions by their methods, without the underscores.
 _OF_TWO = {
-    **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%"},
-    **{"pow": "**", "matmul": "@", "and": "&", "or": "|", "xor": "^"},
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "matmul": "@",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
 }
 _OTHERS = {
-    **{
-        "neg": "-",
-        "pos": "+",
-        "abs": "abs()",
-        "invert": "~",
-        "getitem": "an index",
-        "len": "len()",
-    },
-    **{"array_ufunc": "a function of NumPy", "iter": "a loop", "bool": "a branch"},
-    **{"float": "float()", "int": "int()", "array": "np.asarray()", "index": "an index"},
+    "neg": "-",
+    "pos": "+",
+    "abs": "abs()",
+    "invert": "~",
+    "getitem": "an index",
+    "index": "an index",
+    "iter": "a loop",
+    "bool": "a branch",
+    "len": "len()",
+    "float": "float()",
+    "int": "int()",
+    "array": "np.asarray()",
+    "array_ufunc": "a function of NumPy",
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), "a comparison"),
 }
 _EVERYTHING = {
