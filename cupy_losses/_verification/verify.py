@@ -1,9 +1,9 @@
-"""The check of a loss of one's own, as `LossFunction.check` describes it."""
+"""The check of a loss of one's own, as `OwnLoss.check` describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,22 +30,60 @@ _NOT_COMPARED = (
 _NO_VALUES = "no value was computed: a text in C++ without numpy= needs a GPU"
 
 
+class _Points(NamedTuple):
+    """Where a loss is checked, as a function of single elements.
+
+    Attributes:
+        formula: The formula in NumPy; None where there is none.
+        names: The names of its operands.
+        length: The elements of a row, which the formula takes one by one; 1 for a pointwise loss.
+        points: The values of each operand.
+        kinks: Neighbours of which one lies on each side of a kink; none for points of one's own.
+
+    """
+
+    formula: Formula | None
+    names: Sequence[str]
+    length: int
+    points: list[Array]
+    kinks: tuple[list[Array], list[Array]]
+
+    @classmethod
+    def of(
+        cls, loss: Loss, parameters: Mapping[str, float], operands: Sequence[ArrayLike]
+    ) -> _Points:
+        """The points given by operands; without operands, points that are drawn."""
+        formula: Formula | None = getattr(loss.formula, "function", loss.formula)
+        names, length = loss.operands, 1
+        points = [np.asarray(x, np.float64).ravel() for x in operands]
+        if isinstance(formula, RowProgram):
+            length = _length_of(operands)
+            formula = formula.unrolled(length)
+            names = formula.operands
+            points = [x[k::length] for x in points for k in range(length)]
+        kinks: tuple[list[Array], list[Array]] = ([], [])
+        if not operands:
+            points = places.drawn(len(names), list(parameters.values()))
+            if isinstance(formula, Program):
+                kinks = places.at_kinks(formula.switches, points, parameters)
+                points = [np.concatenate(parts) for parts in zip(points, *kinks, strict=True)]
+        return cls(formula, names, length, points, kinks)
+
+
 @np.errstate(all="ignore")
 def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[ArrayLike]) -> Report:
     """Check a loss at points of one's own, or, without operands, at points that are drawn.
 
     A formula of rows is checked as one of each element of rows of a few.
+
+    Raises:
+        ValueError: If the operands of a loss over rows are no rows of a few elements.
+
     """
-    formula: Formula | None = getattr(loss.formula, "function", loss.formula)
-    names, length = loss.operands, 1
-    points = [np.asarray(x, np.float64).ravel() for x in operands]
-    if isinstance(formula, RowProgram):
-        length = _length_of(operands)
-        formula = formula.unrolled(length)
-        names = formula.operands
-        points = [x[k::length] for x in points for k in range(length)]
+    at = _Points.of(loss, parameters, operands)
+    formula = at.formula
     call = Call(loss, "none", tuple(parameters.values()))
-    findings = Findings(names)
+    findings = Findings(at.names)
     checked = []
     try:
         checked.append(compile_for_all(call))
@@ -53,39 +91,46 @@ def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[Array
         findings.problems.append(f"it was not compiled: {error}")
     except RuntimeError as error:  # of what is installed, not of the formula
         findings.notes.append(f"it was not compiled: {error}")
-    kinks: tuple[list[Array], list[Array]] = ([], [])
-    if not operands:
-        points = places.drawn(len(names), list(parameters.values()))
-        if isinstance(formula, Program):
-            kinks = places.at_kinks(formula.switches, points, parameters)
-            points = [np.concatenate(parts) for parts in zip(points, *kinks, strict=True)]
     has_gpu = bool(checked) and _has_gpu()
     if not (has_gpu or findings.problems or isinstance(formula, Program)):
         findings.notes.append(_NO_VALUES if formula is None else _NOT_COMPARED)
     for dtype in _DTYPES:
-        at = [x.astype(dtype) for x in points]
-        on_device = derivatives_on_device(call, at, length) if has_gpu else None
-        if formula is None:
-            if on_device is not None:
-                findings.undefined(on_device, at, f" on the GPU in {dtype}")
-            continue
-        exact = Exact(formula, at, rounded(parameters, dtype))
-        computed = derivatives(formula, at, parameters)
-        findings.undefined(computed, at, f" in {dtype}")
-        findings.inaccurate(computed, exact, at, f" in {dtype}")
-        if on_device is not None:
-            findings.undefined(on_device, at, f" on the GPU in {dtype}")
-            findings.different(on_device, computed, exact, at, f" on the GPU in {dtype}")
-        if dtype == np.float64:
-            findings.not_the_slope(formula, exact, at, parameters)
-    if formula is not None and kinks[0]:
-        findings.jumping(formula, kinks, parameters)
-    checked += _said(formula, has_gpu, len(points[0]))
+        _compare(findings, call, at, parameters, dtype, has_gpu)
+    if formula is not None and at.kinks[0]:
+        findings.jumping(formula, at.kinks, parameters)
+    checked += _said(formula, has_gpu, len(at.points[0]))
     problems, notes = tuple(findings.problems), tuple(findings.notes)
     instead: list[str] = []
     if isinstance(formula, Program) and (problems or notes):
         instead = advice(formula)
     return Report(loss.name, problems, notes, tuple(instead), tuple(checked))
+
+
+def _compare(
+    findings: Findings,
+    call: Call,
+    at: _Points,
+    parameters: Mapping[str, float],
+    dtype: np.dtype[Any],
+    has_gpu: bool,
+) -> None:
+    """Add what is wrong in the arithmetic of a dtype, on the host and on a GPU if there is one."""
+    formula, points = at.formula, [x.astype(dtype) for x in at.points]
+    here, on_gpu = f" in {dtype}", f" on the GPU in {dtype}"
+    on_device = derivatives_on_device(call, points, at.length) if has_gpu else None
+    if formula is None:
+        if on_device is not None:
+            findings.undefined(on_device, points, on_gpu)
+        return
+    exact = Exact(formula, points, rounded(parameters, dtype))
+    computed = derivatives(formula, points, parameters)
+    findings.undefined(computed, points, here)
+    findings.inaccurate(computed, exact, points, here)
+    if on_device is not None:
+        findings.undefined(on_device, points, on_gpu)
+        findings.different(on_device, computed, exact, points, on_gpu)
+    if dtype == np.float64:
+        findings.not_the_slope(formula, exact, points, parameters)
 
 
 def _said(formula: Formula | None, has_gpu: bool, count: int) -> list[str]:
