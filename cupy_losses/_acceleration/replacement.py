@@ -140,39 +140,12 @@ class Replaced:
 
     def _generated(self) -> types.CodeType:
         """The code of the function, with torch's parameters."""
-        names, options, key = [*self._parameters], [], ["autocast()"]
+        names = [*self._parameters]
         declared = [*names]
         if self._by_name:
             declared.insert(names.index(self._by_name[0]), "*")
-        not_plain = []
-        for name in self._tensors:
-            if name in self._operands and name != "var":
-                key += [f"{name}.{x}" for x in ("dtype", "shape", "layout", "get_device()")]
-                if name == "target" and self.name in rules.NO_GRADIENT_BY_TARGET:
-                    key.append(f"{name}.requires_grad")
-                not_plain.append(f"type({name}) not in plain")
-            else:
-                key.append(f"None if {name} is None else described({name})")
-                other = "float" if name == "var" else "type(None)"
-                not_plain.append(f"type({name}) not in plain and type({name}) is not {other}")
-        constants: dict[str, Any] = {
-            "function_modes": torch._C._len_torch_function_stack,
-            "dispatch_modes": torch._C._len_torch_dispatch_stack,
-            "transforms": torch._C._are_functorch_transforms_active,
-            "forward_ad": forward_ad,
-            "tracing": torch._C._is_tracing,
-            "autocast": torch._C._is_any_autocast_enabled,
-            "plain": _PLAIN,
-            "described": _described,
-            "decided": self._decided.get,
-            "decide": self._decide,
-            "elsewhere": self._elsewhere,
-            "by_torch": self._by_torch,
-            "in_new_words": self._in_new_words,
-            "prepare": unread(_copy(self.prepare)),  # others may read it
-            "refused": self._refused,
-            "evaluate": unread(evaluate),
-        }
+        not_plain, key = self._decisive()
+        constants, options = self._constants(), []
         for name in names:
             if name in self._operands or name in _DEPRECATED:
                 continue
@@ -197,6 +170,43 @@ class Replaced:
             operands=", ".join(self._operands),
         )
         return _code_of(self.name, text, constants)
+
+    def _decisive(self) -> tuple[list[str], list[str]]:
+        """Expressions of the arguments: that one is not plain, and what the key of a call has."""
+        not_plain, key = [], ["autocast()"]
+        for name in self._tensors:
+            may_be_number = name in rules.MAY_BE_NUMBERS
+            if name in self._operands and not may_be_number:
+                key += [f"{name}.{x}" for x in ("dtype", "shape", "layout", "get_device()")]
+                if name == "target" and self.name in rules.NO_GRADIENT_BY_TARGET:
+                    key.append(f"{name}.requires_grad")
+                not_plain.append(f"type({name}) not in plain")
+            else:
+                key.append(f"None if {name} is None else described({name})")
+                other = "float" if may_be_number else "type(None)"
+                not_plain.append(f"type({name}) not in plain and type({name}) is not {other}")
+        return not_plain, key
+
+    def _constants(self) -> dict[str, Any]:
+        """The objects that the code of every function has, by their names in the template."""
+        return {
+            "function_modes": torch._C._len_torch_function_stack,
+            "dispatch_modes": torch._C._len_torch_dispatch_stack,
+            "transforms": torch._C._are_functorch_transforms_active,
+            "forward_ad": forward_ad,
+            "tracing": torch._C._is_tracing,
+            "autocast": torch._C._is_any_autocast_enabled,
+            "plain": _PLAIN,
+            "described": _described,
+            "decided": self._decided.get,
+            "decide": self._decide,
+            "elsewhere": self._elsewhere,
+            "by_torch": self._by_torch,
+            "in_new_words": self._in_new_words,
+            "prepare": unread(_copy(self.prepare)),  # others may read it
+            "refused": self._refused,
+            "evaluate": unread(evaluate),
+        }
 
     @unread
     def _decide(self, key: Any, *args: Any) -> Tally:

@@ -61,6 +61,8 @@ REASONS = (
 
 # Arguments that may be None, and are looked at as operands are where they are not.
 OPTIONAL = ("weight", "pos_weight", "distance_function")
+# Operands that may be numbers of Python.
+MAY_BE_NUMBERS = ("var",)
 
 # Subclasses of others may do anything. The last two are torch's own, for tracing.
 _CLASSES = (Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -162,7 +164,9 @@ def kind_problem(arguments: dict[str, Any]) -> str:
 
 
 def _is_no_operand(name: str, x: Any) -> bool:
-    return x is None if name in OPTIONAL else name == "var" and isinstance(x, float)
+    if name in OPTIONAL:
+        return x is None
+    return name in MAY_BE_NUMBERS and isinstance(x, float)
 
 
 @contextlib.contextmanager
@@ -201,7 +205,7 @@ def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) ->
         name: The name of the function.
         prepare: What prepares the call of this package.
         arguments: Its operands, and those of `OPTIONAL` that it takes, by name. They are tensors
-            of `_CLASSES`, None, or a float for `var`.
+            of `_CLASSES`, None, or a float for those of `MAY_BE_NUMBERS`.
 
     """
     tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
