@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -15,9 +14,8 @@ from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
+from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
 from .entrance import prepare_of, without_partials
-from .traced import check_reduced
-from .transforms import numbers_of, operand_of, operands_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -179,7 +177,7 @@ def hvp(
     call, library, operands = _resolved(loss, primals, options)
     check_reduced(call)
     varied, arrays = _along(call, library, operands, tangents)
-    wanted = (operand_of(call, operands, _checked(argnum), "argnum"),)
+    wanted = (operand_of(call, operands, integer(argnum), "argnum"),)
     request = Request(value=False, wanted=wanted, tangents=varied)
     products: list[Any] = library.run(call, request, arrays)
     product: ArrayT = products[0]
@@ -217,7 +215,7 @@ def grad_and_hess(
     if compiled.is_read():
         return compiled.outside("grad_and_hess", grad_and_hess, loss, argnum)
     prepare_of(loss)
-    _checked(argnum)
+    integer(argnum)
     return functools.partial(_of_each_element, loss, argnum)
 
 
@@ -246,12 +244,6 @@ def _of_each_element(
             f"{tuple(operands[k].shape)}"
         )
     return gradient, hessian
-
-
-def _checked(argnum: int) -> int:
-    if isinstance(argnum, bool) or not isinstance(argnum, numbers.Integral):
-        raise TypeError(f"argnum must be an integer, got {argnum!r}")
-    return int(argnum)
 
 
 def _resolved(

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-import numbers
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
-
-import numpy as np
 
 from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
+from .argnums import check_distinct, check_reduced, numbers_of, operands_of
 from .entrance import is_loss, mark_of, namesake, without_partials
-from .traced import Sum, Trace, Variable, check_differentiable, check_reduced
+from .sums import Sum, Trace, Variable
 
 Array = Any
 Arguments = ParamSpec("Arguments")
@@ -108,7 +105,7 @@ def _of_function(
     if compiled.is_read():
         return compiled.outside(_NAME, _of_function, loss, wanted_numbers, several, *args, **kwargs)
     own = [_by_position(number, len(args)) for number in wanted_numbers]
-    _check_distinct(own, wanted_numbers)
+    check_distinct(own, wanted_numbers)
     given = list(args)
     trace = Trace()
     for number in own:
@@ -175,20 +172,6 @@ def _second(both: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return both(*args, **kwargs)[1]
 
 
-def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
-    """The argnums, and whether they came as a sequence."""
-    if type(argnums) is int:
-        return (argnums,), False
-    several = not isinstance(argnums, numbers.Integral | str) and isinstance(argnums, Sequence)
-    numbers_given: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
-    for number in numbers_given:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, numbers.Integral):
-            raise TypeError(
-                f"argnums must be an integer or a sequence of integers, got {argnums!r}"
-            )
-    return tuple(operator.index(number) for number in numbers_given), several
-
-
 def _by_position(number: int, count: int) -> int:
     """The number of an argument of a function, counted from the front."""
     if not -count <= number < count:
@@ -223,28 +206,3 @@ def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tu
     """The operands that `argnums` names."""
     check_reduced(call)
     return operands_of(call, operands, argnums)
-
-
-def operands_of(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
-    """Which of the operands of a call the arguments to differentiate by are."""
-    wanted = tuple(operand_of(call, operands, number) for number in argnums)
-    _check_distinct(wanted, argnums)
-    return wanted
-
-
-def operand_of(call: Call, operands: Sequence[Array], number: int, option: str = "argnums") -> int:
-    """Which of the operands of a call an argument to differentiate by is, numbered by an option."""
-    count = len(call.loss.operands)
-    if not -count <= number < count:
-        raise ValueError(f"{option} must be in {-count} … {count - 1}, got {number}")
-    k = call.extra + number % count
-    dtype = dtype_name(operands[k].dtype)
-    if dtype not in FLOATING:
-        raise TypeError(f"{call.names[k]} must be floating to differentiate by it, got {dtype}")
-    check_differentiable(call, k)
-    return k
-
-
-def _check_distinct(found: Sequence[int], argnums: Sequence[int]) -> None:
-    if len(found) > 1 and len(set(found)) < len(found):
-        raise ValueError(f"argnums must name each argument once, got {tuple(argnums)}")

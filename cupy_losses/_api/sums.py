@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .._core.arguments import one_of
 from .._core.dtypes import dtype_name
-from .._core.loss import Call, Request, weight_refusal
+from .._core.loss import Call, Request
 from .._libraries.registry import Array, ArrayLibrary, find, register, resolve
+from .argnums import check_differentiable, check_reduced
 
 _ONLY = (
     "value_and_grad of a function differentiates sums of losses of cupy_losses that take its "
@@ -318,25 +318,6 @@ class VariableLibrary(ArrayLibrary):
     def one(self, like: Array) -> Array:
         """Not available, for the same reason."""
         raise TypeError(_OF_GRADIENT)
-
-
-def check_reduced(call: Call) -> None:
-    """Raise unless a loss is reduced to one number, whose gradient can be taken."""
-    if call.reduction == "none":
-        allowed = one_of(reduction for reduction in call.loss.reductions if reduction != "none")
-        raise ValueError(
-            f"reduction must be {allowed} to take a gradient, got 'none': vjp takes a cotangent "
-            "for each element of the loss, grad_and_hess gives the derivatives of each element"
-        )
-
-
-def check_differentiable(call: Call, operand: int) -> None:
-    """Raise unless the loss is differentiated by an operand, here and not by torch's autograd."""
-    name, refusal = call.names[operand], call.loss.refusal(call, operand)
-    if refusal == weight_refusal(name):
-        raise ValueError(f"the loss is differentiated by {name} by torch's autograd alone")
-    if refusal:
-        raise ValueError(f"the loss is not differentiated by {name}")
 
 
 def _constant(value: Any, where: str) -> Any:
