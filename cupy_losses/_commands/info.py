@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from .._device.driver import why
+from .._device import compiler, driver
 from .environment import cuda_version, version
 from .report import as_json
 
@@ -64,19 +64,17 @@ def _attempt(question: Callable[[], Any]) -> str:
     try:
         return str(question())
     except Exception as error:
-        lines = why(error).splitlines() or [type(error).__name__]
+        lines = driver.why(error).splitlines() or [type(error).__name__]
         return f"unavailable: {lines[0]}"
 
 
 def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
+    """CuPy, and through it the driver and the compiler."""
     installed = [name for name in _CUPY_WHEELS if _version(name) != _MISSING]
     if len(installed) > 1:
         advice.append(f"Several CuPy packages are installed ({', '.join(installed)}): keep one.")
     try:
         import cupy
-
-        from .._device.compiler import include_folders
-        from .._device.driver import nvrtc_version
     except ImportError:
         facts["CuPy"] = _MISSING
         advice.append(
@@ -95,39 +93,43 @@ def _inspect_cupy(facts: dict[str, str], advice: list[str]) -> None:
     facts["CuPy"] = f"{cupy.__version__}, CUDA runtime {cuda_version(built)}"
     if tuple(map(int, cupy.__version__.split(".")[:2])) < (14, 2):
         advice.append("CuPy before 14.2 compiles every kernel anew in each process: upgrade it.")
-    driver = int(runtime.driverGetVersion())
-    facts["driver"] = f"CUDA {cuda_version(driver)}" if driver else "none"
+    _inspect_driver(facts, advice, int(runtime.driverGetVersion()), built)
+    _inspect_compiler(facts, advice, built // 1000)
+
+
+def _inspect_driver(facts: dict[str, str], advice: list[str], supported: int, built: int) -> None:
+    """The CUDA that the driver supports beside the one CuPy is built for, and the GPUs."""
+    facts["driver"] = f"CUDA {cuda_version(supported)}" if supported else "none"
     facts["GPUs"] = _attempt(_gpus)
-    if not driver or facts["GPUs"].startswith("unavailable"):
+    if not supported or facts["GPUs"].startswith("unavailable"):
         advice.append("No GPU can be used here: losses of NumPy arrays run on the host.")
-    elif driver // 1000 < built // 1000:
+    elif supported // 1000 < built // 1000:
         advice.append(
-            f"The driver supports CUDA {cuda_version(driver)}, CuPy is built for "
-            f"{cuda_version(built)}: install cupy-losses[cuda{driver // 1000}] or a newer driver."
+            f"The driver supports CUDA {cuda_version(supported)}, CuPy is built for "
+            f"{cuda_version(built)}: install cupy-losses[cuda{supported // 1000}] or a newer "
+            "driver."
         )
-    facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*nvrtc_version()))
+
+
+def _inspect_compiler(facts: dict[str, str], advice: list[str], major: int) -> None:
+    """NVRTC and the headers that kernels include, of a major version of CUDA."""
+    facts["NVRTC"] = _attempt(lambda: "{}.{}".format(*driver.nvrtc_version()))
     if facts["NVRTC"].startswith("unavailable"):
-        advice.append(f"The CUDA compiler is missing: pip install {_wheel('nvrtc', built // 1000)}")
-    elif nvrtc_version() < _OLDEST_NVRTC:
+        advice.append(f"The CUDA compiler is missing: pip install {driver.wheel('nvrtc', major)}")
+    elif driver.nvrtc_version() < _OLDEST_NVRTC:
         oldest = "{}.{}".format(*_OLDEST_NVRTC)
         advice.append(
             f"NVRTC before {oldest} does not compile all losses over rows: "
-            f"pip install --upgrade {_wheel('nvrtc', built // 1000)}"
+            f"pip install --upgrade {driver.wheel('nvrtc', major)}"
         )
-    folders = include_folders()
+    folders = compiler.include_folders()
     facts["CUDA headers"] = folders[0] if folders else _MISSING
     if not folders:
-        advice.append(f"cuda_fp16.h is missing: pip install {_wheel('runtime', built // 1000)}")
+        advice.append(f"cuda_fp16.h is missing: pip install {driver.wheel('runtime', major)}")
 
 
 _OLDEST_NVRTC = (12, 4)
 _CUPY_WHEELS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
-
-
-def _wheel(part: str, major: int) -> str:
-    from .._device.driver import wheel
-
-    return wheel(part, major)
 
 
 def _gpus() -> str:
