@@ -408,8 +408,9 @@ def _from_numpy(array: Any) -> Tensor:
 
 @register
 class TorchTraced(TensorLibrary):
-    """Tensors that need not have memory: they stand for others while something is traced, or wrap
-    others. What they do with an operator, they decide.
+    """Tensors that decide themselves what they do with an operator, and may have no memory.
+
+    They stand for others while something is traced, or wrap others.
     """
 
     name = "torch traced"
