@@ -46,7 +46,22 @@ class Trace:
             )
 
 
-class Variable:
+class _Restricted:
+    """An object with few attributes: any other is refused, with what to do instead."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse(f".{name}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Raise a TypeError that says what the object is used in."""
+        raise NotImplementedError
+
+
+class Variable(_Restricted):
     """An argument that a function is differentiated by: its array is for losses alone."""
 
     __slots__ = ("array", "number", "trace")
@@ -70,11 +85,6 @@ class Variable:
     def dtype(self) -> Any:
         """The dtype of the array."""
         return self.array.dtype
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse(f".{name}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
@@ -155,7 +165,7 @@ _OF_UFUNCS: dict[Any, str] = {
 }
 
 
-class Sum:
+class Sum(_Restricted):
     """A sum of losses, each times a constant, and a constant."""
 
     def __init__(self, trace: Trace, terms: Mapping[Term, Any], constant: Any = 0.0) -> None:
@@ -211,11 +221,6 @@ class Sum:
         self._refuse("a comparison")
 
     __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __eq__
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse(f".{name}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
