@@ -13,11 +13,11 @@ from .._core.program import Program
 from .._core.row_program import RowProgram
 from .._device import driver
 from .._libraries.registry import resolve
-from . import points as places
 from .advice import advice
 from .arithmetic import Array, Formula, Quantity, derivatives, quantities, rounded
 from .compilation import compile_for_all
 from .findings import Exact, Findings
+from .points import at_kinks, drawn
 from .report import Report
 
 _DRAWN = 2  # elements of a row
@@ -63,9 +63,9 @@ class _Points(NamedTuple):
             points = [x[k::length] for x in points for k in range(length)]
         kinks: tuple[list[Array], list[Array]] = ([], [])
         if not operands:
-            points = places.drawn(len(names), list(parameters.values()))
+            points = drawn(len(names), list(parameters.values()))
             if isinstance(formula, Program):
-                kinks = places.at_kinks(formula.switches, points, parameters)
+                kinks = at_kinks(formula.switches, points, parameters)
                 points = [np.concatenate(parts) for parts in zip(points, *kinks, strict=True)]
         return cls(formula, names, length, points, kinks)
 
