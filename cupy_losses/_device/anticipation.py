@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
-from .launch import Parameters
+from .launch import Chooser, Parameters
 from .library import Array, DeviceLibrary
 
 SLOT_BYTES = 32  # a Guess, see cuda/reduction/reduction.cuh
@@ -87,7 +87,7 @@ class Again(NamedTuple):
     """How a plan computes gradients anew where another grad_output came: one launch."""
 
     start: Callable[[int, Parameters, float, Sequence[int]], None]
-    choose: Callable[[list[int]], Sequence[int]]  # of the addresses of the call and later ones
+    choose: Chooser  # its addresses, from those of the call and later ones
     slots: Slots
     library: DeviceLibrary
     device: int

@@ -16,6 +16,7 @@ from . import driver
 from .compiler import Kernel
 
 Parameters = tuple[float | int, ...]
+Chooser = Callable[[list[int]], Sequence[int]]  # addresses of a launch, from those of a call
 
 
 class Fields:

@@ -23,7 +23,7 @@ from .._core.shapes import ArraySpec, Shape, dense_strides
 from . import compiler, driver
 from .anticipation import Again, Slots, Waiting
 from .compiler import Kernel, Specialisation
-from .launch import Launch, Parameters
+from .launch import Chooser, Launch, Parameters
 from .library import Allocator, Array, DeviceLibrary
 
 VECTOR_BYTES = 16  # the most that a thread accesses at once
@@ -115,9 +115,9 @@ class Plan:
         problem: Problem,
         outputs: list[Allocator | None],
         scratch: list[int],
-        steps: list[tuple[Launch, Callable[[list[int]], Sequence[int]]]],
+        steps: list[tuple[Launch, Chooser]],
         counters: int,
-        again: tuple[Launch, Callable[[list[int]], Sequence[int]]] | None = None,
+        again: tuple[Launch, Chooser] | None = None,
     ) -> None:
         self.device = problem.device
         loss = problem.call.loss
@@ -250,8 +250,8 @@ class Step(NamedTuple):
 class Builder(ABC):
     """Collects the launches of one problem.
 
-    Addresses are those of a list: 0 a null pointer, then the operands, the outputs, the parts of
-    the scratch memory, which are numbered when all are known.
+    Addresses are places in the list of a `Plan`. Those behind the outputs are numbered when the
+    scratch memory of all launches is known.
     """
 
     def __init__(self, library: DeviceLibrary, problem: Problem) -> None:
@@ -371,9 +371,7 @@ class Builder(ABC):
                 return first + self._counters + name.index
             return first + name.index if isinstance(name, Counter) else name
 
-        def launched(
-            step: Step, without: Address
-        ) -> tuple[Launch, Callable[[list[int]], Sequence[int]]]:
+        def launched(step: Step, without: Address) -> tuple[Launch, Chooser]:
             (kernel,) = compiler.kernels([step.kernel])
             chosen = [number(n) if n != without else 0 for n in step.addresses]
             return step.launch(kernel), itemgetter(*chosen)
