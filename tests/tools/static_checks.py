@@ -343,15 +343,11 @@ def limits(name: str) -> Limits:
         return ANY._replace(wide_loads=1, wide_stores=1)
     if not is_pointwise(name) or not any(vectorised_operands(name)):
         return ANY
-    _, _, _, tile, values, _, result, *pointers = template_arguments(name)
     if is_tiled(name):
         return _limits_of_tiled(name)
-    width, batch = map(int, template_arguments(tile)[2:4])
-    types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
+    width, batch = map(int, template_arguments(template_arguments(name)[3])[2:4])
     vectorised = vectorised_operands(name)
-    read, written = types[: len(vectorised)], types[len(vectorised) :]
-    if values == "EACH_VALUE":
-        written.append(result)
+    read, written = _accessed(name)
     loads = [_wide_accesses(c, width) * whole for c, whole in zip(read, vectorised, strict=True)]
     stores = [_wide_accesses(c, width) for c in written]
     return Limits(
@@ -362,19 +358,25 @@ def limits(name: str) -> Limits:
     )
 
 
+def _accessed(name: str) -> tuple[list[str], list[str]]:
+    """The C++ types of the elements that a pointwise kernel reads, and of those that it writes."""
+    _, _, _, _, values, _, result, *pointers = template_arguments(name)
+    types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
+    operands = len(vectorised_operands(name))
+    each = [result] if values == "EACH_VALUE" else []
+    return types[:operands], [*types[operands:], *each]
+
+
 def _limits_of_tiled(name: str) -> Limits:
     """Each vector of a batch, those of direct operands before the loop too.
 
     Only of elements that are read one by one there are narrow loads.
     """
-    _, _, layout, tile, values, _, result, *pointers = template_arguments(name)
+    _, _, layout, tile, *_ = template_arguments(name)
     threads, rows, columns, width, batch = map(int, template_arguments(tile)[:5])
     staged = int(template_arguments(layout)[2].rstrip("u"))
-    types = [pointer.removeprefix("const ").rstrip("*") for pointer in pointers]
     vectorised = vectorised_operands(name)
-    read, written = types[: len(vectorised)], types[len(vectorised) :]
-    if values == "EACH_VALUE":
-        written.append(result)
+    read, written = _accessed(name)
     direct = [c for k, c in enumerate(read) if not staged >> k & 1]
     batches = 2 if rows * columns > threads * width * batch else 1
     wide = [_wide_accesses(c, width) for c in direct]
