@@ -68,14 +68,7 @@ def with_signature_of_torch(
             if not names.issuperset(kwargs):
                 check(args, kwargs)
             if "size_average" in kwargs or "reduce" in kwargs:
-                old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
-                if old != (None, None):
-                    if name == "kl_div" and kwargs.get("reduction") == "batchmean":
-                        raise ValueError(
-                            "size_average and reduce must be None with reduction 'batchmean': "
-                            "torch does as they say, and divides by the batch size as well"
-                        )
-                    kwargs["reduction"] = legacy_get_string(*old)
+                _replace_deprecated(name, kwargs)
         return loss(*args, **kwargs)
 
     function.__module__, function.__name__, function.__qualname__ = __name__, name, name
@@ -87,6 +80,19 @@ def with_signature_of_torch(
     function.__annotations__ = dict(of_torch.__annotations__)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _replace_deprecated(name: str, kwargs: dict[str, Any]) -> None:
+    """Put a reduction in place of `size_average` and `reduce`, which are taken out."""
+    old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
+    if old == (None, None):
+        return
+    if name == "kl_div" and kwargs.get("reduction") == "batchmean":
+        raise ValueError(
+            "size_average and reduce must be None with reduction 'batchmean': torch does as they "
+            "say, and divides by the batch size as well"
+        )
+    kwargs["reduction"] = legacy_get_string(*old)
 
 
 def absent(name: str, module: str, of_torch: ModuleType) -> AttributeError:
