@@ -35,7 +35,7 @@ DTYPES = {
     "uint64": DType("unsigned long long", 8),
 }
 FLOATING = tuple(name for name, dtype in DTYPES.items() if dtype.rank)
-INTEGER = tuple(name for name, dtype in DTYPES.items() if not dtype.rank)
+INTEGER = tuple(name for name in DTYPES if name.startswith(("int", "uint")))
 
 
 _FLOAT = struct.Struct("f")

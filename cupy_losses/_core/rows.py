@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .dtypes import FLOATING, INTEGER, check_dtypes
+from .dtypes import DTYPES, FLOATING, INTEGER, check_dtypes
 from .loss import Call, Domain, Formula, Loss, Request, weight_refusal
 from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
@@ -306,15 +306,15 @@ class RowFormula(Loss):
         role = self.role(name)
         allowed: tuple[str, ...]
         if role.is_index:
-            allowed, what = INTEGER[1:], "an integer dtype"
+            allowed, what = INTEGER, "an integer dtype"
         elif role == NUMBER or name == "sample_weight":
-            allowed, what = (*FLOATING, *INTEGER), "a real dtype"
+            allowed, what = tuple(DTYPES), "a real dtype"
         elif name == "where":
             allowed, what = ("bool",), "dtype bool"
         elif role == ELEMENTS and self.takes_integers:
             return  # `shape_of` checks them together
         else:
-            allowed, what = tuple(FLOATING), f"a floating dtype ({', '.join(FLOATING)})"
+            allowed, what = FLOATING, f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
             meant = ""
             if role.is_index and operand.dtype.startswith(("str", "bytes", "object")):
