@@ -79,3 +79,22 @@ def proxy_among(args: Any, kwargs: Any) -> Any:
     if torch is None:
         return None
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.fx.Proxy)), None)
+
+
+def has_open_numbers(args: Any, kwargs: Any) -> bool:
+    """Whether an argument is a number that torch keeps open, as it does sizes in a graph for all.
+
+    No check takes it: a call asks when it has failed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    kinds = torch.SymFloat, torch.SymInt, torch.SymBool
+    return any(isinstance(x, kinds) for x in (*args, *kwargs.values()))
+
+
+def as_node(name: str, args: Any, kwargs: Any) -> Array:
+    """Call a function as a node of a graph does, which makes constants of open numbers."""
+    from .graph import call
+
+    return call(name, args, kwargs)

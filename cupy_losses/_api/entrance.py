@@ -121,9 +121,12 @@ def loss_function(
                 return evaluate(call, operands)
             except Exception:
                 proxy = compiled.proxy_among(args, kwargs)
-                if proxy is None:
+                if proxy is not None:
+                    return proxy.__torch_function__(loss, (), args, kwargs)
+                if not compiled.has_open_numbers(args, kwargs):
                     raise
-                return proxy.__torch_function__(loss, (), args, kwargs)
+            # make_fx and torch.export run this code where torch.compile makes a node of the call.
+            return compiled.as_node(name, args, kwargs)
 
         name = functions.register(loss)
         _mark(loss, checks.before(prepare))

@@ -22,8 +22,9 @@ def call(name: str, args: Any, kwargs: Any) -> Array:
     scale: Any = kwargs.get("scale")
     reduces = kwargs.get("reduction") != "none"  # else it is 1, and a constant
     is_open = isinstance(scale, torch.SymFloat | torch.SymInt) and reduces
-    if is_open:
-        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+    tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+    first = next(tensors, None)
+    if is_open and first is not None:
         one = torch.ones((), dtype=torch.float64, device=first.device)
         kwargs = {**kwargs, "scale": one * scale}
     numbers = {key: _number(value) for key, value in kwargs.items()}
@@ -33,6 +34,8 @@ def call(name: str, args: Any, kwargs: Any) -> Array:
 def _number(value: Any) -> Any:
     if isinstance(value, torch.SymFloat):
         return float(value)
+    if isinstance(value, torch.SymBool):
+        return bool(value)
     return int(value) if isinstance(value, torch.SymInt) else value
 
 

@@ -616,6 +616,58 @@ def test_sizes_stay_open_under_vmap() -> None:
         torch.testing.assert_close(graph(large, 0.5 * large), vmap(loss)(large, 0.5 * large))
 
 
+def by_rows(x: Tensor, y: Tensor) -> Tensor:
+    return mse_loss(x, y, reduction="sum", scale=1 / x.shape[0])
+
+
+def test_a_scale_made_of_sizes_stays_open() -> None:
+    """In what records a program by running it, as in what torch.compile reads."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return by_rows(x, y)
+
+    x, y = tables()
+    rows = torch.export.Dim("rows", min=2)
+    shapes = {"x": {0: rows}, "y": {0: rows}}
+    torch._dynamo.reset()
+    for function in (
+        make_fx(by_rows, tracing_mode="symbolic")(x, y),
+        torch.export.export(Module(), (x, y), dynamic_shapes=shapes, strict=False).module(),
+        torch.export.export(Module(), (x, y), dynamic_shapes=shapes, strict=True).module(),
+        torch.compile(by_rows, backend="aot_eager", fullgraph=True, dynamic=True),
+    ):
+        for n in (4, 3):
+            torch.testing.assert_close(function(x[:n], y[:n]), by_rows(x[:n], y[:n]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: huber_loss(x, y, delta=1 / x.shape[0]),
+        lambda x, y: F.huber_loss(x, y, "mean", 1 / x.shape[0]),
+        lambda x, y: huber_loss(x, y, delta=0.5, reduction="none", scale=x.shape[0] / 4),
+        lambda x, y: pointwise_loss("own", lambda x, y, c=1.0: (x - y) / c)(x, y, c=x.shape[0]),
+        lambda x, y: F.cross_entropy(x, 0 * x[:, 0].long(), ignore_index=x.shape[0] - 3),
+        lambda x, y: F.triplet_margin_loss(x, y, y + x, swap=x.shape[0] > 2),
+        lambda x, y: mse_loss(x, y) + float(mse_loss(np.ones(3), np.zeros(3), scale=x.shape[0])),
+    ],
+)
+def test_other_numbers_made_of_sizes_are_constants(function: Callable[..., Tensor]) -> None:
+    x, y = tables()
+    graph = make_fx(function, tracing_mode="symbolic")(x, y)
+    torch.testing.assert_close(graph(2 * x, y), function(2 * x, y))
+
+
+def test_bad_numbers_made_of_sizes() -> None:
+    x, _ = tables()
+    numbers: Any = [1]
+    with pytest.raises(ValueError, match="^delta must be > 0 and at most .*, got -4$"):
+        make_fx(lambda x: huber_loss(x, x, delta=-x.shape[0]), tracing_mode="symbolic")(x)
+    with pytest.raises(TypeError, match="^target must be a NumPy, CuPy or dense torch array"):
+        make_fx(lambda x: mse_loss(x, numbers, scale=x.shape[0]), tracing_mode="symbolic")(x)
+
+
 def test_tracing_ahead_of_dispatch() -> None:
     x, y = tables()
     graph = make_fx(lambda x: mse_loss(x, y), pre_dispatch=True)(x)
