@@ -84,8 +84,7 @@ def _is_overriding(kind: type) -> bool:
     """Whether tensors of a class see to operators themselves, as FakeTensors do and wrappers."""
     if kind is Tensor or not issubclass(kind, Tensor):
         return False
-    own_dispatch = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return own_dispatch or kind.__torch_function__ is not _disabled
+    return operators.dispatches(kind) or kind.__torch_function__ is not _disabled
 
 
 class TensorLibrary(ArrayLibrary):

@@ -104,7 +104,7 @@ class _Loss(torch.autograd.Function):
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
         gradients: list[Tensor | None]
-        if operators.is_watched() or operators.is_batched(grad_output):
+        if operators.is_watched() or operators.is_dispatched(grad_output):
             given = call.loss.grad_output_operand(call, grad_output), *operands
             backward = Request(value=False, wanted=wanted, vjp=True)
             gradients = list(operators.run(call, backward, given))
@@ -256,7 +256,7 @@ class _Gradient(torch.autograd.Function):
         is_recorded = (
             torch.is_grad_enabled()  # create_graph=True
             or operators.is_watched()
-            or any(t is not None and operators.is_batched(t) for t in tangents)
+            or any(t is not None and operators.is_dispatched(t) for t in tangents)
         )
         run = operators.run if is_recorded else ctx.library.run
         evaluation = Evaluation(ctx.call, request, ctx.saved_tensors, run)

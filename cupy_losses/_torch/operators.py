@@ -43,6 +43,20 @@ _SCHEMA = "evaluate(str asked, Tensor[] operands) -> Tensor[]"
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
+def dispatches(kind: type[Tensor]) -> bool:
+    """Whether the tensors of a class are handed the operators that are called with them."""
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def is_dispatched(tensor: Tensor) -> bool:
+    """Whether the operator must be called for what is computed with a tensor.
+
+    It is batched, or of a class that is handed operators: what it stands for, only that knows.
+    """
+    kind = type(tensor)
+    return is_batched(tensor) or (kind is not Tensor and dispatches(kind))
+
+
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _is_traced: Callable[[], bool] = torch._C._is_tracing
 _are_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active

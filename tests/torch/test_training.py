@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cupy_losses
 from cupy_losses import cross_entropy, mse_loss, nn
+from cupy_losses._core.types import Reduction
 
 from ..tables.examples import Example
 from ..tools.levels import case
@@ -336,6 +337,24 @@ def test_wrappers(example: Example) -> None:
     for x, y in zip(got, expected, strict=True):
         assert isinstance(x, Wrapper)
         torch.testing.assert_close(x.inner, y)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_wrappers_as_grad_outputs(reduction: Reduction) -> None:
+    """What the loss is multiplied by may be of a class of its own, where the operands are not."""
+    x, y = xy()
+    loss = mse_loss(x, y, reduction=reduction)
+    given = torch.full_like(loss, 2.0)
+    expected = torch.autograd.grad(loss, x, given, retain_graph=True)
+    got = torch.autograd.grad(loss, x, Wrapper(given), retain_graph=True)[0]
+    assert isinstance(got, Wrapper)
+    torch.testing.assert_close((got.inner,), expected)
+
+    (first,) = torch.autograd.grad(loss, x, given, create_graph=True)
+    expected = torch.autograd.grad(first, x, y, retain_graph=True)
+    got = torch.autograd.grad(first, x, Wrapper(y))[0]
+    assert isinstance(got, Wrapper)
+    torch.testing.assert_close((got.inner,), expected)
 
 
 def test_integers_have_no_gradient() -> None:
