@@ -93,6 +93,7 @@ class _Loss(torch.autograd.Function):
         value, *gradients, waiting = library.run_resolved(call, request, operands)
         if not request.wanted:
             ctx.mark_non_differentiable(value)
+        ctx.set_materialize_grads(False)
         ctx.state = library, call, request.wanted
         ctx.ready = gradients, waiting
         ctx.save_for_backward(*operands)
@@ -100,9 +101,11 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     @unread
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor | None) -> Any:
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
+        if grad_output is None:
+            return (None,) * len(ctx.needs_input_grad)
         gradients: list[Tensor | None]
         if operators.is_watched() or operators.is_dispatched(grad_output):
             given = call.loss.grad_output_operand(call, grad_output), *operands
@@ -196,6 +199,7 @@ class _OverwritingLoss(torch.autograd.Function):
         value, *gradients = library.run_resolved(call, request, operands)
         input = operands[call.extra]
         torch.autograd.graph.increment_version(input)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(input)  # as it is now: autograd notices any later change
         pairs = zip(request.wanted, gradients, strict=True)
         gradients = [None if k == call.extra else g for k, g in pairs]
@@ -204,7 +208,9 @@ class _OverwritingLoss(torch.autograd.Function):
 
     @staticmethod
     @unread
-    def backward(ctx: Any, grad_output: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor | None) -> Any:
+        if grad_output is None:
+            return (None,) * len(ctx.needs_input_grad)
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the loss overwrote its input, so that it has no second derivatives: call it "

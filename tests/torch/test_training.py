@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import itertools
 import subprocess
 import sys
 import threading
@@ -355,6 +357,33 @@ def test_wrappers_as_grad_outputs(reduction: Reduction) -> None:
     got = torch.autograd.grad(first, x, Wrapper(y))[0]
     assert isinstance(got, Wrapper)
     torch.testing.assert_close((got.inner,), expected)
+
+
+class Cut(torch.autograd.Function):
+    """What has no gradient, though autograd asks for one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("function", "create_graph"),
+    [
+        *itertools.product((cross_entropy, torch.nn.functional.cross_entropy), (False, True)),
+        (functools.partial(cross_entropy, overwrite_input=True), False),
+    ],
+)
+def test_a_grad_output_that_is_none(function: Callable[..., Tensor], create_graph: bool) -> None:
+    """There is no gradient then, as of torch's losses, which is not one of zeros."""
+    x, _ = xy()
+    loss = Cut.apply(function(1 * x, torch.tensor([0, 2, 1, 1])))
+    found = torch.autograd.grad(loss, x, allow_unused=True, create_graph=create_graph)
+    assert found[0] is None
 
 
 def test_integers_have_no_gradient() -> None:
