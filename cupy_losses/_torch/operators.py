@@ -146,7 +146,16 @@ def _dispatched(
     if any(map(is_batched, operands)):
         return _of_batched_grads(call, request, operands, autocast)
     text = written(Asked(call, request, autocast))
-    return _operator()(text, list(operands))  # type: ignore[no-any-return]
+    try:
+        return _operator()(text, list(operands))  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        for name, operand in zip(request.names_in_messages(call), operands, strict=True):
+            if type(operand).__name__ == "DTensor":  # torch may say to make all operands such
+                raise NotImplementedError(
+                    f"{name} is a DTensor: pass its full_tensor(), or its to_local() for the loss "
+                    f"of one part. torch says: {error}"
+                ) from error
+        raise
 
 
 def _of_batched_grads(

@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -357,6 +360,28 @@ def test_wrappers_as_grad_outputs(reduction: Reduction) -> None:
     got = torch.autograd.grad(first, x, Wrapper(y))[0]
     assert isinstance(got, Wrapper)
     torch.testing.assert_close((got.inner,), expected)
+
+
+def test_distributed_tensors() -> None:
+    """What torch says of the operator does not help: not all operands are to be made such."""
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        x, y = xy()
+        mesh = init_device_mesh("cpu", (2,))
+        shared = DTensor.from_local(x, mesh, [Replicate()])
+        for name, call in (
+            ("input", lambda: mse_loss(shared, y)),
+            ("input", lambda: cupy_losses.value_and_grad(mse_loss)(shared, shared)),
+            ("target", lambda: mse_loss(x, shared)),
+            ("where", lambda: mse_loss(x, y, where=shared > 0)),
+        ):
+            with pytest.raises(NotImplementedError, match=f"^{name} is a DTensor: pass its full_"):
+                call()
+        mse_loss(shared.to_local(), y).backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, slope(x, y))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 class Cut(torch.autograd.Function):
