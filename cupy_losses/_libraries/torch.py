@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._core.dtypes import dtype_name, numpy_dtype
+from .._core.dtypes import DTYPES, check_dtypes, dtype_name, numpy_dtype
 from .._core.loss import Call, Request
 from .._core.memory import without_memory
 from .._core.outputs import Output
@@ -396,6 +396,9 @@ def _to_numpy(tensor: Tensor, name: str) -> Any:
             return tensor.view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
         return tensor.numpy()
     except (TypeError, RuntimeError) as error:
+        dtype = dtype_name(tensor.dtype)
+        if dtype not in DTYPES:  # NumPy does not have those of torch alone
+            check_dtypes([dtype], [name])
         raise without_memory(name, tensor, error) from error
 
 

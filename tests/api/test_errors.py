@@ -246,6 +246,19 @@ def test_torch_layouts_and_devices() -> None:
         mse_loss(dense, dense)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint1"])
+def test_dtypes_of_torch_alone(dtype: str) -> None:
+    """NumPy can not share them, but what is wrong is the dtype."""
+    other, zeros = torch.zeros(3, dtype=getattr(torch, dtype)), torch.zeros(3)
+    expected = f"must have a real dtype .*, got {dtype}$"
+    with pytest.raises(TypeError, match=f"^input {expected}"):
+        mse_loss(other, zeros)
+    with pytest.raises(TypeError, match=f"^target {expected}"):
+        mse_loss(zeros, other)
+    with pytest.raises(TypeError, match=f"^where must have dtype bool, got {dtype}$"):
+        mse_loss(zeros, zeros, where=other)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors() -> None:
     nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
