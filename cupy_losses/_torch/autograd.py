@@ -221,6 +221,11 @@ class _OverwritingLoss(torch.autograd.Function):
                 "the loss overwrote its input, so that its graph has one backward pass only: call "
                 "it without overwrite_input for retain_graph=True"
             )
+        if operators.is_dispatched(grad_output):
+            raise RuntimeError(
+                "the loss overwrote its input, so that its gradient takes no grad_output that is "
+                "batched or of a class of its own: call it without overwrite_input"
+            )
         (input,) = ctx.saved_tensors  # raises if it was modified since
         (library, call, wanted, gradients), ctx.state = ctx.state, None
         results: list[Tensor | None] = [None] * (2 + len(call.names))

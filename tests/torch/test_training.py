@@ -362,6 +362,20 @@ def test_wrappers_as_grad_outputs(reduction: Reduction) -> None:
     torch.testing.assert_close((got.inner,), expected)
 
 
+def test_a_gradient_in_place_of_the_input_takes_plain_grad_outputs() -> None:
+    """Another one can not multiply it in place."""
+    x, _ = xy()
+    classes, given = torch.tensor([0, 2, 1, 1]), torch.tensor(2.0)
+    loss = cross_entropy(1 * x, classes, overwrite_input=True)
+    message = "takes no grad_output that is batched or of a class of its own"
+    with pytest.raises(RuntimeError, match=message):
+        torch.autograd.grad(loss, x, Wrapper(given), retain_graph=True)
+    with pytest.raises(RuntimeError, match=message):
+        torch.autograd.grad(loss, x, given.expand(3), is_grads_batched=True, retain_graph=True)
+    expected = torch.autograd.grad(cross_entropy(x, classes), x, given)
+    torch.testing.assert_close(torch.autograd.grad(loss, x, given), expected)
+
+
 def test_distributed_tensors() -> None:
     """What torch says of the operator does not help: not all operands are to be made such."""
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
