@@ -385,6 +385,9 @@ EQUIVALENT: dict[str, str] = {
     "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH + 1) / WIDTH;": (
         "sums of few elements in another order"
     ),
+    "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) * WIDTH;": (
+        "sums of few elements in another order"
+    ),
     "ARCHITECTURE > 800 && is_half<typename Row::template Element<FIRST>>;": (
         "numbers compared one by one: slower"
     ),
