@@ -378,6 +378,7 @@ def _few_strided(check: Callable[..., None], draw: Callable[..., Any]) -> None:
             ((3, 11, 301), np.float32),
             ((2, 3, 1026), BFLOAT16),
             ((2, 6, 777), BFLOAT16),
+            ((2, 5, 133), BFLOAT16),
             ((2, 2, 500), np.float64),
         ):
             hosts = draw(shape, dtype)
