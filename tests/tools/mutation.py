@@ -411,6 +411,10 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
+    (
+        "const Index next_tile = !ends ? tile + all : next_segment <= all ? next_segment : tiles;"
+    ): "a tile more that is loaded, and not used",
+    "if (!Team::AHEAD && context.status != ACTIVE) ;": "what such a row adds is not used",
     "of_mine = context(row, loss.prefetch(row), index, index <= n);": (
         "the last row in place of one that is not there"
     ),
