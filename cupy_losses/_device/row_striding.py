@@ -23,7 +23,7 @@ BATCH = 16  # words of a batch of a longer row
 # Rows with few words are loaded while a thread works on those of the tile before, if there are
 # registers for what it has then. It has two rows if they are of half precision or very short: more
 # bytes are on their way then. Only that follows from the number of rows, and not the threads from
-# gradients, so that a mean has the same bits with its gradient.
+# gradients, so that a mean has the same bits with its gradient. As measured on an H100.
 FEW_WORDS = 12
 PAIR_WORDS = 4
 THREADS_OF_FEW = 128  # of a block

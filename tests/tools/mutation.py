@@ -411,6 +411,20 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
+    "static constexpr int WIDTH = BATCH <= 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) / WIDTH;": (
+        "the same number"
+    ),
+    "return Loaded{at(Constant<FIRST - I>()), at(Constant<Loaded::SLOPE>())};": (
+        "no loss finds another operand than the first"
+    ),
+    (
+        "((contexts[V] = context(row_at(rows, V), own.prefetched[V], rows.first - V, "
+        "rows.present)),"
+    ): "the number is read by splits alone, which have several threads a row",
+    (
+        "work.template find_contexts<PHASE>"
+        "(contexts, contexts_of_rows, own, tile, memory, split == 1);"
+    ): "all splits have the same context",
     (
         "const Index next_tile = !ends ? tile + all : next_segment <= all ? next_segment : tiles;"
     ): "a tile more that is loaded, and not used",
