@@ -146,11 +146,11 @@ class _Planner(RowLaunches):
 
     def _in_marks(self, outputs: Sequence[RowArray]) -> Schedule:
         """By kernels/multilabel_margin.cu."""
-        rows, arrays = self._rows, [*self._inputs, *outputs]
-        main = self._inputs[self._problem.leading]
+        rows, main = self._operands.rows, self._operands.main
+        arrays = [*self._operands.inputs, *outputs]
         team = margin_team(rows.columns, item_size(main.dtype), rows.lie_apart(main))
         vectors = [k for k, array in enumerate(arrays) if self._has_vectors(team, array)]
-        layout, layout_bytes = self._layout(arrays, vectors)
+        layout, layout_bytes = self._operands.layout(arrays, vectors)
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
             threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
@@ -170,5 +170,5 @@ class _Planner(RowLaunches):
     def _has_vectors(self, team: MarginTeam, array: RowArray) -> bool:
         """Whether the vectors of an array are one access each, or its elements neighbours."""
         if not array.streamed:
-            return self._rows.step(array) == 1
-        return self._rows.has_vectors(array, team.width)
+            return self._operands.rows.step(array) == 1
+        return self._operands.rows.has_vectors(array, team.width)

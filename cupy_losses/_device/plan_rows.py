@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .._core.dtypes import FLOATING, c_type, item_size
-from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, row_space
+from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, dense_strides
 from . import driver
 from .compiler import Kernel, Specialisation
@@ -30,9 +30,10 @@ from .plan import (
     empty_plan,
     template,
 )
-from .row_arrays import SECTOR_BYTES, RowArray, Rows
+from .row_arrays import SECTOR_BYTES, RowArray
+from .row_operands import row_operands
 from .row_striding import StridedRows, strided_rows
-from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowMemory, RowTeam, row_team
+from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowTeam, row_team
 from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
 
 MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
@@ -129,52 +130,7 @@ class RowLaunches(Launches):
     def __init__(self, library: DeviceLibrary, problem: Problem, loss: RowFormula) -> None:
         super().__init__(library, problem)
         self._loss = loss
-        call, leading = problem.call, problem.leading
-        self._rows = Rows(row_space(call, loss, problem.request, problem.given))
-        # In the order of the kernels: behind the operands of the loss the weights of the classes,
-        # then what says how much each row counts.
-        first = leading + call.extra
-        order = [*range(leading), *range(first, len(problem.operands))]
-        order += [leading + call.masked] * call.weighted + [leading] * call.masked
-        order += [first - 1] * call.sampled
-        names = problem.request.names(call)[problem.request.denominator :]
-        self._inputs = [
-            RowArray(
-                problem.operands[k].dtype,
-                self._rows.space.strides[k],
-                problem.misaligned[k],
-                self._operand_addresses[k],
-                not loss.gathers and self._is_streamed(names[k]),
-            )
-            for k in order
-        ]
-        self._memory = self._row_memory()
-
-    def _row_memory(self) -> RowMemory:
-        """How the rows of the first operand lie, and what is read of each element."""
-        own = self._inputs[self._problem.leading :]
-        main = own[0]
-        size = item_size(main.dtype)
-        starts = (*self._rows.steps(main), main.misaligned // size)
-        if main.dtype not in FLOATING:
-            size = min(item_size(a.dtype) for a in own if a.streamed and a.dtype in FLOATING)
-        streamed = tuple(item_size(a.dtype) for a in self._inputs if a.streamed)
-        rows = self._rows
-        return RowMemory(
-            rows.number,
-            rows.columns,
-            size,
-            streamed,
-            rows.step(main),
-            starts,
-            apart=rows.lie_apart(main),
-            precise=self._loss.precise,
-            hides=self._loss.hides,
-        )
-
-    def _is_streamed(self, name: str) -> bool:
-        role = self._loss.role(name)
-        return role == ELEMENTS or (role == CLASS_WEIGHTS and self._loss.weighs_elements)
+        self._operands = row_operands(problem, loss, self._operand_addresses)
 
     @property
     def _anticipates_count(self) -> bool:
@@ -185,9 +141,9 @@ class RowLaunches(Launches):
         """
         problem, request = self._problem, self._problem.request
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
-        streams = any(a.streamed for a in self._inputs)
+        streams = self._operands.any_streamed
         # A slot that is new has the number 1.
-        if not (counts and streams and self._rows.number > 1):
+        if not (counts and streams and self._operands.rows.number > 1):
             return False
         repeatable = not (request.vjp or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
@@ -209,10 +165,10 @@ class RowLaunches(Launches):
             denominator = self._denominator(bool(wanted))
         results = Results(values, value, denominator, wanted, outputs)
         device = self._problem.device
-        team = row_team(self._memory, bool(wanted), device)
-        if wanted and values != "NO_VALUES" and not any(a.streamed for a in self._inputs):
+        team = row_team(self._operands.memory, bool(wanted), device)
+        if wanted and values != "NO_VALUES" and not self._operands.any_streamed:
             # Many threads write a row of which one has the value.
-            reading = row_team(self._memory, False, device)
+            reading = row_team(self._operands.memory, False, device)
             self._add_by_team(reading, Results(values, value, denominator))
             results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
@@ -220,7 +176,7 @@ class RowLaunches(Launches):
         elif strided := self._strided(outputs):
             self._add_side_by_side(strided, results)
         elif team.splits:
-            memory = self._add_scratch(LEFT_BYTES * self._rows.number * (1 + team.splits))
+            memory = self._add_scratch(LEFT_BYTES * self._operands.rows.number * (1 + team.splits))
             nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
             self._add_by_team(team, nothing, "SPLIT", (memory,))
             self._add_by_team(team, results, "MERGE", (memory,))
@@ -236,9 +192,12 @@ class RowLaunches(Launches):
         index = problem.leading + k
         operand = problem.operands[index]
         if self._loss.overwrites and k == problem.call.extra:
-            strides, misaligned = self._rows.space.strides[index], problem.misaligned[index]
+            strides, misaligned = (
+                self._operands.rows.space.strides[index],
+                problem.misaligned[index],
+            )
             return RowArray(operand.dtype, strides, misaligned, address, True)
-        space = self._rows.space
+        space = self._operands.rows.space
         strides = dense_strides(space.axes, space.shape)
         if operand.size == problem.size:
             return RowArray(operand.dtype, strides, 0, address, True)
@@ -247,7 +206,10 @@ class RowLaunches(Launches):
 
     def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""
-        operand, space = self._problem.operands[self._problem.leading + k], self._rows.space
+        operand, space = (
+            self._problem.operands[self._problem.leading + k],
+            self._operands.rows.space,
+        )
         shape, repeated = space.shape, [a for a in space.axes if operand.shape[a] == 1]
         function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
@@ -255,12 +217,12 @@ class RowLaunches(Launches):
 
     def _tile(self, outputs: Sequence[RowArray]) -> RowTile | None:
         """The tiles of rows that are one stretch of memory; None for other rows."""
-        rows = self._rows
+        rows = self._operands.rows
         if rows.columns == 0:
             return None
         elements, numbers = {}, {}
-        for k, array in enumerate(self._inputs):
-            if self._weighs(k):
+        for k, array in enumerate(self._operands.inputs):
+            if self._operands.is_class_weights(k):
                 continue
             if array.streamed:
                 if not rows.lies(array, rows.dense):
@@ -270,7 +232,7 @@ class RowLaunches(Launches):
                 numbers[k] = item_size(array.dtype)
         if not all(rows.lies(array, rows.dense) for array in outputs):
             return None
-        main = self._inputs[self._problem.leading]
+        main = self._operands.main
         if outputs and not elements:  # their places are for the gradients alone
             if not rows.lies(main, rows.dense):
                 return None
@@ -290,12 +252,16 @@ class RowLaunches(Launches):
 
     def _strided(self, outputs: Sequence[RowArray]) -> StridedRows | None:
         """The team of rows that lie side by side; None for other rows."""
-        read = [a for k, a in enumerate(self._inputs) if a.streamed and not self._weighs(k)]
-        if not read or not self._memory.apart:
+        read = [
+            a
+            for k, a in enumerate(self._operands.inputs)
+            if a.streamed and not self._operands.is_class_weights(k)
+        ]
+        if not read or not self._operands.memory.apart:
             return None
-        rows, sizes = self._rows, [item_size(a.dtype) for a in read]
-        main = self._inputs[self._problem.leading]
-        in_parts = any(rows.lies_in_parts(array, self._inputs) for array in outputs)
+        rows, sizes = self._operands.rows, [item_size(a.dtype) for a in read]
+        main = self._operands.main
+        in_parts = any(rows.lies_in_parts(array, self._operands.inputs) for array in outputs)
         return strided_rows(
             rows.columns,
             sizes,
@@ -304,7 +270,7 @@ class RowLaunches(Launches):
             bool(outputs),
             in_parts=in_parts,
             overlap=self._overlap(outputs) if in_parts else 0,
-            in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, self._inputs),
+            in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, self._operands.inputs),
         )
 
     def _overlap(self, outputs: Sequence[RowArray]) -> int:
@@ -313,7 +279,7 @@ class RowLaunches(Launches):
         None of gradients that overwrite an operand: the other tile may not have read it yet. None
         of half precision, where a sector has too many.
         """
-        dtypes = self._inputs[self._problem.leading].dtype, *(array.dtype for array in outputs)
+        dtypes = self._operands.main.dtype, *(array.dtype for array in outputs)
         sizes = [item_size(dtype) for dtype in dtypes]
         if len(outputs) > 1 or self._loss.overwrites or min(sizes) < 4:
             return 0
@@ -340,24 +306,19 @@ class RowLaunches(Launches):
         """
         return (self._loss.sums + 2) * self._number + 16
 
-    def _weighs(self, k: int) -> bool:
-        """Whether an input is the weights of the classes."""
-        behind = self._problem.leading + len(self._loss.operands)
-        return self._problem.call.weighted and k == behind
-
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
         call, leading = self._problem.call, self._problem.leading
         if not self._loss.weighted_mean:
             where = leading if call.masked else None
             weight = leading + call.extra - 1 if call.sampled else None
-            return self._sum_of_counts(where, weight, self._rows.number)
+            return self._sum_of_counts(where, weight, self._operands.rows.number)
         denominator = self._add_scratch(8) if call.extra else self._add_counter()
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
         function, team = self._of_denominator(), RowTeam(BLOCK, 1, 1, slots=1)
-        groups = -(-self._rows.number // team.rows)
+        groups = -(-self._operands.rows.number // team.rows)
         most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
         self._add(function, self._by_team(team, function, results, most=most), results)
         return denominator
@@ -369,11 +330,13 @@ class RowLaunches(Launches):
         tangents = [k - call.extra for k in request.tangents]
         expression, result = self._expression(held), c_type(problem.result)
         size = problem.denominator.size
-        return RowFunction(expression, self._inputs, tangents, request.vjp, result, size, True)
+        return RowFunction(
+            expression, self._operands.inputs, tangents, request.vjp, result, size, True
+        )
 
     def _of_denominator(self) -> RowFunction:
         """What a row adds to the denominator of a mean."""
-        inputs = self._inputs[self._problem.leading :]
+        inputs = self._operands.own
         expression = self._expression(denominator=True)
         return RowFunction(expression, inputs, (), False, "double", 1.0, False)
 
@@ -382,7 +345,7 @@ class RowLaunches(Launches):
     ) -> None:
         """Add a launch of the loss by a team."""
         function = self._of_loss(
-            self._rows.columns if team.held and team.threads_per_row == 1 else 0
+            self._operands.rows.columns if team.held and team.threads_per_row == 1 else 0
         )
         self._add(function, self._by_team(team, function, results, phase, memory), results)
 
@@ -399,7 +362,7 @@ class RowLaunches(Launches):
 
         `most`: how many workers at most.
         """
-        wanted, main = results.wanted, self._inputs[self._problem.leading]
+        wanted, main = results.wanted, self._operands.main
         streams = [a for a in function.inputs if a.streamed]
         vector_bytes = team.width * sum(item_size(a.dtype) for a in streams)
         slots = team.slots
@@ -409,7 +372,7 @@ class RowLaunches(Launches):
         if phase == "SPLIT" or (phase == "MERGE" and wanted):
             blocks = team.splits
         summed = results.values not in UNSUMMED
-        workers = team.workers(self._memory, summed or not wanted)
+        workers = team.workers(self._operands.memory, summed or not wanted)
         if most is not None:
             workers = min(workers, most)
         arrays = [*function.inputs, *results.outputs]
@@ -417,12 +380,14 @@ class RowLaunches(Launches):
         vectors = [
             k
             for k, array in enumerate(arrays)
-            if team.width > 1 and self._rows.has_vectors(array, team.width, shifted)
+            if team.width > 1 and self._operands.rows.has_vectors(array, team.width, shifted)
         ]
-        layout, layout_bytes = self._layout(arrays, vectors)
-        threads = team.threads_of_multiprocessor(self._memory.hides, vector_bytes, bool(wanted))
+        layout, layout_bytes = self._operands.layout(arrays, vectors)
+        threads = team.threads_of_multiprocessor(
+            self._operands.memory.hides, vector_bytes, bool(wanted)
+        )
         types: tuple[str, ...] = layout, team.c_type(self._resident(team.threads, threads))
-        segments = self._rows.number if team.ranks > 2 else workers
+        segments = self._operands.rows.number if team.ranks > 2 else workers
         kept = int64(self._kept(workers))
         rows = Schedule(
             "rows",
@@ -444,8 +409,8 @@ class RowLaunches(Launches):
 
     def _tiled(self, tile: RowTile, outputs: Sequence[RowArray]) -> Schedule:
         """By kernels/row_tiles.cu."""
-        arrays = [*self._inputs, *outputs]
-        layout, layout_bytes = self._layout(arrays, tile.elements)
+        arrays = [*self._operands.inputs, *outputs]
+        layout, layout_bytes = self._operands.layout(arrays, tile.elements)
         team = template(
             "TileTeam",
             *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
@@ -458,9 +423,9 @@ class RowLaunches(Launches):
         begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
         places = int32(tile.rows, tile.bytes, *begins)
         arguments, shared = (layout_bytes, places), 2 * tile.bytes
-        tiles = -(-self._rows.number // tile.rows)
+        tiles = -(-self._operands.rows.number // tile.rows)
         segments = min(tiles, TILE_SEGMENTS)
-        main = self._inputs[self._problem.leading]
+        main = self._operands.main
         is_light = main.dtype == "float32" and tile.threads_per_row == 1
         return Schedule(
             "row_tiles",
@@ -481,7 +446,7 @@ class RowLaunches(Launches):
             return
         tile_rows = self._tile_rows(rows)
         left = (LEFT_BYTES + self._state * sections) * tile_rows
-        memory = (self._add_scratch(left * -(-self._rows.number // tile_rows)),)
+        memory = (self._add_scratch(left * -(-self._operands.rows.number // tile_rows)),)
         nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
         split = self._side_by_side(rows, nothing, "SPLIT", rows.of_block, memory)
         self._add(function, split, nothing)
@@ -501,9 +466,13 @@ class RowLaunches(Launches):
         memory: tuple[Address, ...] = (NO_ADDRESS,),
     ) -> Schedule:
         """By kernels/strided_rows.cu, in one of its phases, with so many sections of a block."""
-        arrays = [*self._inputs, *results.outputs]
-        layout, layout_bytes = self._layout(arrays, ())
-        pairs = [k for k, a in enumerate(arrays) if rows.pairs and self._rows.has_pairs(a, arrays)]
+        arrays = [*self._operands.inputs, *results.outputs]
+        layout, layout_bytes = self._operands.layout(arrays, ())
+        pairs = [
+            k
+            for k, a in enumerate(arrays)
+            if rows.pairs and self._operands.rows.has_pairs(a, arrays)
+        ]
         team = template(
             "StridedTeam",
             *map(str, (rows.threads, rows.threads_per_row, 2 if rows.pairs else 1)),
@@ -521,7 +490,7 @@ class RowLaunches(Launches):
         own_rows = of_tile - rows.overlap
         merges = rows.threads_per_row > 1 and phase != "SPLIT"
         shared = self._state * rows.shares * of_tile if merges else 0
-        segments = min(-(-self._rows.number // own_rows), rows.segments)
+        segments = min(-(-self._operands.rows.number // own_rows), rows.segments)
         return Schedule(
             "strided_rows",
             types,
@@ -572,8 +541,8 @@ class RowLaunches(Launches):
         workspace = self._workspace(segments, results.values, groups)
         arguments = [
             *schedule.arguments,
-            int64(self._rows.number),
-            int64(self._rows.columns),
+            int64(self._operands.rows.number),
+            int64(self._operands.rows.columns),
             int64(segments),
             float64(function.divisor),
         ]
@@ -606,17 +575,12 @@ class RowLaunches(Launches):
     def _kept(self, workers: int) -> int:
         """The workers whose elements others are to push out of the cache."""
         cache = driver.cache_bytes(self._problem.device)
-        read = self._rows.number * self._rows.columns * self._memory.element_bytes
+        read = (
+            self._operands.rows.number
+            * self._operands.rows.columns
+            * self._operands.memory.element_bytes
+        )
         return max(0, workers - -(-workers * cache // max(read, 1)))
-
-    def _layout(self, arrays: Sequence[RowArray], vectors: Sequence[int]) -> tuple[str, bytes]:
-        """The C++ type of the layout, and its fields."""
-        rows = self._rows
-        extents = [0 if self._is_overwritten(k) else rows.extent(a) for k, a in enumerate(arrays)]
-        return rows.layout(arrays, vectors, extents)
-
-    def _is_overwritten(self, k: int) -> bool:
-        return self._loss.overwrites and k == self._problem.leading
 
     def _expression(self, held: int = 0, denominator: bool = False) -> str:
         """The C++ type of the loss, or of its denominator; `held`: see `_of_loss`."""
@@ -625,7 +589,7 @@ class RowLaunches(Launches):
         weighted = (call.weighted,) if loss.weights else ()
         precision: tuple[bool | str, ...] = ()
         if loss.precise:
-            main = self._inputs[self._problem.leading]
+            main = self._operands.main
             half = item_size(main.dtype) < item_size(self._problem.real)
             precision = (half,) if loss.index is None else (half, str(held))
         real = c_type(self._problem.real)

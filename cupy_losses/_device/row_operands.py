@@ -1,0 +1,110 @@
+"""The operands of a problem of rows, in the order of the kernels, as they lie over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .._core.dtypes import FLOATING, item_size
+from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, row_space
+from .plan import Address, Problem
+from .row_arrays import RowArray, Rows
+from .row_team import RowMemory
+
+
+@dataclass(frozen=True)
+class RowOperands:
+    """What kernels read of rows.
+
+    Attributes:
+        problem: The request whose operands they are.
+        loss: The loss, which says what each of them holds.
+        rows: The rows, over whose elements they lie.
+        inputs: The operands as arrays: grad_output and tangents, those of the loss, the weights of
+            the classes, then what says how much each row counts.
+
+    """
+
+    problem: Problem
+    loss: RowFormula
+    rows: Rows
+    inputs: Sequence[RowArray]
+
+    @property
+    def own(self) -> Sequence[RowArray]:
+        """Those of the call, without grad_output and tangents."""
+        return self.inputs[self.problem.leading :]
+
+    @property
+    def main(self) -> RowArray:
+        """The first operand of the loss."""
+        return self.inputs[self.problem.leading]
+
+    @property
+    def any_streamed(self) -> bool:
+        """Whether any is read element by element."""
+        return any(array.streamed for array in self.inputs)
+
+    def is_class_weights(self, k: int) -> bool:
+        """Whether an input is the weights of the classes."""
+        behind = self.problem.leading + len(self.loss.operands)
+        return self.problem.call.weighted and k == behind
+
+    @cached_property
+    def memory(self) -> RowMemory:
+        """How the rows of the first operand lie, and what is read of each element."""
+        rows, main = self.rows, self.main
+        size = item_size(main.dtype)
+        starts = (*rows.steps(main), main.misaligned // size)
+        if main.dtype not in FLOATING:
+            size = min(item_size(a.dtype) for a in self.own if a.streamed and a.dtype in FLOATING)
+        streamed = tuple(item_size(a.dtype) for a in self.inputs if a.streamed)
+        return RowMemory(
+            rows.number,
+            rows.columns,
+            size,
+            streamed,
+            rows.step(main),
+            starts,
+            apart=rows.lie_apart(main),
+            precise=self.loss.precise,
+            hides=self.loss.hides,
+        )
+
+    def layout(self, arrays: Sequence[RowArray], vectors: Sequence[int]) -> tuple[str, bytes]:
+        """The C++ type of the layout of arrays, `vectors` of which are vectorised; its fields."""
+        rows = self.rows
+        extents = [0 if self._is_overwritten(k) else rows.extent(a) for k, a in enumerate(arrays)]
+        return rows.layout(arrays, vectors, extents)
+
+    def _is_overwritten(self, k: int) -> bool:
+        return self.loss.overwrites and k == self.problem.leading
+
+
+def row_operands(problem: Problem, loss: RowFormula, addresses: Sequence[Address]) -> RowOperands:
+    """The operands of a problem, which are at these addresses."""
+    call, leading = problem.call, problem.leading
+    rows = Rows(row_space(call, loss, problem.request, problem.given))
+    first = leading + call.extra
+    order = [*range(leading), *range(first, len(problem.operands))]
+    order += [leading + call.masked] * call.weighted + [leading] * call.masked
+    order += [first - 1] * call.sampled
+    names = problem.request.names(call)[problem.request.denominator :]
+    inputs = [
+        RowArray(
+            problem.operands[k].dtype,
+            rows.space.strides[k],
+            problem.misaligned[k],
+            addresses[k],
+            not loss.gathers and _is_streamed(loss, names[k]),
+        )
+        for k in order
+    ]
+    return RowOperands(problem, loss, rows, inputs)
+
+
+def _is_streamed(loss: RowFormula, name: str) -> bool:
+    """Whether an operand is read element by element."""
+    role = loss.role(name)
+    return role == ELEMENTS or (role == CLASS_WEIGHTS and loss.weighs_elements)
