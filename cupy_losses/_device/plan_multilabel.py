@@ -13,6 +13,7 @@ from .plan import VECTOR_BYTES, Plan, Problem, template
 from .plan_rows import Results, RowLaunches, Schedule
 from .plan_rows import make_plan as make_plan_of_rows
 from .row_arrays import RowArray
+from .row_function import loss_function
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
@@ -141,7 +142,7 @@ class _Planner(RowLaunches):
             [k - extra for k, _ in gradients],
             [self._gradient(k, address) for k, address in gradients],
         )
-        self._add(self._of_loss(), self._in_marks(results.outputs), results)
+        self._add(loss_function(self._operands), self._in_marks(results.outputs), results)
         return self._finish()
 
     def _in_marks(self, outputs: Sequence[RowArray]) -> Schedule:

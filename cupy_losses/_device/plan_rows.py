@@ -31,6 +31,13 @@ from .plan import (
     template,
 )
 from .row_arrays import SECTOR_BYTES, RowArray
+from .row_function import (
+    RowFunction,
+    denominator_function,
+    loss_function,
+    number_bytes,
+    state_bytes,
+)
 from .row_operands import row_operands
 from .row_striding import StridedRows, strided_rows
 from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowTeam, row_team
@@ -52,30 +59,6 @@ def make_plan(
     if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
         return empty_plan(library, problem)
     return launches(library, problem, loss).plan()
-
-
-@dataclass(frozen=True)
-class RowFunction:
-    """What a kernel evaluates of each row.
-
-    Attributes:
-        expression: The C++ type.
-        inputs: What it reads.
-        tangents: The operands that vary.
-        vjp: Whether the first input is grad_output.
-        result: The C++ type of a value.
-        divisor: What sums are divided by.
-        scaled: Whether they are scaled as the call is.
-
-    """
-
-    expression: str
-    inputs: Sequence[RowArray]
-    tangents: Sequence[int]
-    vjp: bool
-    result: str
-    divisor: float
-    scaled: bool
 
 
 @dataclass(frozen=True)
@@ -172,7 +155,7 @@ class RowLaunches(Launches):
             self._add_by_team(reading, Results(values, value, denominator))
             results = replace(results, values="NO_VALUES", value=NO_ADDRESS)
         if tile := None if summed else self._tile(outputs):
-            self._add(self._of_loss(), self._tiled(tile, outputs), results)
+            self._add(loss_function(self._operands), self._tiled(tile, outputs), results)
         elif strided := self._strided(outputs):
             self._add_side_by_side(strided, results)
         elif team.splits:
@@ -239,7 +222,7 @@ class RowLaunches(Launches):
             elements[self._problem.leading] = item_size(outputs[0].dtype)
         # Of integers vectors of two, and no pairs of half precision.
         size = item_size(main.dtype if main.dtype in FLOATING else "float64")
-        kept = self._state + self._finished
+        kept = state_bytes(self._operands) + self._finished
         return row_tile(
             rows.columns,
             size,
@@ -265,7 +248,7 @@ class RowLaunches(Launches):
         return strided_rows(
             rows.columns,
             sizes,
-            self._state,
+            state_bytes(self._operands),
             rows.number,
             bool(outputs),
             in_parts=in_parts,
@@ -286,25 +269,12 @@ class RowLaunches(Launches):
         return SECTOR_BYTES // sizes[-1]
 
     @property
-    def _number(self) -> int:
-        """The bytes of a number with its derivative, where it has one."""
-        return item_size(self._problem.real) * (2 if self._problem.request.tangents else 1)
-
-    @property
-    def _state(self) -> int:
-        """At most the bytes of what a row accumulates: sums and their errors, and one number.
-
-        strided_rows.cu is given so much shared memory for each.
-        """
-        return (2 * self._loss.sums + 1) * self._number
-
-    @property
     def _finished(self) -> int:
         """About those of what its gradients need, a number for each sum, and of its context.
 
         What is more fits into OTHER_BYTES of row_tiling.py.
         """
-        return (self._loss.sums + 2) * self._number + 16
+        return (self._loss.sums + 2) * number_bytes(self._operands) + 16
 
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
@@ -317,35 +287,19 @@ class RowLaunches(Launches):
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
-        function, team = self._of_denominator(), RowTeam(BLOCK, 1, 1, slots=1)
+        function, team = denominator_function(self._operands), RowTeam(BLOCK, 1, 1, slots=1)
         groups = -(-self._operands.rows.number // team.rows)
         most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
         self._add(function, self._by_team(team, function, results, most=most), results)
         return denominator
 
-    def _of_loss(self, held: int = 0) -> RowFunction:
-        """The loss; `held`: how many elements of a row a thread has, if all."""
-        problem = self._problem
-        call, request = problem.call, problem.request
-        tangents = [k - call.extra for k in request.tangents]
-        expression, result = self._expression(held), c_type(problem.result)
-        size = problem.denominator.size
-        return RowFunction(
-            expression, self._operands.inputs, tangents, request.vjp, result, size, True
-        )
-
-    def _of_denominator(self) -> RowFunction:
-        """What a row adds to the denominator of a mean."""
-        inputs = self._operands.own
-        expression = self._expression(denominator=True)
-        return RowFunction(expression, inputs, (), False, "double", 1.0, False)
-
     def _add_by_team(
         self, team: RowTeam, results: Results, phase: str = "", memory: tuple[Address, ...] = ()
     ) -> None:
         """Add a launch of the loss by a team."""
-        function = self._of_loss(
-            self._operands.rows.columns if team.held and team.threads_per_row == 1 else 0
+        function = loss_function(
+            self._operands,
+            self._operands.rows.columns if team.held and team.threads_per_row == 1 else 0,
         )
         self._add(function, self._by_team(team, function, results, phase, memory), results)
 
@@ -440,12 +394,15 @@ class RowLaunches(Launches):
 
     def _add_side_by_side(self, rows: StridedRows, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
-        function, sections = self._of_loss(rows.count if rows.few else 0), rows.sections
+        function, sections = (
+            loss_function(self._operands, rows.count if rows.few else 0),
+            rows.sections,
+        )
         if not rows.of_block:
             self._add(function, self._side_by_side(rows, results, "WHOLE", sections), results)
             return
         tile_rows = self._tile_rows(rows)
-        left = (LEFT_BYTES + self._state * sections) * tile_rows
+        left = (LEFT_BYTES + state_bytes(self._operands) * sections) * tile_rows
         memory = (self._add_scratch(left * -(-self._operands.rows.number // tile_rows)),)
         nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
         split = self._side_by_side(rows, nothing, "SPLIT", rows.of_block, memory)
@@ -479,7 +436,7 @@ class RowLaunches(Launches):
             *map(str, (rows.count, rows.sure)),
             rows.stays,
             rows.ahead,
-            *map(str, (rows.resident, self._state)),
+            *map(str, (rows.resident, state_bytes(self._operands))),
             bits(pairs),
             rows.staged,
             str(rows.overlap),
@@ -489,7 +446,7 @@ class RowLaunches(Launches):
         of_tile = self._tile_rows(rows)
         own_rows = of_tile - rows.overlap
         merges = rows.threads_per_row > 1 and phase != "SPLIT"
-        shared = self._state * rows.shares * of_tile if merges else 0
+        shared = state_bytes(self._operands) * rows.shares * of_tile if merges else 0
         segments = min(-(-self._operands.rows.number // own_rows), rows.segments)
         return Schedule(
             "strided_rows",
@@ -581,21 +538,3 @@ class RowLaunches(Launches):
             * self._operands.memory.element_bytes
         )
         return max(0, workers - -(-workers * cache // max(read, 1)))
-
-    def _expression(self, held: int = 0, denominator: bool = False) -> str:
-        """The C++ type of the loss, or of its denominator; `held`: see `_of_loss`."""
-        loss, call = self._loss, self._problem.call
-        options = [x if isinstance(x, bool) else str(x) for x in loss.options]
-        weighted = (call.weighted,) if loss.weights else ()
-        precision: tuple[bool | str, ...] = ()
-        if loss.precise:
-            main = self._operands.main
-            half = item_size(main.dtype) < item_size(self._problem.real)
-            precision = (half,) if loss.index is None else (half, str(held))
-        real = c_type(self._problem.real)
-        expression = template(loss.struct, real, *options, *weighted, *precision)
-        if denominator:
-            expression = template("Denominator", expression)
-        if call.masked or call.sampled:
-            expression = template("Sampled", expression, call.masked, call.sampled)
-        return expression
