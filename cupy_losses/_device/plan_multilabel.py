@@ -10,10 +10,11 @@ from .._core.rows import RowFormula
 from .launch import int64
 from .library import DeviceLibrary
 from .plan import VECTOR_BYTES, Plan, Problem, template
-from .plan_rows import Results, RowLaunches, Schedule
+from .plan_rows import RowLaunches
 from .plan_rows import make_plan as make_plan_of_rows
 from .row_arrays import RowArray
 from .row_function import loss_function
+from .row_schedule import Results, Schedule, resident_blocks
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
@@ -155,15 +156,15 @@ class _Planner(RowLaunches):
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
             threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
-        types = layout, team.c_type(self._resident(team.threads, threads))
+        types = layout, team.c_type(resident_blocks(self._problem, team.threads, threads))
         segments = min(-(-rows.number // team.rows), WORKING_THREADS // team.threads)
         return Schedule(
-            "multilabel_margin",
-            types,
-            (layout_bytes, int64(team.window)),
-            team.threads,
-            segments,
-            segments,
+            kernel="multilabel_margin",
+            types=types,
+            arguments=(layout_bytes, int64(team.window)),
+            threads=team.threads,
+            segments=segments,
+            workers=segments,
             in_groups=True,
             shared=team.shared,
         )

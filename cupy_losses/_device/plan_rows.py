@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from .._core.dtypes import FLOATING, c_type, item_size
+from .._core.dtypes import FLOATING, item_size
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, dense_strides
 from . import driver
-from .compiler import Kernel, Specialisation
+from .compiler import Kernel
 from .element_launches import Launches, Quotient, identity
 from .launch import Fields, Launch, float64, int32, int64
 from .library import DeviceLibrary
@@ -38,14 +38,21 @@ from .row_function import (
     number_bytes,
     state_bytes,
 )
-from .row_operands import row_operands
+from .row_operands import RowOperands, row_operands
+from .row_schedule import (
+    FAN_IN,
+    LEFT_BYTES,
+    NO_RESULTS,
+    Results,
+    Schedule,
+    resident_blocks,
+    specialisation,
+)
 from .row_striding import StridedRows, strided_rows
-from .row_team import BLOCK, MAX_RANKS, THREADS_OF_MULTIPROCESSOR, RowTeam, row_team
+from .row_team import BLOCK, MAX_RANKS, RowTeam, row_team
 from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
 
 MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
-FAN_IN = 64  # in cuda/reduction/reduction.cuh
-LEFT_BYTES = 256  # of a row or a split that one launch leaves for the next, in phases.cuh
 
 # Gradients of up to FEW_ELEMENTS are anticipated to be divided by the number of all rows. To count
 # rows ahead would take longer than to write the gradients anew where some are ignored.
@@ -59,52 +66,6 @@ def make_plan(
     if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
         return empty_plan(library, problem)
     return launches(library, problem, loss).plan()
-
-
-@dataclass(frozen=True)
-class Results:
-    """What a launch makes of the rows, see cuda/kernels/rows.cu; `factor` None: as the call has."""
-
-    values: str
-    value: Address
-    denominator: Address
-    wanted: Sequence[int] = ()
-    outputs: Sequence[RowArray] = ()
-    factor: tuple[Address, Address] | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The workers of a launch over rows; the parts of its sum are segments.
-
-    Attributes:
-        kernel: The name of the kernel, and that of its file.
-        types: Its template arguments between the loss and the values: a layout, a team.
-        arguments: Its first arguments.
-        threads: The threads of a block.
-        segments: How many there are.
-        workers: The blocks, or groups of them, that take a segment at a time each.
-        blocks: Those of a worker.
-        cluster: Those of a cluster.
-        limited: Whether no more workers are launched than run at once.
-        in_groups: Whether groups of FAN_IN segments are added up first.
-        shared: The shared memory of a block.
-        memory: What one launch leaves for the next one.
-
-    """
-
-    kernel: str
-    types: tuple[str, ...]
-    arguments: tuple[bytes, ...]
-    threads: int
-    segments: int
-    workers: int
-    blocks: int = 1
-    cluster: int = 1
-    limited: bool = False
-    in_groups: bool = False
-    shared: int = 0
-    memory: tuple[Address, ...] = ()
 
 
 class RowLaunches(Launches):
@@ -160,8 +121,7 @@ class RowLaunches(Launches):
             self._add_side_by_side(strided, results)
         elif team.splits:
             memory = self._add_scratch(LEFT_BYTES * self._operands.rows.number * (1 + team.splits))
-            nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
-            self._add_by_team(team, nothing, "SPLIT", (memory,))
+            self._add_by_team(team, NO_RESULTS, "SPLIT", (memory,))
             self._add_by_team(team, results, "MERGE", (memory,))
         else:
             self._add_by_team(team, results)
@@ -340,18 +300,21 @@ class RowLaunches(Launches):
         threads = team.threads_of_multiprocessor(
             self._operands.memory.hides, vector_bytes, bool(wanted)
         )
-        types: tuple[str, ...] = layout, team.c_type(self._resident(team.threads, threads))
+        types: tuple[str, ...] = (
+            layout,
+            team.c_type(resident_blocks(self._problem, team.threads, threads)),
+        )
         segments = self._operands.rows.number if team.ranks > 2 else workers
         kept = int64(self._kept(workers))
         rows = Schedule(
-            "rows",
-            types,
-            (layout_bytes, kept, int32(team.apart)),
-            team.threads,
-            segments,
-            workers,
-            blocks,
-            cluster,
+            kernel="rows",
+            types=types,
+            arguments=(layout_bytes, kept, int32(team.apart)),
+            threads=team.threads,
+            segments=segments,
+            workers=workers,
+            blocks=blocks,
+            cluster=cluster,
             in_groups=True,
             shared=team.shared_bytes(vector_bytes),
         )
@@ -370,7 +333,7 @@ class RowLaunches(Launches):
             *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
             tile.paired,
             str(tile.parts),
-            str(self._resident(tile.threads)),
+            str(resident_blocks(self._problem, tile.threads)),
             bits(tile.elements),
             bits(tile.numbers),
         )
@@ -382,12 +345,12 @@ class RowLaunches(Launches):
         main = self._operands.main
         is_light = main.dtype == "float32" and tile.threads_per_row == 1
         return Schedule(
-            "row_tiles",
-            (layout, team),
-            arguments,
-            tile.threads,
-            segments,
-            segments,
+            kernel="row_tiles",
+            types=(layout, team),
+            arguments=arguments,
+            threads=tile.threads,
+            segments=segments,
+            workers=segments,
             limited=not (is_light and tiles >= MANY_TILES * segments),
             shared=shared,
         )
@@ -404,9 +367,8 @@ class RowLaunches(Launches):
         tile_rows = self._tile_rows(rows)
         left = (LEFT_BYTES + state_bytes(self._operands) * sections) * tile_rows
         memory = (self._add_scratch(left * -(-self._operands.rows.number // tile_rows)),)
-        nothing = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)
-        split = self._side_by_side(rows, nothing, "SPLIT", rows.of_block, memory)
-        self._add(function, split, nothing)
+        split = self._side_by_side(rows, NO_RESULTS, "SPLIT", rows.of_block, memory)
+        self._add(function, split, NO_RESULTS)
         of_block = rows.of_block if results.wanted else sections
         self._add(function, self._side_by_side(rows, results, "MERGE", of_block, memory), results)
 
@@ -449,83 +411,31 @@ class RowLaunches(Launches):
         shared = state_bytes(self._operands) * rows.shares * of_tile if merges else 0
         segments = min(-(-self._operands.rows.number // own_rows), rows.segments)
         return Schedule(
-            "strided_rows",
-            types,
-            arguments,
-            rows.threads,
-            segments,
-            segments,
+            kernel="strided_rows",
+            types=types,
+            arguments=arguments,
+            threads=rows.threads,
+            segments=segments,
+            workers=segments,
             blocks=-(-rows.sections // of_block),
             shared=shared,
             memory=memory,
         )
 
-    def _resident(self, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR) -> int:
-        """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""
-        problem = self._problem
-        wide = 2 if problem.request.tangents or problem.real == "float64" else 1
-        return max(1, of_multiprocessor // wide // threads)
-
     def _add(self, function: RowFunction, schedule: Schedule, results: Results) -> None:
         """Add the launch that evaluates a function of the rows."""
-        problem, wanted = self._problem, results.wanted
-        pointers = [f"const {c_type(a.dtype)}*" for a in function.inputs]
         scale_type, scale = self._scale(function.scaled)
-        pointers += [*(f"{c_type(a.dtype)}*" for a in results.outputs), *scale_type]
-        name = template(
-            schedule.kernel,
-            c_type(problem.real),
-            function.expression,
-            *schedule.types,
-            results.values,
-            bits(tuple(wanted)),
-            bits(function.tangents),
-            function.vjp,
-            function.result,
-            *pointers,
-        )
-        kernel = Specialisation(
-            f"kernels/{schedule.kernel}.cu",
-            name,
-            schedule.threads,
-            problem.device,
-            self._loss.source,
-            schedule.shared,
-            schedule.cluster,
-        )
-        segments, workers = schedule.segments, schedule.workers
-        groups = -(-segments // FAN_IN) if schedule.in_groups else 0
-        workspace = self._workspace(segments, results.values, groups)
-        arguments = [
-            *schedule.arguments,
-            int64(self._operands.rows.number),
-            int64(self._operands.rows.columns),
-            int64(segments),
-            float64(function.divisor),
-        ]
-
-        def launch(kernel: Kernel, limited: bool) -> Launch:
-            at_once = max(1, kernel.resident_blocks // schedule.blocks)
-            return Launch(
-                kernel,
-                ((min(workers, at_once) if limited else workers) * schedule.blocks, 1),
-                schedule.threads,
-                arguments,
-                pointers=6 + len(schedule.memory) + len(pointers),
-                shared=schedule.shared,
-                fields=Fields(self._loss, problem.real),
-                parameters=problem.call.parameters,
-                scaled=function.scaled,
-            )
-
-        factor = results.factor or self._factor(bool(wanted), results.values)
-        arrays = (a.address for a in [*function.inputs, *results.outputs])
+        kernel = specialisation(self._operands, function, schedule, results, scale_type)
+        workspace = self._workspace(schedule.segments, results.values, schedule.groups)
+        factor = results.factor or self._factor(bool(results.wanted), results.values)
         first = results.denominator, *factor, results.value, *workspace
-        chosen = *first, *schedule.memory, *arrays, *scale
-        self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), chosen))
+        arrays = (array.address for array in [*function.inputs, *results.outputs])
+        addresses = *first, *schedule.memory, *arrays, *scale
+        launch = partial(_launch, self._operands, function, schedule, len(addresses))
+        self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), addresses))
         if GRAD_OUTPUT in factor:
             # Gradients computed anew have the number of rows that there are for a denominator.
-            again = (COUNTED, *chosen[1:]) if self._anticipates_count else chosen
+            again = (COUNTED, *addresses[1:]) if self._anticipates_count else addresses
             # No more blocks than run at once: most often all end at once.
             self._again = Step(kernel, partial(launch, limited=True), again)
 
@@ -538,3 +448,28 @@ class RowLaunches(Launches):
             * self._operands.memory.element_bytes
         )
         return max(0, workers - -(-workers * cache // max(read, 1)))
+
+
+def _launch(
+    operands: RowOperands,
+    function: RowFunction,
+    schedule: Schedule,
+    pointers: int,
+    kernel: Kernel,
+    *,
+    limited: bool,
+) -> Launch:
+    """The launch of a compiled kernel; `limited`: of no more blocks than run at once."""
+    problem, rows = operands.problem, operands.rows
+    counts = int64(rows.number), int64(rows.columns), int64(schedule.segments)
+    return Launch(
+        kernel,
+        schedule.grid(kernel.resident_blocks, limited),
+        schedule.threads,
+        [*schedule.arguments, *counts, float64(function.divisor)],
+        pointers,
+        shared=schedule.shared,
+        fields=Fields(operands.loss, problem.real),
+        parameters=problem.call.parameters,
+        scaled=function.scaled,
+    )

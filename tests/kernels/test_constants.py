@@ -9,15 +9,15 @@ import pytest
 from cupy_losses._device import (
     anticipation,
     plan_multilabel,
-    plan_rows,
+    row_schedule,
     row_team,
     row_tiling,
     sources,
 )
 
 CONSTANTS = {
-    ("reduction/reduction.cuh", "FAN_IN"): plan_rows.FAN_IN,
-    ("kernels/phases.cuh", "LEFT_BYTES"): plan_rows.LEFT_BYTES,
+    ("reduction/reduction.cuh", "FAN_IN"): row_schedule.FAN_IN,
+    ("kernels/phases.cuh", "LEFT_BYTES"): row_schedule.LEFT_BYTES,
     ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
     ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,
     ("kernels/row_tiles.cu", "MOST_ROWS"): row_tiling.MOST_ROWS,

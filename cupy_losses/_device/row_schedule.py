@@ -1,0 +1,120 @@
+"""What all schedules of rows share: the blocks of a launch, its results, the name of its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .._core.dtypes import c_type
+from .compiler import Specialisation
+from .plan import NO_ADDRESS, Address, Problem, bits, template
+from .row_arrays import RowArray
+from .row_function import RowFunction
+from .row_operands import RowOperands
+from .row_team import THREADS_OF_MULTIPROCESSOR
+
+FAN_IN = 64  # in cuda/reduction/reduction.cuh
+LEFT_BYTES = 256  # of a row or a split that one launch leaves for the next, in phases.cuh
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a launch makes of the rows, see cuda/kernels/rows.cu; `factor` None: as the call has."""
+
+    values: str
+    value: Address
+    denominator: Address
+    wanted: Sequence[int] = ()
+    outputs: Sequence[RowArray] = ()
+    factor: tuple[Address, Address] | None = None
+
+
+NO_RESULTS = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)  # but what is left for the next launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The workers of a launch over rows; the parts of its sum are segments.
+
+    Attributes:
+        kernel: The name of the kernel, and that of its file.
+        types: Its template arguments between the loss and the values: a layout, a team.
+        arguments: Its first arguments.
+        threads: The threads of a block.
+        segments: How many there are.
+        workers: The blocks, or groups of them, that take a segment at a time each.
+        blocks: Those of a worker.
+        cluster: Those of a cluster.
+        limited: Whether no more workers are launched than run at once.
+        in_groups: Whether groups of FAN_IN segments are added up first.
+        shared: The shared memory of a block.
+        memory: What one launch leaves for the next one.
+
+    """
+
+    kernel: str
+    types: tuple[str, ...]
+    arguments: tuple[bytes, ...]
+    threads: int
+    segments: int
+    workers: int
+    blocks: int = 1
+    cluster: int = 1
+    limited: bool = False
+    in_groups: bool = False
+    shared: int = 0
+    memory: tuple[Address, ...] = ()
+
+    @property
+    def groups(self) -> int:
+        """The groups of segments that are added up first."""
+        return -(-self.segments // FAN_IN) if self.in_groups else 0
+
+    def grid(self, resident_blocks: int, limited: bool) -> tuple[int, int]:
+        """The grid of a launch where so many blocks run at once; `limited`: of no more workers."""
+        at_once = max(1, resident_blocks // self.blocks)
+        return (min(self.workers, at_once) if limited else self.workers) * self.blocks, 1
+
+
+def resident_blocks(
+    problem: Problem, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR
+) -> int:
+    """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""
+    wide = 2 if problem.request.tangents or problem.real == "float64" else 1
+    return max(1, of_multiprocessor // wide // threads)
+
+
+def specialisation(
+    operands: RowOperands,
+    function: RowFunction,
+    schedule: Schedule,
+    results: Results,
+    scale_type: Sequence[str],
+) -> Specialisation:
+    """The kernel of a launch; `scale_type`: the C++ type of the array that scales it, if any."""
+    problem = operands.problem
+    read = (f"const {c_type(array.dtype)}*" for array in function.inputs)
+    written = (f"{c_type(array.dtype)}*" for array in results.outputs)
+    name = template(
+        schedule.kernel,
+        c_type(problem.real),
+        function.expression,
+        *schedule.types,
+        results.values,
+        bits(results.wanted),
+        bits(function.tangents),
+        function.vjp,
+        function.result,
+        *read,
+        *written,
+        *scale_type,
+    )
+    return Specialisation(
+        f"kernels/{schedule.kernel}.cu",
+        name,
+        schedule.threads,
+        problem.device,
+        operands.loss.source,
+        schedule.shared,
+        schedule.cluster,
+    )
