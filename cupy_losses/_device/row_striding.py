@@ -124,6 +124,16 @@ class StridedRows:
     ahead: bool = False
 
     @property
+    def rows_per_thread(self) -> int:
+        """The rows that a thread works on at a time."""
+        return 2 if self.pairs else 1
+
+    @property
+    def tile_rows(self) -> int:
+        """The rows of a tile, which a block works on at a time."""
+        return self.threads // self.threads_per_row * self.rows_per_thread
+
+    @property
     def sections(self) -> int:
         """The sections of a row."""
         return self.share * self.shares

@@ -27,7 +27,7 @@ from cupy_losses import (
 from cupy_losses._api.entrance import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
-from cupy_losses._device import compiler, driver, plan_rows, row_team, sources
+from cupy_losses._device import compiler, driver, row_team, row_tiling_schedule, sources
 from cupy_losses._device.row_team import RowMemory, RowTeam
 from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.numpy import on_host
@@ -145,7 +145,7 @@ def exercise(
 
 def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rows of any length be those of kernels/rows.cu."""
-    monkeypatch.setattr(plan_rows, "row_tile", lambda *arguments, **options: None)
+    monkeypatch.setattr(row_tiling_schedule, "row_tile", lambda *arguments, **options: None)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ from cupy_losses._device import (
     element_launches,
     plan_multilabel,
     plan_pointwise,
-    plan_rows,
     row_arrays,
     row_striding,
     row_team,
+    row_tiling_schedule,
 )
 from cupy_losses._libraries.registry import resolve
 
@@ -461,7 +461,7 @@ def _planned(tiled: bool = True, module: ModuleType = row_team, **constants: int
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         if not tiled:
-            patch.setattr(plan_rows, "row_tile", lambda *arguments, **options: None)
+            patch.setattr(row_tiling_schedule, "row_tile", lambda *arguments, **options: None)
         for name, value in constants.items():
             patch.setattr(module, name, value)
         forget()
@@ -744,7 +744,7 @@ def _row_tiles(device: Device, rng: Any) -> None:
         compare(device, cross_entropy, hosts, arrays, (0,), 16, **options)
 
     check(draw(769, 9))  # one row more than two tiles
-    with _planned(module=plan_rows, TILE_SEGMENTS=2):
+    with _planned(module=row_tiling_schedule, TILE_SEGMENTS=2):
         check(draw(2000, 9))  # three tiles of a segment, two places of which are the same memory
     check(draw(150, 47), ignore_index=3)
     check(astray(draw(150, 21)))

@@ -1,0 +1,103 @@
+"""Schedules of rows that lie side by side in memory, of kernels/strided_rows.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._core.dtypes import item_size
+from .launch import int32, int64
+from .plan import NO_ADDRESS, Address, bits, template
+from .row_arrays import SECTOR_BYTES, RowArray
+from .row_function import state_bytes
+from .row_operands import RowOperands
+from .row_schedule import LEFT_BYTES, Results, Schedule
+from .row_striding import StridedRows, strided_rows
+
+
+def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> StridedRows | None:
+    """The threads of rows that lie side by side; None for other rows."""
+    rows, main, inputs = operands.rows, operands.main, operands.inputs
+    read = [
+        array
+        for k, array in enumerate(inputs)
+        if array.streamed and not operands.is_class_weights(k)
+    ]
+    if not read or not operands.memory.apart:
+        return None
+    in_parts = any(rows.lies_in_parts(array, inputs) for array in outputs)
+    return strided_rows(
+        rows.columns,
+        [item_size(array.dtype) for array in read],
+        state_bytes(operands),
+        rows.number,
+        bool(outputs),
+        in_parts=in_parts,
+        overlap=_overlap(operands, outputs) if in_parts else 0,
+        in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, inputs),
+    )
+
+
+def strided_rows_schedule(
+    operands: RowOperands,
+    strided: StridedRows,
+    results: Results,
+    phase: str = "WHOLE",
+    memory: Address = NO_ADDRESS,
+) -> Schedule:
+    """All of kernels/strided_rows.cu, or one of two launches; `memory`: what the first leaves."""
+    arrays = [*operands.inputs, *results.outputs]
+    layout, fields = operands.layout(arrays, ())
+    is_divided = phase == "SPLIT" or (phase == "MERGE" and results.wanted)
+    of_block = strided.of_block if is_divided else strided.sections
+    sections = int64(strided.section), *map(int32, (strided.share, strided.shares, of_block))
+    merges = strided.threads_per_row > 1 and phase != "SPLIT"
+    states = strided.shares * strided.tile_rows if merges else 0
+    tiles = -(-operands.rows.number // (strided.tile_rows - strided.overlap))
+    segments = min(tiles, strided.segments)
+    return Schedule(
+        kernel="strided_rows",
+        types=(layout, _team_type(operands, strided, arrays), phase),
+        arguments=(fields, *sections),
+        threads=strided.threads,
+        segments=segments,
+        workers=segments,
+        blocks=-(-strided.sections // of_block),
+        shared=state_bytes(operands) * states,
+        memory=(memory,),
+    )
+
+
+def bytes_between_sections(operands: RowOperands, strided: StridedRows) -> int:
+    """The bytes that the first of two launches leaves for the second one."""
+    tiles = -(-operands.rows.number // strided.tile_rows)
+    of_row = LEFT_BYTES + state_bytes(operands) * strided.sections
+    return of_row * strided.tile_rows * tiles
+
+
+def _team_type(operands: RowOperands, strided: StridedRows, arrays: Sequence[RowArray]) -> str:
+    """The C++ type of the threads of a row."""
+    rows = operands.rows
+    pairs = [k for k, a in enumerate(arrays) if strided.pairs and rows.has_pairs(a, arrays)]
+    return template(
+        "StridedTeam",
+        *map(str, (strided.threads, strided.threads_per_row, strided.rows_per_thread)),
+        *map(str, (strided.count, strided.sure)),
+        strided.stays,
+        strided.ahead,
+        *map(str, (strided.resident, state_bytes(operands))),
+        bits(pairs),
+        strided.staged,
+        str(strided.overlap),
+    )
+
+
+def _overlap(operands: RowOperands, outputs: Sequence[RowArray]) -> int:
+    """How many rows that lie side by side two tiles may share: those of a sector of gradients.
+
+    None of gradients that overwrite an operand: the other tile may not have read it yet. None of
+    half precision, where a sector has too many.
+    """
+    sizes = [item_size(array.dtype) for array in (operands.main, *outputs)]
+    if len(outputs) > 1 or operands.loss.overwrites or min(sizes) < 4:
+        return 0
+    return SECTOR_BYTES // sizes[-1]

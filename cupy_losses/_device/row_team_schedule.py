@@ -1,0 +1,116 @@
+"""Schedules of a team of threads for each row, of kernels/rows.cu and kernels/split_rows.cu."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .._core.dtypes import item_size
+from . import driver
+from .launch import int32, int64
+from .plan import UNSUMMED, Address
+from .row_function import RowFunction
+from .row_operands import RowOperands
+from .row_schedule import LEFT_BYTES, Results, Schedule, resident_blocks
+from .row_team import MAX_RANKS, RowTeam
+
+
+def rows_schedule(
+    operands: RowOperands,
+    team: RowTeam,
+    function: RowFunction,
+    results: Results,
+    most: int | None = None,
+) -> Schedule:
+    """One launch, by kernels/rows.cu; `most`: how many workers at most."""
+    workers = _workers(operands, team, results)
+    if most is not None:
+        workers = min(workers, most)
+    types, fields = _types(operands, team, function, results)
+    ranks = team.ranks if team.cluster else 1
+    return Schedule(
+        kernel="rows",
+        types=types,
+        arguments=(fields, int64(_kept(operands, workers)), int32(team.apart)),
+        threads=team.threads,
+        segments=_segments(operands, team, workers),
+        workers=workers,
+        blocks=ranks,
+        cluster=ranks,
+        in_groups=True,
+        shared=team.shared_bytes(_vector_bytes(team, function)),
+    )
+
+
+def split_rows_schedule(
+    operands: RowOperands,
+    team: RowTeam,
+    function: RowFunction,
+    results: Results,
+    phase: str,
+    memory: Address,
+) -> Schedule:
+    """One of the two launches of kernels/split_rows.cu; `memory`: what the first one leaves."""
+    arguments = int64(team.splits), int64(team.slots)
+    if team.splits > MAX_RANKS:
+        team = replace(team, slots=0)  # the argument says how many
+    workers = _workers(operands, team, results)
+    types, fields = _types(operands, team, function, results)
+    return Schedule(
+        kernel="split_rows",
+        types=(*types, phase),
+        arguments=(fields, *arguments),
+        threads=team.threads,
+        segments=_segments(operands, team, workers),
+        workers=workers,
+        blocks=team.splits if phase == "SPLIT" or results.wanted else 1,
+        in_groups=True,
+        memory=(memory,),
+    )
+
+
+def bytes_between_splits(operands: RowOperands, team: RowTeam) -> int:
+    """The bytes that the first launch of kernels/split_rows.cu leaves for the second one."""
+    return LEFT_BYTES * operands.rows.number * (1 + team.splits)
+
+
+def _types(
+    operands: RowOperands, team: RowTeam, function: RowFunction, results: Results
+) -> tuple[tuple[str, str], bytes]:
+    """The C++ types of the layout and of the team, and the fields of the layout."""
+    arrays = [*function.inputs, *results.outputs]
+    shifted = operands.main if team.shifts else None
+    vectors = [
+        k
+        for k, array in enumerate(arrays)
+        if team.width > 1 and operands.rows.has_vectors(array, team.width, shifted)
+    ]
+    layout, fields = operands.layout(arrays, vectors)
+    threads = team.threads_of_multiprocessor(
+        operands.loss.hides, _vector_bytes(team, function), bool(results.wanted)
+    )
+    resident = resident_blocks(operands.problem, team.threads, threads)
+    return (layout, team.c_type(resident)), fields
+
+
+def _vector_bytes(team: RowTeam, function: RowFunction) -> int:
+    """The bytes of a vector of all that is read element by element."""
+    return team.width * sum(item_size(array.dtype) for array in function.inputs if array.streamed)
+
+
+def _workers(operands: RowOperands, team: RowTeam, results: Results) -> int:
+    """The blocks, or clusters, that take a segment at a time each."""
+    summed = results.values not in UNSUMMED
+    return team.workers(operands.memory, summed or not results.wanted)
+
+
+def _segments(operands: RowOperands, team: RowTeam, workers: int) -> int:
+    """The parts of a sum: rows of so many ranks are one each."""
+    return operands.rows.number if team.ranks > 2 else workers
+
+
+def _kept(operands: RowOperands, workers: int) -> int:
+    """The workers whose elements others are to push out of the cache."""
+    rows, memory = operands.rows, operands.memory
+    cache = driver.cache_bytes(operands.problem.device)
+    read = rows.number * rows.columns * memory.element_bytes
+    return max(0, workers - -(-workers * cache // max(read, 1)))

@@ -1,0 +1,85 @@
+"""The schedule of tiles of rows that are one stretch of memory, of kernels/row_tiles.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .._core.dtypes import FLOATING, item_size
+from .launch import int32
+from .plan import bits, template
+from .row_arrays import RowArray
+from .row_function import number_bytes, state_bytes
+from .row_operands import RowOperands
+from .row_schedule import Schedule, resident_blocks
+from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
+
+
+def tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> RowTile | None:
+    """The tiles of rows that are one stretch of memory; None for other rows."""
+    rows, main, loss = operands.rows, operands.main, operands.loss
+    if rows.columns == 0 or not all(rows.lies(array, rows.dense) for array in outputs):
+        return None
+    elements, numbers = {}, {}
+    for k, array in enumerate(operands.inputs):
+        if operands.is_class_weights(k):
+            continue
+        if array.streamed:
+            if not rows.lies(array, rows.dense):
+                return None
+            elements[k] = item_size(array.dtype)
+        elif rows.lies(array, rows.one_each):
+            numbers[k] = item_size(array.dtype)
+    if outputs and not elements:  # their places are for the gradients alone
+        if not rows.lies(main, rows.dense):
+            return None
+        elements[operands.problem.leading] = item_size(outputs[0].dtype)
+    # Of integers vectors of two, and no pairs of half precision.
+    size = item_size(main.dtype if main.dtype in FLOATING else "float64")
+    return row_tile(
+        rows.columns,
+        size,
+        elements,
+        numbers,
+        state_bytes(operands) + _finished_bytes(operands),
+        hides=loss.hides,
+        precise=loss.precise,
+    )
+
+
+def row_tiles_schedule(
+    operands: RowOperands, tile: RowTile, outputs: Sequence[RowArray]
+) -> Schedule:
+    """By kernels/row_tiles.cu."""
+    arrays = [*operands.inputs, *outputs]
+    layout, fields = operands.layout(arrays, tile.elements)
+    team = template(
+        "TileTeam",
+        *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
+        tile.paired,
+        str(tile.parts),
+        str(resident_blocks(operands.problem, tile.threads)),
+        bits(tile.elements),
+        bits(tile.numbers),
+    )
+    begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
+    tiles = -(-operands.rows.number // tile.rows)
+    segments = min(tiles, TILE_SEGMENTS)
+    is_light = operands.main.dtype == "float32" and tile.threads_per_row == 1
+    return Schedule(
+        kernel="row_tiles",
+        types=(layout, team),
+        arguments=(fields, int32(tile.rows, tile.bytes, *begins)),
+        threads=tile.threads,
+        segments=segments,
+        workers=segments,
+        limited=not (is_light and tiles >= MANY_TILES * segments),
+        shared=2 * tile.bytes,
+    )
+
+
+def _finished_bytes(operands: RowOperands) -> int:
+    """About those of what gradients need of a row, a number for each sum, and of its context.
+
+    What is more fits into OTHER_BYTES of row_tiling.py.
+    """
+    return (operands.loss.sums + 2) * number_bytes(operands) + 16
