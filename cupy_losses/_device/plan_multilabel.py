@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .._core.rows import RowFormula
+from . import row_launches
 from .launch import int64
 from .library import DeviceLibrary
 from .plan import VECTOR_BYTES, Plan, Problem, template
-from .plan_rows import RowLaunches
-from .plan_rows import make_plan as make_plan_of_rows
 from .row_arrays import RowArray
 from .row_function import loss_function
+from .row_launches import RowLaunches
 from .row_schedule import Results, Schedule, resident_blocks
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
@@ -128,7 +128,7 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
 
 def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
     """Decide how to evaluate a request of multilabel_margin_loss."""
-    return make_plan_of_rows(library, problem, loss, _Planner)
+    return row_launches.make_plan(library, problem, loss, _Planner)
 
 
 class _Planner(RowLaunches):

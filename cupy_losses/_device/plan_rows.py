@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from functools import partial
 
-from .._core.dtypes import item_size
 from .._core.rows import RowFormula
-from .._core.shapes import ArraySpec, dense_strides
-from .compiler import Kernel
-from .element_launches import Launches, Quotient, identity
-from .launch import Fields, Launch, float64, int64
+from .._core.shapes import ArraySpec
+from . import row_launches
+from .element_launches import Quotient, identity
 from .library import DeviceLibrary
-from .plan import (
-    COUNTED,
-    GRAD_OUTPUT,
-    NO_ADDRESS,
-    NO_FACTOR,
-    SLOT,
-    Address,
-    Plan,
-    Problem,
-    Step,
-    empty_plan,
-)
+from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
 from .row_arrays import RowArray
-from .row_function import RowFunction, denominator_function, loss_function
-from .row_operands import RowOperands, row_operands
-from .row_schedule import FAN_IN, NO_RESULTS, Results, Schedule, specialisation
+from .row_function import denominator_function, loss_function
+from .row_launches import RowLaunches
+from .row_schedule import FAN_IN, NO_RESULTS, Results
 from .row_striding import StridedRows
 from .row_striding_schedule import bytes_between_sections, strided_rows_of, strided_rows_schedule
 from .row_team import BLOCK, RowTeam, row_team
@@ -42,22 +27,13 @@ MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 FEW_ELEMENTS = 1 << 18
 
 
-def make_plan(
-    library: DeviceLibrary, problem: Problem, loss: RowFormula, launches: type[RowLaunches]
-) -> Plan:
+def make_plan(library: DeviceLibrary, problem: Problem, loss: RowFormula) -> Plan:
     """Decide how to evaluate a request of a loss of rows."""
-    if math.prod(loss.rows_of(problem.shape, problem.call.axis)) == 0:
-        return empty_plan(library, problem)
-    return launches(library, problem, loss).plan()
+    return row_launches.make_plan(library, problem, loss, _Planner)
 
 
-class RowLaunches(Launches):
+class _Planner(RowLaunches):
     """The launches of one problem."""
-
-    def __init__(self, library: DeviceLibrary, problem: Problem, loss: RowFormula) -> None:
-        super().__init__(library, problem)
-        self._loss = loss
-        self._operands = row_operands(problem, loss, self._operand_addresses)
 
     @property
     def _anticipates_count(self) -> bool:
@@ -143,30 +119,10 @@ class RowLaunches(Launches):
             schedule = split_rows_schedule(operands, team, function, made, phase, memory)
             self._add(function, schedule, made)
 
-    def _gradient(self, k: int, address: Address) -> RowArray:
-        """The array that the kernels write for operand k, whose gradient is at an address."""
-        problem = self._problem
-        index = problem.leading + k
-        operand = problem.operands[index]
-        if self._loss.overwrites and k == problem.call.extra:
-            strides, misaligned = (
-                self._operands.rows.space.strides[index],
-                problem.misaligned[index],
-            )
-            return RowArray(operand.dtype, strides, misaligned, address, True)
-        space = self._operands.rows.space
-        strides = dense_strides(space.axes, space.shape)
-        if operand.size == problem.size:
-            return RowArray(operand.dtype, strides, 0, address, True)
-        full = self._add_scratch(item_size(problem.real) * problem.size)
-        return RowArray(problem.real, strides, 0, full, True)
-
     def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""
-        operand, space = (
-            self._problem.operands[self._problem.leading + k],
-            self._operands.rows.space,
-        )
+        operand = self._problem.operands[self._problem.leading + k]
+        space = self._operands.rows.space
         shape, repeated = space.shape, [a for a in space.axes if operand.shape[a] == 1]
         function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
@@ -174,11 +130,9 @@ class RowLaunches(Launches):
 
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""
-        call, leading = self._problem.call, self._problem.leading
         if not self._loss.weighted_mean:
-            where = leading if call.masked else None
-            weight = leading + call.extra - 1 if call.sampled else None
-            return self._sum_of_counts(where, weight, self._operands.rows.number)
+            return super()._sum_denominator()
+        call = self._problem.call
         denominator = self._add_scratch(8) if call.extra else self._add_counter()
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
@@ -188,45 +142,3 @@ class RowLaunches(Launches):
         most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
         self._add(function, rows_schedule(self._operands, team, function, results, most), results)
         return denominator
-
-    def _add(self, function: RowFunction, schedule: Schedule, results: Results) -> None:
-        """Add the launch that evaluates a function of the rows."""
-        scale_type, scale = self._scale(function.scaled)
-        kernel = specialisation(self._operands, function, schedule, results, scale_type)
-        workspace = self._workspace(schedule.segments, results.values, schedule.groups)
-        factor = results.factor or self._factor(bool(results.wanted), results.values)
-        first = results.denominator, *factor, results.value, *workspace
-        arrays = (array.address for array in [*function.inputs, *results.outputs])
-        addresses = *first, *schedule.memory, *arrays, *scale
-        launch = partial(_launch, self._operands, function, schedule, len(addresses))
-        self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), addresses))
-        if GRAD_OUTPUT in factor:
-            # Gradients computed anew have the number of rows that there are for a denominator.
-            again = (COUNTED, *addresses[1:]) if self._anticipates_count else addresses
-            # No more blocks than run at once: most often all end at once.
-            self._again = Step(kernel, partial(launch, limited=True), again)
-
-
-def _launch(
-    operands: RowOperands,
-    function: RowFunction,
-    schedule: Schedule,
-    pointers: int,
-    kernel: Kernel,
-    *,
-    limited: bool,
-) -> Launch:
-    """The launch of a compiled kernel; `limited`: of no more blocks than run at once."""
-    problem, rows = operands.problem, operands.rows
-    counts = int64(rows.number), int64(rows.columns), int64(schedule.segments)
-    return Launch(
-        kernel,
-        schedule.grid(kernel.resident_blocks, limited),
-        schedule.threads,
-        [*schedule.arguments, *counts, float64(function.divisor)],
-        pointers,
-        shared=schedule.shared,
-        fields=Fields(operands.loss, problem.real),
-        parameters=problem.call.parameters,
-        scaled=function.scaled,
-    )

@@ -47,7 +47,7 @@ def strided_rows_schedule(
     """All of kernels/strided_rows.cu, or one of two launches; `memory`: what the first leaves."""
     arrays = [*operands.inputs, *results.outputs]
     layout, fields = operands.layout(arrays, ())
-    is_divided = phase == "SPLIT" or (phase == "MERGE" and results.wanted)
+    is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
     of_block = strided.of_block if is_divided else strided.sections
     sections = int64(strided.section), *map(int32, (strided.share, strided.shares, of_block))
     merges = strided.threads_per_row > 1 and phase != "SPLIT"

@@ -10,7 +10,7 @@ from .._core.loss import Call, Request
 from .._core.rows import RowFormula
 from .._device.library import DeviceLibrary
 from .._device.plan import Plan, Problem
-from .._device.plan_rows import RowLaunches, make_plan
+from .._device.plan_rows import make_plan
 from .._host import rows
 
 
@@ -20,7 +20,7 @@ class RowLoss(RowFormula):
 
     def plan(self, library: DeviceLibrary, problem: Problem) -> Plan:
         """The launches for a problem."""
-        return make_plan(library, problem, self, RowLaunches)
+        return make_plan(library, problem, self)
 
     def on_host(
         self, call: Call, request: Request, operands: Sequence[Any], autocast: bool
