@@ -319,6 +319,20 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE bool is_stretch(const auto& from, const auto& to, int count) const {
     return ((K < Row::INPUTS || to.offset[K] - from.offset[K] == count - 1) && ...);
   }
+  // The bytes of the columns of a turn, of array S if it is a gradient, and of the widest gradient.
+  template <int S>
+  static __device__ constexpr int bytes_of_turn() {
+    if constexpr (S < Row::INPUTS) {
+      return 0;
+    } else {
+      return sizeof(typename StridedStage<typename Row::template Element<S>, Team>::Columns);
+    }
+  }
+  static __device__ constexpr int most_bytes_of_turn() {
+    int most = 0;
+    ((most = most < bytes_of_turn<K>() ? bytes_of_turn<K>() : most), ...);
+    return most;
+  }
   template <int... I>
   DEVICE void stage(Indices<I...>, const auto& batch, const auto& from, int count, const Rows& rows,
                     const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
@@ -336,7 +350,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const Stage stage{get<G>(pointers) + from.offset[G], layout.template step<G>(), count};
 #pragma unroll
       for (int begin = 0; begin < Team::COUNT; begin += Stage::COUNT) {
-        auto& staged = Stage::columns(turn++);
+        auto& staged = Stage::template columns<most_bytes_of_turn()>(turn++);
         const auto place_of = [&](int k) {
           return stage.place(staged, k - begin, batch.column(k), Team::row());
         };

@@ -9,6 +9,15 @@
 #include "kernels/strided_batch.cuh"
 #include "memory/tile_copy.cuh"
 
+// Places for the columns of a turn, of BYTES each. There are two: one warp may still store those of
+// a turn while another one puts those of the next turn. Gradients of all dtypes take turns at them:
+// places of each one's own would be too much for a block.
+template <int BYTES>
+DEVICE unsigned char* place_of_turn(unsigned turn) {
+  __shared__ __align__(16) unsigned char both[2][BYTES];
+  return both[turn % 2];
+}
+
 template <class E, class Team>
 struct StridedStage {
   static constexpr int SIZE = sizeof(E);
@@ -22,11 +31,11 @@ struct StridedStage {
   long long step;  // from one column to the next
   int rows;        // of the tile
 
-  // The columns of a turn. There are two places: one warp may still store those of a turn while
-  // another one puts those of the next turn.
+  // The columns of a turn, in one of the places of BYTES.
+  template <int BYTES>
   static DEVICE Columns& columns(unsigned turn) {
-    __shared__ __align__(16) unsigned char both[2][sizeof(Columns)];
-    return reinterpret_cast<Columns&>(both[turn % 2]);
+    static_assert(sizeof(Columns) <= BYTES, "there is room for the columns");
+    return reinterpret_cast<Columns&>(*place_of_turn<BYTES>(turn));
   }
   DEVICE E* at(long long column) const { return first + column * step; }
   // Where an element of a row is put, as number `own` of the columns.
