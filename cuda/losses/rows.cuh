@@ -700,6 +700,8 @@ struct Norm {
     if constexpr (NORM == 0) return d == 0.0 ? N(0.0) : N(1.0);
     if constexpr (NORM == 1) return abs(d);
     if constexpr (NORM == 2) return d * d;
+    // As in gradient(): the power of 0 has the derivative 0, also where p is below 1.
+    if constexpr (order<N> > 0) return d == 0.0 ? N(0.0) : pow(abs(d), p);
     return pow(abs(d), p);
   }
   template <class N>

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 import cupy_losses
 from cupy_losses import (
     cross_entropy,
+    hvp,
+    jvp,
     triplet_margin_loss,
     value_and_grad,
 )
@@ -729,6 +731,23 @@ def test_ties_of_the_infinite_norm_share_the_gradient(value: int, ties: int) -> 
         result, gradient = value_and_grad(loss)(*operands)
     assert float(result.get()) == value + 0.5
     np.testing.assert_allclose(gradient.get()[0, :ties], 1 / ties, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_differences_of_0_have_no_slope_along_a_tangent(dtype: str) -> None:
+    """Of a norm with p below 1, as in the gradient: infinity times 0 would be NaN."""
+    drawn = np.random.default_rng(20).standard_normal((4, 3, 5)).astype(dtype)
+    anchor, positive, negative, tangent = drawn
+    positive[1, 2], negative[2, 0] = anchor[1, 2], anchor[2, 0]
+    of = functools.partial(triplet_margin_loss, p=0.5, eps=0.0, margin=100.0)
+    operands, along = (anchor, positive, negative), (tangent, None, None)
+    expected = jvp(of, operands, along, reduction="none")[1], hvp(of, operands, along)
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = tuple(map(device.asarray, operands))
+        tangents = device.asarray(tangent), None, None
+        found = jvp(of, arrays, tangents, reduction="none")[1], hvp(of, arrays, tangents)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got.get(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("columns", [11, 64, 70])
