@@ -30,6 +30,8 @@ static constexpr size_t STACK_BYTES = 256 << 10;
 static constexpr size_t MAX_MESSAGES = 20;
 static constexpr unsigned MAX_THREADS = 1024;
 static constexpr size_t MAX_SHARED_BYTES = 64 << 10;
+// With more than 48 KiB, ptxas refuses a kernel; the linker adds padding here.
+static constexpr size_t MAX_DECLARED_BYTES = (48 << 10) + 128;
 
 // Marsaglia's xorshift.
 static uint64_t random_below(uint64_t end) {
@@ -515,7 +517,8 @@ static bool check_launch() {
   }
   const size_t dynamic_room = places.dynamic.bytes();
   const size_t fixed = places.shared.bytes() - dynamic_room;
-  if (fixed + config.dynamic_shared > MAX_SHARED_BYTES || config.dynamic_shared > dynamic_room) {
+  if (fixed > MAX_DECLARED_BYTES || fixed + config.dynamic_shared > MAX_SHARED_BYTES ||
+      config.dynamic_shared > dynamic_room) {
     report("%zu bytes of shared memory, %zu of them dynamic", fixed + config.dynamic_shared,
            size_t(config.dynamic_shared));
   }

@@ -499,6 +499,28 @@ def test_plans_are_of_the_device() -> None:
     assert launches[0] != launches[1]
 
 
+DECLARED = """
+template <int BYTES>
+__global__ void declared(unsigned char* to) {
+  __shared__ unsigned char all[BYTES];
+  all[BYTES - 1 - threadIdx.x] = 7;
+  to[threadIdx.x] = all[BYTES - 1 - threadIdx.x];
+}
+"""
+
+
+def test_more_shared_memory_than_a_kernel_may_declare() -> None:
+    """But for a little that the linker may have added."""
+    emulator.require()
+    names = [f"declared<{(48 << 10) + more}>" for more in (0, 256)]
+    most, too_much = (Module(DECLARED, [name]).get_function(name) for name in names)
+    result = np.zeros(32, np.uint8)
+    most((1,), (32,), [result])
+    assert (result == 7).all()
+    with pytest.raises(EmulatorError, match="bytes of shared memory, 0 of them dynamic"):
+        too_much((1,), (32,), [result])
+
+
 def test_more_shared_memory_than_the_device_has(device: Device) -> None:
     function = device.load(Job(SCALE, "scale<int>"))
     with pytest.raises(RuntimeError, match="bytes of shared memory"):
