@@ -401,7 +401,7 @@ EQUIVALENT: dict[str, str] = {
     "const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS + 1)) / OWN_ROWS;": (
         "a tile of no rows"
     ),
-    "__shared__ __align__(8) unsigned char both[2][sizeof(Columns)];": (
+    "__shared__ __align__(8) unsigned char both[2][BYTES];": (
         "shared memory of the emulator is aligned"
     ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
