@@ -47,7 +47,8 @@ DEVICE T denominator_without_loss(const auto& context) {
   return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
-// The value of a row, its term of the denominator, and what its gradients need.
+// The value of a row, its term of the denominator, and what its gradients need. OF_ALL: the loss is
+// computed of rows that are not active, too, and left out: a branch would take longer.
 template <class T, class Finished>
 struct Outcome {
   T value, denominator;

@@ -304,6 +304,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   template <bool FIRST, int R, class B>
   DEVICE void add_of(State& state, B& batch, const Row& row, auto& context, T largest) const {
+    // Of few elements those of ignored rows are added, too: a branch would take longer.
     if (!Team::AHEAD && context.status != ACTIVE) return;
     typename B::template Of<R> elements{batch, row, largest, {}};
     if constexpr (Team::AHEAD) loss.find(context, elements);
@@ -495,6 +496,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Tile = typename Work::Tile;
   [[maybe_unused]] Select<Team::AHEAD, Tile, Nothing> coming;
   if constexpr (Team::AHEAD) coming = work.load_tile(tile);
+  // Twice, so that what is ahead need not be copied to where the next turn has it.
 #pragma unroll(Team::AHEAD ? 2 : 1)
   while (segment < all) {
     // The next tile of the segment, or the first one of the next segment, or one behind all.
