@@ -67,7 +67,6 @@ class RowOperands:
             streamed,
             rows.step(main),
             starts,
-            apart=rows.lie_apart(main),
             precise=self.loss.precise,
             hides=self.loss.hides,
         )

@@ -22,7 +22,7 @@ def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         for k, array in enumerate(inputs)
         if array.streamed and not operands.is_class_weights(k)
     ]
-    if not read or not operands.memory.apart:
+    if not read or not rows.lie_apart(main):
         return None
     in_parts = any(rows.lies_in_parts(array, inputs) for array in outputs)
     return strided_rows(

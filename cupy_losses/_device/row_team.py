@@ -72,7 +72,6 @@ class RowMemory:
         element_sizes: Those of an element of each array that is read element by element.
         step: From an element of the first operand to the next one of its row, in elements.
         starts: From a row to the next ones, and where the first one begins, in elements.
-        apart: Whether neighbouring rows are nearer to one another than the elements of a row.
         precise: Whether parts of a row cost much to merge.
         hides: Whether a row may be padded, with elements that the kernels hide.
 
@@ -85,7 +84,6 @@ class RowMemory:
     step: int
     starts: tuple[int, ...]
     _: KW_ONLY
-    apart: bool
     precise: bool
     hides: bool
 

@@ -357,9 +357,7 @@ def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
     """Those of 223 halves are a multiple of 32 words apart, those of 333 are not."""
 
     def team(columns: int, size: int, starts: tuple[int, ...]) -> RowTeam:
-        memory = RowMemory(
-            100, columns, size, (size,), 1, starts, apart=False, precise=False, hides=True
-        )
+        memory = RowMemory(100, columns, size, (size,), 1, starts, precise=False, hides=True)
         return row_team.row_team(memory, False, 0)
 
     with installed():
@@ -388,7 +386,6 @@ def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
                 sizes,
                 1,
                 (columns, 0),
-                apart=False,
                 precise=precise,
                 hides=hides,
             )
