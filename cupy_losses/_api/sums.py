@@ -9,6 +9,7 @@ either, so that no part of a derivative is lost silently.
 from __future__ import annotations
 
 import numbers
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -56,9 +57,9 @@ class _Restricted:
             raise AttributeError(name)
         self._refuse(f".{name}")
 
+    @abstractmethod
     def _refuse(self, what: str) -> NoReturn:
         """Raise a TypeError that says what the object is used in."""
-        raise NotImplementedError
 
 
 class Variable(_Restricted):
