@@ -261,7 +261,7 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
     ("case", "shape"),
     [
         levels.case(
-            case, shape, default=case is FAST and shape[1] in (47, 196), id=f"{case}-{shape}"
+            case, shape, default=case is FAST and shape[1] == 47, id=f"{case}-{shape}"
         )
         for case in CASES
         for shape in SHAPES
@@ -466,7 +466,7 @@ def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("columns", "dtype", "smoothing"),
-    levels.covering(2, [9, 21, 64, 196, 333], ["bfloat16", "float16"], [0.0, 0.1]),
+    levels.covering(3, [9, 21, 64, 196, 333], ["bfloat16", "float16"], [0.0, 0.1]),
 )
 def test_terms_relative_to_that_of_the_class(columns: int, dtype: str, smoothing: float) -> None:
     """In half precision: where the others are far above it or below, in all threads or in one."""

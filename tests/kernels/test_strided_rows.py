@@ -277,7 +277,7 @@ def test_teams_of_long_rows(dtype: str, threads: int, monkeypatch: pytest.Monkey
     ("case", "shape"),
     [
         levels.case(
-            case, shape, default=case is FAST and shape[1] in (21, 70), id=f"{case}-{shape}"
+            case, shape, default=case is FAST and shape[1] == 70, id=f"{case}-{shape}"
         )
         for case in CASES
         for shape in SHAPES
@@ -393,7 +393,7 @@ STAGED = [
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [
-        levels.case(*case, default=k < 4, id=f"{case[0]}-{case[1]}".replace(" ", ""))
+        levels.case(*case, default=k in (1, 2), id=f"{case[0]}-{case[1]}".replace(" ", ""))
         for k, case in enumerate(STAGED)
     ],
 )
