@@ -389,10 +389,11 @@ This picture is made of `benchmarks/results/h200-classes-last.json`, `h200-row-l
 `h200-strided.json`, these three beside torch, and `h200-orders.json`, beside torch and
 torch.compile. Where torch is missing, its bfloat16 loss was more than 1% off.
 `h200-strided-compiled.json` has strided classes beside torch.compile too, which takes 6% less time
-for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. Up to 12 classes
-have another kernel since then. `h100-strided-few.json` has it, on an H100: torch.compile takes 1.09
-to 3.84 times as long for 2, 3 and 8 classes. What the constants of kernels over rows were chosen by
-is in `benchmarks/results/h200-rows-tuning.txt`.
+for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. In this file and
+in `h200-strided.json`, and so in the picture, strided rows of 2 and 3 classes are of an older
+kernel. `h100-strided-few.json` has the present one, on an H100: torch.compile takes 1.09 to 3.84
+times as long for 2, 3 and 8 classes. What the constants of kernels over rows were chosen by is in
+`benchmarks/results/h200-rows-tuning.txt`.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)
 """

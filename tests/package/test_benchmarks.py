@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -494,6 +495,91 @@ def test_results_of_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert report.host_section(tmp_path / "folder" / "h200.json") == []
     page = ORDERS.parents[2] / "docs" / "benchmarks.md"
     assert "\n\n".join(report.host_section(ORDERS)) in page.read_text()
+
+
+RESULTS = ORDERS.parent
+MAIN, OVER_ROWS = RESULTS / "h200.json", RESULTS / "h200-rows.json"
+
+
+def results(name: str) -> Any:
+    """What a file of results holds."""
+    return json.loads((RESULTS / name).read_text())
+
+
+def plain(page: str) -> str:
+    """The text of a page without its line breaks."""
+    return " ".join((RESULTS.parents[1] / page).read_text(encoding="utf-8").split())
+
+
+def test_the_documents_are_of_the_results() -> None:
+    """The page of benchmarks and the table of the README are what `benchmarks.report` writes."""
+    files = results(MAIN.name), MAIN, results(OVER_ROWS.name), OVER_ROWS
+    root = RESULTS.parents[1]
+    page = (root / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert page == report.document(*files)
+    assert report.readme_block(*files) in (root / "README.md").read_text(encoding="utf-8")
+
+
+def test_figures_of_the_host_in_the_readme() -> None:
+    problems = results("host.json")["problems"]
+    small = [row for row in problems if row["shape"] == [32, 32]]
+    large = [row for row in problems if math.prod(row["shape"]) == 10**6]
+    assert len({row["loss"] for row in large}) == 7  # as many as the README says
+
+    def times(what: str) -> str:
+        return "{:.0f} to {:.0f} µs".format(*span(row[f"{what}_us"] for row in small))
+
+    def ratios(dtype: str, peer: str, *parts: str) -> str:
+        own = [row for row in large if row["dtype"] == dtype]
+        ends = span(row[f"{what}_us"] / row[f"{peer}_{what}_us"] for row in own for what in parts)
+        return "{:.2g} to {:.2g} times".format(*ends)
+
+    readme = plain("README.md")
+    million = f"a million elements of float64 take {ratios('float64', 'numpy', 'forward', 'both')}"
+    assert million in readme
+    assert f"32 × 32 elements takes {times('forward')}, with its gradient {times('both')}" in readme
+    forward, both = (ratios("float32", "torch", what) for what in ("forward", "both"))
+    assert f"of that table take {forward} as long as torch's own on one thread" in readme
+    assert f"with their gradients {both}." in readme
+
+
+def test_figures_of_first_calls_in_the_readme() -> None:
+    calls = results(MAIN.name)["first_call"]
+    mse, cross_entropy, both = (
+        f"{calls[call]['empty_cache_s']:.1f} s"
+        for call in ("mse_loss, forward", "cross_entropy, forward", "cross_entropy, value_and_grad")
+    )
+    (warm,) = {f"{seconds['warm_cache_s']:.1f} s" for seconds in calls.values()}
+    assert (
+        f"{mse} for `mse_loss`, {cross_entropy} for `cross_entropy` and {both} for its "
+        f"`value_and_grad`; with a warm cache, {warm}."
+    ) in plain("README.md")
+
+
+def test_figures_of_strided_classes() -> None:
+    """What the page says of torch.compile; by how much of the loss of 3 classes it is faster."""
+
+    def over_compiled(name: str) -> dict[tuple[Any, ...], float]:
+        return {
+            (row["loss"], *row["shape"], row["dtype"], what): row[f"compiled_{what}"] / row[what]
+            for row in results(name)["classes_strided"]
+            for what in ("forward_ms", "forward_backward_ms")
+        }
+
+    page = plain("docs/benchmarks.md")
+    older = over_compiled("h200-strided-compiled.json")
+    faster = older.pop(("cross_entropy", 32, 3, 1024, 1365, "float32", "forward_ms"))
+    assert f"takes {100 * (1 - faster):.0f}% less time for the loss of 3 classes" in page
+    assert "{:.1f} to {:.1f} times as long for all others".format(*span(older.values())) in page
+    few = over_compiled("h100-strided-few.json")
+    assert {classes for _, _, classes, *_ in few} == {2, 3, 8}
+    assert "{:.2f} to {:.2f} times as long for 2, 3 and 8".format(*span(few.values())) in page
+
+
+def span(numbers: Iterable[float]) -> tuple[float, float]:
+    """The least and the largest."""
+    low, *_, high = sorted(numbers)
+    return low, high
 
 
 def test_times_of_the_host() -> None:
