@@ -20,6 +20,7 @@ from cupy_losses import (
     grad_and_hess,
     l1_loss,
     mse_loss,
+    row_loss,
     smooth_l1_loss,
     value_and_grad,
     vjp,
@@ -27,7 +28,7 @@ from cupy_losses import (
 from cupy_losses._host import chunks, pointwise, recording, rows, schedule
 from cupy_losses._host.dual import plain
 
-from ..tables.arrays import DTYPES
+from ..tables.arrays import DTYPES, ulps
 from ..tables.losses import LOSSES, Case
 from ..tables.rows import ROWS, RowCase
 from ..tools.levels import covering
@@ -294,6 +295,22 @@ def test_rows_of_any_length(
             some = np.take(gradient, [0, 1, -1], axis=axis)
             expected = (slopes[name] / denominator).astype(np.float64)
             np.testing.assert_allclose(some, expected, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("columns", [2, 63, 64, 300, 511, 512, 5000])
+@pytest.mark.parametrize("apart", [False, True])
+def test_sums_of_rows(columns: int, apart: bool) -> None:
+    """One element after the other in short rows; all of these are rounded alike if terms are equal.
+
+    docs/precision.md says by how much sums are off in float64.
+    """
+    loss = row_loss("sum_of_a_row", lambda input: np.sum(input))
+    rng = np.random.default_rng(5)
+    most = columns / 2 if columns < (512 if apart else 64) else 10
+    for x in np.repeat(rng.uniform(1, 2, (300, 1)), columns, axis=1), rng.random((300, columns)):
+        exact = np.array([math.fsum(row) for row in x])
+        got = loss(np.asfortranarray(x) if apart else x, reduction="none")
+        assert ulps(got, exact) <= most
 
 
 def test_rows_without_elements() -> None:

@@ -36,6 +36,11 @@ class Library:
         """Whether its arrays are differentiable."""
         return self.name.startswith("torch")
 
+    @property
+    def on_host(self) -> bool:
+        """Whether NumPy computes its losses."""
+        return self.name in ("numpy", "torch")
+
     def array(self, host: Host) -> Array:
         """The same values in this library, with the strides of `host`."""
         if host.size == 0 or host.ndim == 0:
