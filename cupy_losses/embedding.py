@@ -7,7 +7,8 @@ against each other; arrays of vectors have the same number of dimensions. A trip
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the vectors; float16 and bfloat16 are computed in
-float32. Of no rows the mean is NaN and the sum 0. `scale` is what `cupy_losses.regression` says.
+float32, on the host in float64. Of no rows the mean is NaN and the sum 0. `scale` is what
+`cupy_losses.regression` says.
 
 `where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
 `reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
@@ -15,8 +16,9 @@ if it is NaN, has the gradient 0, and is not counted by the mean. The weight mul
 a row, and a mean then divides by the sum of the weights of the rows that count. torch's autograd
 differentiates by it. `triplet_margin_with_distance_loss` has no `axis`: its distance decides.
 
-All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
-that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
+All raise TypeError for what is no array, and for a dtype or a parameter of the wrong kind;
+ValueError for shapes that do not fit, devices that differ, an unknown reduction, or a parameter out
+of range.
 """
 
 from __future__ import annotations

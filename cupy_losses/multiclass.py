@@ -9,8 +9,8 @@ or (1,), as in torch.
 
 `reduction="none"` gives the loss of each row, "mean" and "sum" an array of shape (). The dtype of
 the result is that to which torch promotes the arrays of numbers, without the weight; float16 and
-bfloat16 are computed in float32. Of no rows the mean is NaN and the sum 0. `scale` is what
-`cupy_losses.regression` says.
+bfloat16 are computed in float32, on the host in float64. Of no rows the mean is NaN and the sum 0.
+`scale` is what `cupy_losses.regression` says.
 
 `where`, a boolean mask, and `sample_weight` have a number for each row; they have the shape that
 `reduction="none"` gives, or one that broadcasts to it. What the mask leaves out adds nothing, even
@@ -18,8 +18,9 @@ if it is NaN, has the gradient 0, and is not counted by the mean. The weight mul
 a row, and a mean then divides by the sum of the weights of the rows that count, each times that of
 its class where the mean divides by weights of classes. torch's autograd differentiates by it.
 
-All raise TypeError for what is no array or has a dtype of the wrong kind; ValueError for shapes
-that do not fit, devices that differ, an unknown reduction, or a parameter out of range.
+All raise TypeError for what is no array, and for a dtype or a parameter of the wrong kind;
+ValueError for shapes that do not fit, devices that differ, an unknown reduction, or a parameter out
+of range.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ def cross_entropy(
     sample_weight: Array | None = None,
     axis: int = 1,
 ) -> Prepared[ArrayT]:
-    """Compute the negative log-likelihood of a class, from log-odds.
+    """Compute the negative log-likelihood of a class, from logits.
 
     Formula: -sum_j w_j y_j log_softmax(input)_j + z_loss logsumexp(input)^2
 
@@ -231,7 +232,8 @@ def cross_entropy(
     requires grad, whose gradient may underflow before grad_output is known.
 
     Args:
-        input: The log-odds (logits), of shape (C,), (N, C) or (N, C, d1, …), or with C at `axis`.
+        input: The logits, log-probabilities up to a constant of each row, of shape (C,), (N, C) or
+            (N, C, d1, …), or with C at `axis`.
         target: The classes, integers of shape (), (N,) or (N, d1, …); or their probabilities, of
             the shape of `input`.
         weight: The weight of each class, of shape (C,), or None.

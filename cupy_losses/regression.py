@@ -2,10 +2,11 @@
 
 Shapes, dtypes and errors are the same for all losses of elements, those of other modules too.
 Operands are arrays of NumPy, CuPy or torch, or other objects with `__dlpack__`, whose results are
-of their own library if that has `from_dlpack`. They have any shapes that broadcast against each
-other, and are on one device. They are floating or, all but one of them, integer; float16 and
-bfloat16 are computed in float32. `reduction="none"` gives the loss of each element, "mean" and
-"sum" an array of shape (). The dtype of the result is that to which torch promotes the arguments.
+of their own library if that has `from_dlpack`, or with `__cuda_array_interface__`. They have any
+shapes that broadcast against each other, and are on one device. They are floating or, all but one
+of them, integer or boolean; float16 and bfloat16 are computed in float32, on the host in float64.
+`reduction="none"` gives the loss of each element, "mean" and "sum" an array of shape (). The dtype
+of the result is that to which torch promotes the arguments.
 Of no elements the mean is NaN and the sum 0.
 
 `weight` broadcasts to the shape of the loss and multiplies the loss of each element. `where`, an
@@ -16,9 +17,9 @@ and have the gradient 0, even if they are NaN, and a mean divides by what is lef
 an array of shape () of a floating dtype on the same device, which is read there. It does not decide
 on the dtype of the result.
 
-All raise TypeError for what is no array, has a complex dtype, or where all dtypes are integers;
-ValueError for shapes that do not broadcast, devices that differ, an unknown reduction, or a
-parameter out of range.
+All raise TypeError for what is no array, has no real dtype, or where no dtype is floating, for a
+mask that is not boolean and a parameter of another type; ValueError for shapes that do not
+broadcast, devices that differ, an unknown reduction, or a parameter out of range.
 """
 
 from __future__ import annotations

@@ -159,6 +159,18 @@ def grad(
 def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
     """Make a function that returns the gradient of a loss: `value_and_grad` without the value.
 
+    Args:
+        loss: A loss of this package, or a function that adds several up.
+        argnums: The positional argument to differentiate by (0 is `input`), or several of them.
+
+    Returns:
+        A function with the arguments of `loss` that returns the gradient; with a sequence of
+        argnums, a tuple.
+
+    Raises:
+        TypeError: As `value_and_grad`.
+        ValueError: As `value_and_grad`.
+
     >>> import numpy as np
     >>> from cupy_losses import grad, mse_loss
     >>> grad(mse_loss)(np.array([1.0, 3.0]), np.zeros(2)).tolist()
