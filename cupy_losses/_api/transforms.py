@@ -175,6 +175,7 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     >>> from cupy_losses import grad, mse_loss
     >>> grad(mse_loss)(np.array([1.0, 3.0]), np.zeros(2)).tolist()
     [1.0, 3.0]
+
     """
     return functools.partial(_second, value_and_grad(loss, argnums))
 

@@ -16,7 +16,7 @@ from .report import as_json, in_column, print_table
 
 
 @click.command("evaluate")
-@losses.option(default="the four of least squares")
+@losses.option(default=", ".join(operands.OF_DIABETES))
 @losses.parameter_option
 @click.option("--reduction", type=click.Choice(["mean", "sum", "batchmean"]), default="mean")
 @click.option("--prediction", metavar="FILE", help="The first operand of the loss.")

@@ -1009,6 +1009,17 @@ def test_without_the_extra(missing: str, tmp_path: Path) -> None:
     )
 
 
+def test_what_is_evaluated_without_operands(capsys: Any) -> None:
+    """The help and the page on messages name the losses that have data."""
+    assert main(["evaluate", "--help"]) == 0
+    assert f"[default: {', '.join(operands.OF_DIABETES)}]" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    page = (PACKAGE.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    *others, last = (f"`{name}`" for name in operands.OF_DIABETES)
+    assert f"`evaluate` computes {', '.join(others)} and {last} alone" in " ".join(page.split())
+
+
 def test_no_command_is_a_mistake(capsys: Any) -> None:
     assert main([]) == 2
     assert "evaluate" in capsys.readouterr().err
