@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import shutil
@@ -10,10 +12,22 @@ import sys
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from cupy_losses._core import loss as core
+from cupy_losses._core.loss import Call, Loss, Request
+from cupy_losses._core.rows import ELEMENTS
+from cupy_losses._device import plan_pointwise, plan_rows
+from cupy_losses._host import pointwise, row_formulas
+from cupy_losses._kinds.rows import RowLoss
+from cupy_losses._libraries.numpy import on_host
+from cupy_losses._libraries.registry import ArrayLibrary
+
 from .. import emulator
+from ..tables import rows
 from ..tools import requirements
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +47,16 @@ class Step:
         self.code = textwrap.dedent(found[1])
 
 
-def section() -> str:
-    """The one on pointwise losses."""
+def section(title: str = "a pointwise loss") -> str:
+    """The one on adding something."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return text.split("## Adding a pointwise loss\n")[1].split("\n## ")[0]
+    return text.split(f"## Adding {title}\n")[1].split("\n## ")[0]
+
+
+def code(text: str) -> list[str]:
+    """The blocks of Python in a section."""
+    found = re.findall(r"^ *```python\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
 
 
 def steps() -> list[Step]:
@@ -164,3 +184,60 @@ def test_kernels(tree: Path) -> None:
         own = [outcome for test, outcome in ran.items() if f"::{name}[" in test]
         assert own, name
         assert set(own) == {"passed"}, name
+
+
+def test_the_loss_over_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula of the guide and its derivatives are those of the entry of the table there."""
+    monkeypatch.setattr(core, "_LOSSES", {})  # it is none of the package
+    formula, entry = code(section("a loss over rows"))
+    known: dict[str, Any] = {**vars(row_formulas)}
+    exec(formula, known)
+    names = "input1", "input2"
+    loss = RowLoss(
+        name="squared_distance_loss",
+        struct="SquaredDistance",
+        formula=known["_squared_distance"],
+        operands=names,
+        roles=dict.fromkeys(names, ELEMENTS),
+        broadcasts=True,
+    )
+    case: rows.RowCase = eval(entry, {**vars(rows)})
+    operands = case.draw(np.random.default_rng(0), (5, 7), np.float64)
+    arrays = [operands[name] for name in names]
+    found: list[Any] = on_host(Call(loss, "mean", ()), Request(wanted=(0, 1)), arrays)
+    expected = [case.reduced(operands, "mean")]
+    slopes, count = case.slopes(operands), case.divisor(operands, "mean")
+    expected += [slopes[name] / count for name in case.differentiable]
+    for got, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, np.asarray(exact, np.float64), rtol=1e-14)
+
+
+def test_methods_of_a_kind() -> None:
+    """The guide names all that a kind of loss has to have, and an argument of each function."""
+    text = section("a kind of loss")
+    assert [name for name in Loss.__abstractmethods__ if f"`{name}`" not in text] == []
+    for function in plan_pointwise.make_plan, plan_rows.make_plan, pointwise.evaluate:
+        arguments = ", ".join(inspect.signature(function).parameters)
+        assert f"`{function.__name__}({arguments})`" in text
+
+
+def test_methods_of_a_library() -> None:
+    """The guide has those without which there is no library of arrays, with their signatures."""
+    (block,) = code(section("a library of arrays"))
+    own = signatures(Path(inspect.getfile(ArrayLibrary)).read_text(encoding="utf-8"))
+    shown = signatures(block)["NameLibrary"]
+    assert ArrayLibrary.__abstractmethods__ <= {*shown}
+    assert shown.items() <= own["ArrayLibrary"].items()
+
+
+def signatures(text: str) -> dict[str, dict[str, str]]:
+    """The methods of each class of a source text, each with its arguments and what it returns."""
+    return {
+        made.name: {
+            part.name: f"{ast.unparse(part.args)} -> {part.returns and ast.unparse(part.returns)}"
+            for part in made.body
+            if isinstance(part, ast.FunctionDef)
+        }
+        for made in ast.parse(text).body
+        if isinstance(made, ast.ClassDef)
+    }
