@@ -31,12 +31,12 @@ errors are those that `help(cupy_losses.regression)` describes. Each is differen
 all operands that are floating, and by `weight` where the mean does not divide by it. `check_values`
 checks the ranges of the operands; other values give what the formula gives.
 
-Losses of rows make one number of all elements along an axis. They take `reduction`, `scale`, a mask
-`where` and a weight `sample_weight` of rows, and `axis` by keyword; shapes, dtypes and errors are
-those that `help(cupy_losses.multiclass)` and `help(cupy_losses.embedding)` describe. With sample
-weights a mean divides by the sum of these, each times that of the class where it divides by the
-weights of classes. Each is differentiated, twice, by the operands named. An index is that of a
-class, of any integer dtype; `check_values` names one that is out of range.
+Losses over rows make one number of all elements along an axis. They take `reduction`, `scale`, a
+mask `where` and a weight `sample_weight` of rows, and `axis` by keyword; shapes, dtypes and errors
+are those that `help(cupy_losses.multiclass)` and `help(cupy_losses.embedding)` describe. Each is
+differentiated, twice, by the operands named. An index is that of a class, of any integer dtype;
+`check_values` names one that is out of range. With sample weights a mean divides by their sum, or,
+where it divides by the weights of classes, by the sum of the products of both.
 """
 COLUMNS = "| loss | formula of {} | operands | gradients | a{} mean divides by the | source |"
 OF_ELEMENTS, OF_ROWS = COLUMNS.format("an element", " weighted"), COLUMNS.format("a row", "")

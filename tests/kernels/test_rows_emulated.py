@@ -393,6 +393,26 @@ def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
             assert team.threads % 32 == 0
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("rows", [1, 100, 100_000])
+@pytest.mark.parametrize("sizes", [(2,), (4,), (4, 4, 4)])
+def test_with_gradients_longer_rows_are_read_twice(sizes: tuple[int, ...], rows: int) -> None:
+    """Longer than docs/how.md says: those that neither a block nor a cluster keeps."""
+    longest = dict.fromkeys((70, 80, 86, 87, 89), 64) | {75: 56, 90: 2048, 100: 2048, 103: 2048}
+    longest |= dict.fromkeys((110, 120, 121), 512)  # KiB
+    assert longest.keys() == driver.SHARED_MEMORY.keys()
+
+    def splits(architecture: int, kib: int, more: int = 0) -> int:
+        columns = (kib << 10) // sum(sizes) // 8 * 8 + more  # whole vectors
+        starts = (columns, 0)
+        memory = RowMemory(rows, columns, sizes[0], sizes, 1, starts, precise=False, hides=True)
+        return row_team.row_team(memory, True, -architecture).splits
+
+    for architecture, kib in longest.items():
+        assert not splits(architecture, 48 if architecture == 75 else kib), architecture
+        assert splits(architecture, kib, 8), architecture
+
+
 def test_rows_of_no_elements() -> None:
     empty = np.zeros((5, 0), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
