@@ -242,3 +242,11 @@ def test_lines_of_breakpoints() -> None:
         "losses/pointwise.cuh": "auto near = half_square_over(d, beta);",
         "kernels/pointwise.cu": "const long long element = Tile::element(tile, p);",
     }
+
+
+def test_files_of_the_emulator() -> None:
+    """The page on the emulator says what each is for."""
+    page = (ROOT / "docs/emulator.md").read_text(encoding="utf-8")
+    files = {path.name for path in (ROOT / "tests/emulator").iterdir() if path.is_file()}
+    shown = {name for name in files if f"`{name}`" in page}
+    assert files - shown == {"__init__.py", "test_emulator.py"}
