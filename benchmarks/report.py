@@ -277,14 +277,16 @@ def accelerated_section(path: Path) -> list[str]:
     if not path.exists():
         return []
     results = json.loads(path.read_text())
+    losses, first = results["last_losses"], (results["torch_s"][0], results["accelerated_s"][0])
     plain, accelerated = min(results["torch_s"]), min(results["accelerated_s"])
-    losses = results["last_losses"]
     return [
         "## A program of torch, accelerated",
         f"`python -m benchmarks.accelerated`: {results['steps']} steps of "
-        f"`examples/{results['example']}`, its start and the compilation of kernels included, "
-        f"{source(results, path).format(prefix='../')}: {plain:.1f} s with torch's loss, "
-        f"{accelerated:.1f} s accelerated. The last loss is {losses['torch']:.4f} and "
+        f"`examples/{results['example']}`, its start included, "
+        f"{source(results, path).format(prefix='../')}. With torch's loss {plain:.1f} s, "
+        f"accelerated {accelerated:.1f} s: the shorter of {len(results['torch_s'])} runs each, in "
+        "turn. Later runs find their kernels in caches on disk; the first ones took "
+        f"{first[0]:.1f} s and {first[1]:.1f} s. The last loss is {losses['torch']:.4f} and "
         f"{losses['accelerated']:.4f}. The report:",
         "\n".join(["```", *results["report"], "```"]),
     ]
@@ -476,7 +478,8 @@ def readme_block(results: dict[str, Any], path: Path, rows: dict[str, Any], rows
     sources = [source(results, path)]
     if rows_path != path:
         sources.append(f"over rows: {source(rows, rows_path)}")
-    parts.append(f"{BOLD} {'; '.join(sources).format(prefix='')}")
+    peers = "`compiled` is `torch.compile` of torch's function, Liger is Liger-Kernel."
+    parts.append(f"{BOLD} {peers} {'; '.join(sources).format(prefix='')}")
     return "\n\n".join([BEGIN, *parts, *readme_steps(path), END])
 
 
