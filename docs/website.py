@@ -35,6 +35,12 @@ OF_ROOT = {
 }
 REFERENCE = "Reference"  # the part of the navigation that the modules are added to
 FUNCTIONS = "api/functions.md"
+# The methods of what public functions return, under the names that the pages give it.
+METHODS = {
+    "acceleration.report": "cupy_losses._acceleration.switch.Acceleration.report",
+    "loss.check": "cupy_losses._api.own.OwnLoss.check",
+    "loss.compile": "cupy_losses._api.own.OwnLoss.compile",
+}
 MANY = 5  # parts of a page
 # Parameters of pictures where the default hides what is particular to the loss.
 SHOWN = {
@@ -162,14 +168,16 @@ def gallery() -> str:
 
 
 def functions() -> str:
-    """The page of the public functions that are no losses."""
-    others = sorted(set(cupy_losses.__all__) - set(names()))
+    """The page of the public functions that are no losses, and of methods of what they return."""
+    shown = {
+        name: f"{getattr(cupy_losses, name).__module__}.{name}"
+        for name in sorted(set(cupy_losses.__all__) - set(names()))
+    }
     lines = ["# Functions of losses", ""]
-    for name in others:
-        function = getattr(cupy_losses, name)
-        lines += [f"::: {function.__module__}.{name}", "    options:"]
+    for name, path in (shown | METHODS).items():
+        lines += [f"::: {path}", "    options:"]
         lines += ["      show_root_heading: true", "      show_root_toc_entry: true"]
-        lines += ["      show_root_full_path: false", ""]
+        lines += [f"      heading: {name}", f"      toc_label: {name}", ""]
     return "\n".join(lines)
 
 

@@ -50,7 +50,9 @@ class Acceleration:
                 CUDA events. That takes memory for one call at a time, and waits for the GPU.
 
         Returns:
-            A report, which prints as a table. Without measured times it has none.
+            A report, which prints as a table. `calls` is how many there were, `ours` how many of
+            them this package computed, `saved` the seconds saved, or None where no time was
+            measured, and `lines` has the lines of the table.
 
         """
         after = counts() if self._after is None else self._after
