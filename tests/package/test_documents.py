@@ -26,6 +26,7 @@ import pytest
 import torch
 
 import cupy_losses
+from cupy_losses._commands import program
 
 from .. import emulator
 from ..emulator import compiler
@@ -256,3 +257,17 @@ def test_files_of_the_emulator() -> None:
     files = {path.name for path in (ROOT / "tests/emulator").iterdir() if path.is_file()}
     shown = {name for name in files if f"`{name}`" in page}
     assert files - shown == {"__init__.py", "test_emulator.py"}
+
+
+def test_commands_have_the_options_that_pages_name() -> None:
+    named = set()
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, rest in re.findall(r"cupy[-_]losses ([a-z]+)\b([^`\n]*)", text):
+            command = program._program.commands.get(name)
+            if command is not None and name != "accelerate":  # it takes those of a program
+                own = {option for parameter in command.params for option in parameter.opts}
+                options = set(re.findall(r"--[\w-]+", rest)) - {"--help"}
+                assert options <= own, (page, name)
+                named |= options
+    assert {"--architecture", "--backend", "--elements", "--peer"} <= named
