@@ -47,6 +47,14 @@ DEVICE T denominator_without_loss(const auto& context) {
   return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
+// The context of a row, which is ignored where there is none.
+DEVICE auto prologue_of(const auto& loss, const auto& row, bool present, const auto& prefetched) {
+  decltype(loss.prologue(row, prefetched)) context;
+  context.status = IGNORED;
+  if (present) context = loss.prologue(row, prefetched);
+  return context;
+}
+
 // The value of a row, its term of the denominator, and what its gradients need. OF_ALL: the loss is
 // computed of rows that are not active, too, and left out: a branch would take longer.
 template <class T, class Finished>

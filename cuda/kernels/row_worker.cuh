@@ -121,10 +121,7 @@ struct RowWorker {
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
   }
   DEVICE auto prologue(const Row& row, bool present, const auto& prefetched) const {
-    decltype(loss.prologue(row, prefetched)) context;
-    context.status = IGNORED;
-    if (present) context = loss.prologue(row, prefetched);
-    return context;
+    return prologue_of(loss, row, present, prefetched);
   }
   DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {
     constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;

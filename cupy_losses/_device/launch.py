@@ -138,12 +138,12 @@ class Launch:
 
 def iteration_space(space: IterationSpace) -> bytes:
     """The fields of the struct Layout of cuda/memory/layout.cuh."""
-    reciprocals = b"".join(_reciprocal(size) for size in space.shape)
+    reciprocals = b"".join(reciprocal(size) for size in space.shape)
     strides = (length for steps in space.strides for length in steps)
     return int64(*space.shape) + reciprocals + int64(*strides)
 
 
-def _reciprocal(divisor: int) -> bytes:
+def reciprocal(divisor: int) -> bytes:
     """What divides numbers below 2^31: a high product and a shift."""
     bits = max(divisor - 1, 1).bit_length()  # of divisors from 2 on
     multiplier = (1 << 31 + bits) // divisor + 1

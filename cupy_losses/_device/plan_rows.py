@@ -12,6 +12,7 @@ from .library import DeviceLibrary
 from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
 from .row_arrays import RowArray
 from .row_function import denominator_function, loss_function
+from .row_gathering_schedule import gathered_rows_schedule, gathers
 from .row_launches import RowLaunches
 from .row_schedule import FAN_IN, NO_RESULTS, Results
 from .row_striding import StridedRows
@@ -44,12 +45,16 @@ class _Planner(RowLaunches):
         """
         problem, request = self._problem, self._problem.request
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
-        streams = self._operands.any_streamed
         # A slot that is new has the number 1.
-        if not (counts and streams and self._operands.rows.number > 1):
+        if not (counts and self._in_one_pass and self._operands.rows.number > 1):
             return False
         repeatable = not (request.vjp or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
+
+    @property
+    def _in_one_pass(self) -> bool:
+        """Whether the kernel that writes gradients has one thread for the value of each row."""
+        return self._operands.any_streamed or gathers(self._operands)
 
     def plan(self) -> Plan:
         found = self._gradients()
@@ -65,7 +70,7 @@ class _Planner(RowLaunches):
             denominator = self._denominator(bool(outputs))
         wanted = [k - self._problem.call.extra for k, _ in found]
         results = Results(self._values_mode(), self._value(), denominator, wanted, outputs)
-        if wanted and results.values != "NO_VALUES" and not self._operands.any_streamed:
+        if wanted and results.values != "NO_VALUES" and not self._in_one_pass:
             results = self._add_values(results)
         self._add_loss(results, bool(summed))
         for k, array, address in summed:
@@ -85,6 +90,10 @@ class _Planner(RowLaunches):
     def _add_loss(self, results: Results, summed: bool) -> None:
         """Add the loss by the kernel for rows that lie so; `summed`: gradients are added up."""
         operands, outputs = self._operands, results.outputs
+        if gathers(operands):
+            schedule = gathered_rows_schedule(operands, outputs)
+            self._add(loss_function(operands), schedule, results)
+            return
         team = row_team(operands.memory, bool(outputs), self._problem.device)
         if tile := None if summed else tile_of(operands, outputs):
             schedule = row_tiles_schedule(operands, tile, outputs)

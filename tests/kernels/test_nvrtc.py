@@ -155,7 +155,14 @@ def planned(shared_memory: int = 227 << 10) -> Iterator[dict[str, int]]:
 
 ROW_KERNELS = tuple(
     f"kernels/{name}.cu"
-    for name in ("rows", "split_rows", "row_tiles", "strided_rows", "multilabel_margin")
+    for name in (
+        "rows",
+        "split_rows",
+        "row_tiles",
+        "gathered_rows",
+        "strided_rows",
+        "multilabel_margin",
+    )
 )
 
 

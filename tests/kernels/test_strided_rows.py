@@ -276,9 +276,7 @@ def test_teams_of_long_rows(dtype: str, threads: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("case", "shape"),
     [
-        levels.case(
-            case, shape, default=case is FAST and shape[1] == 70, id=f"{case}-{shape}"
-        )
+        levels.case(case, shape, default=case is FAST and shape[1] == 70, id=f"{case}-{shape}")
         for case in CASES
         for shape in SHAPES
     ],

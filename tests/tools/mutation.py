@@ -33,7 +33,7 @@ import pytest
 from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
-from .mutation_batteries import multilabel, pointwise, rows, strided, tiles
+from .mutation_batteries import gathered, multilabel, pointwise, rows, strided, tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 # What no call of a pointwise loss reaches, and of that what rows of one kind alone reach.
@@ -41,6 +41,7 @@ ROW_FILES = (
     "kernels/rows.cu",
     "kernels/split_rows.cu",
     "kernels/row_tiles.cu",
+    "kernels/gathered_rows.cu",
     "kernels/strided_rows.cu",
     "kernels/multilabel_margin.cu",
     "kernels/phases.cuh",
@@ -66,6 +67,7 @@ STRIDED_FILES = (
     "kernels/strided_stage.cuh",
 )
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
+GATHERED_FILE = "kernels/gathered_rows.cu"
 FILES = (
     "kernels/pointwise.cu",
     "kernels/tiled.cu",
@@ -576,6 +578,8 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(strided)
     elif mutant.file == MULTILABEL_FILE:
         batteries.append(multilabel)
+    elif mutant.file == GATHERED_FILE:
+        batteries.append(gathered)
     elif mutant.file in ROW_FILES + SHARED_FILES:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

@@ -38,6 +38,7 @@ from cupy_losses._device import (
     plan_multilabel,
     plan_pointwise,
     row_arrays,
+    row_gathering_schedule,
     row_striding,
     row_team,
     row_tiling_schedule,
@@ -269,6 +270,37 @@ def _scale(device: Device) -> None:
 def tiles(device: Device) -> None:
     """Calls that reach every branch of kernels/row_tiles.cu."""
     _row_tiles(device, np.random.default_rng(9))
+
+
+def gathered(device: Device) -> None:
+    """Calls that reach every branch of kernels/gathered_rows.cu."""
+    rng = np.random.default_rng(13)
+
+    def check(rows: int, columns: int, dtype: Any = np.float32, **options: Any) -> None:
+        target = rng.integers(0, columns, rows)
+        target[[0, -2]] = -100
+        hosts = _scores(rng, rows, columns, dtype=dtype), target
+        compare(device, nll_loss, hosts, wanted=(0,), **options)
+        astray = target.copy()
+        astray[[1, -1]] = columns, -1
+        compare(device, nll_loss, (hosts[0], astray), wanted=(0,), **options)
+
+    for rows, columns in (600, 2), (513, 3), (300, 5), (256, 64), (270, 1001):
+        check(rows, columns)
+        check(rows, columns, reduction="sum")
+        check(rows, columns, reduction="none")
+    check(300, 3, BFLOAT16, reduction="sum")
+    check(300, 21, BFLOAT16, reduction="sum")
+    check(300, 5, np.float64)
+    check(300, 5, weight=_weight(rng, 5), ignore_index=3)
+    with _planned(module=row_gathering_schedule, TILE_BYTES=300, SEGMENTS=4):
+        check(100, 17)
+        check(100, 17, reduction="none")
+    x, target = _scores(rng, 300, 12), rng.integers(0, 12, 300)
+    _row_passes(device, nll_loss, (x, target), 1)
+    _anticipation(device, nll_loss, (x, target))
+    with _planned(module=row_gathering_schedule, TILE_BYTES=300):
+        _anticipation(device, nll_loss, (x, target))
 
 
 def strided(device: Device) -> None:

@@ -1,0 +1,131 @@
+// Losses that read one element of each row, that of its class: the loss of each row, its sum or
+// mean, the gradients of the elements, which are one stretch of memory, or loss and gradients
+// together.
+//
+// A thread has a row of a tile: its class, its element and its loss. All other elements have a
+// gradient of 0. So the block writes the gradients of a tile by vectors, into which each row puts
+// its one number. Bytes of device memory a row: its class and the sector of its element; with
+// gradients of s bytes s more for each element.
+//
+// Order of summation: the rows of a thread in a segment, then those of a block, then segments.
+// Tiles follow from the shape and the dtypes alone, and so do segments.
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
+#include "memory/tile_copy.cuh"
+
+// The gradients of a tile, from its first element on. Each row has one number, which is that of the
+// element in its column, or of all its elements; the others are 0.
+enum Columns { ALL_COLUMNS = -1, NO_COLUMN = -2 };
+template <class E>
+struct OneOfEachRow {
+  const E* number;    // of each row
+  const int* column;  // of each row
+  unsigned columns;
+  Reciprocal32 by_columns;
+
+  // WIDTH of them, from an element on, all within the tile.
+  template <int WIDTH>
+  DEVICE Vector<E, WIDTH> from(unsigned element) const {
+    Vector<E, WIDTH> vector;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) vector.at[j] = convert<E>(0.0f);
+    unsigned row = by_columns.quotient(element);
+    // Where the row begins in the vector: most often ahead of it.
+    for (int begin = int(row * columns - element); begin < WIDTH; begin += int(columns), ++row) {
+      const int own = column[row], at = begin + own;
+      if (own >= 0 ? unsigned(at) < WIDTH : own == ALL_COLUMNS) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+          const bool within = unsigned(j - begin) < columns;
+          if (own >= 0 ? j == at : within) vector.at[j] = number[row];
+        }
+      }
+    }
+    return vector;
+  }
+};
+
+// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A tile has
+// `rows` of them, up to THREADS. `by_columns` divides by the columns.
+template <class T, class Loss, class Layout, int THREADS, int RESIDENT, Values VALUES,
+          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(THREADS, RESIDENT)
+    gathered_rows(Loss loss, double scale, Layout layout, int rows, Reciprocal32 by_columns,
+                  long long n, long long columns, long long segments, double divisor,
+                  const double* denominator, const Result* grad_output, double* guess,
+                  Result* value, unsigned* counter, double* partials, P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using Column = typename Row::Column;
+  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+  static_assert(WANTED <= 1 && Loss::READS == 0 && (Loss::SINGLE || !GRADIENTS),
+                "gradients are 0 but for the class");
+
+  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  if (given.is_done) return;
+  if (denominator != nullptr) divisor = *denominator;
+  const Pointers pointers{{pointer}...};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
+
+  const Index all = Index(segments);
+  const auto is_present = [&](Index tile) {
+    return threadIdx.x < rows && tile * rows + threadIdx.x < Index(n);
+  };
+  // Behind the last row it stands for that, and nothing of it is used.
+  const auto row_of = [&](Index tile) {
+    const Index index = min(tile * rows + threadIdx.x, Index(n) - 1);
+    return Row{layout, pointers, layout.rows.locate(index), Column(columns)};
+  };
+  for (Index segment = blockIdx.x; segment < all; segment += gridDim.x) {
+    // The class of a row is read two tiles ahead, its element one tile ahead.
+    auto next_prefetched = loss.prefetch(row_of(segment + all));
+    auto context =
+        prologue_of(loss, row_of(segment), is_present(segment), loss.prefetch(row_of(segment)));
+    Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
+    for (Index tile = segment; tile * rows < Index(n); tile += all) {
+      const auto prefetched_after = loss.prefetch(row_of(tile + 2 * all));
+      const auto next_context =
+          prologue_of(loss, row_of(tile + all), is_present(tile + all), next_prefetched);
+      const auto outcome = outcome_of<GRADIENTS>(loss, row_of(tile), context, Nothing(),
+                                                 VALUES != NO_VALUES, T(given.value), reciprocal);
+      if (is_present(tile)) {
+        take<VALUES, Loss>(outcome, tile * rows + threadIdx.x, value, sum, counted);
+      }
+      if constexpr (GRADIENTS) {
+        using E = typename Row::template Element<Row::INPUTS>;
+        E* const number = states_of_block<E, THREADS>();
+        int* const column = states_of_block<int, THREADS>();
+        const bool active = context.status == ACTIVE;
+        const T own = active ? derivative(loss.gradient_of_target(outcome.done))
+                             : without_loss<T>(context.status);
+        const int none = context.status == IGNORED ? NO_COLUMN : ALL_COLUMNS;
+        number[threadIdx.x] = convert<E>(own);
+        column[threadIdx.x] = active ? int(context.column) : none;
+        __syncthreads();
+        const unsigned here = unsigned(min(Index(rows), Index(n) - tile * rows));
+        const OneOfEachRow<E> gradients{number, column, unsigned(columns), by_columns};
+        E* const to = get<Row::INPUTS>(pointers) + (long long)(tile) * (rows * columns);
+        const Pieces pieces(to, int(here * unsigned(columns) * sizeof(E)));
+        constexpr int WIDTH = 16 / sizeof(E);
+        pieces.template each<THREADS>([&](int at) {
+          const unsigned element = unsigned(at) / sizeof(E);
+          store_vector<WIDTH>(to + element, gradients.template from<WIDTH>(element));
+        });
+        pieces.template each_other<sizeof(E)>([&](int at) {
+          const unsigned element = unsigned(at) / sizeof(E);
+          to[element] = gradients.template from<1>(element).at[0];
+        });
+        __syncthreads();
+      }
+      context = next_context;
+      next_prefetched = prefetched_after;
+    }
+    if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
+  }
+  if constexpr (REDUCED) reduction.finish();
+}

@@ -1,0 +1,197 @@
+"""The kernel for losses that read one element of each row, on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupy_losses import jvp, nll_loss, value_and_grad
+from cupy_losses._api.entrance import prepare_of
+from cupy_losses._core.loss import Request
+from cupy_losses._device import compiler, row_gathering_schedule, sources
+from cupy_losses._libraries.registry import resolve
+
+from .. import emulator
+from ..emulator import Device, EmulatorError, installed
+from ..tables.arrays import DTYPES
+from ..tables.rows import RowCase
+from ..tools import levels
+from .test_rows_emulated import NLL, ROWS, close, exercise, names
+
+CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
+# Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
+# longest row; fewer rows than a tile has.
+SHAPES = [(600, 2), (1000, 3), (300, 21), (270, 64), (270, 1001), (300, 2048), (2, 5)]
+
+
+@pytest.fixture(autouse=True)
+def _emulator() -> None:
+    emulator.require()
+
+
+def gathers(device: Device) -> bool:
+    """Whether the kernel has run."""
+    return any(name.startswith("gathered_rows<") for name in names(device))
+
+
+@pytest.mark.parametrize(("case", "shape"), levels.covering(4, CASES, SHAPES))
+def test_every_case_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        bits = exercise(device, case, operands)
+        assert gathers(device)
+    with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=2) as device:
+        assert exercise(device, case, operands) == bits, "the same bits on any device"
+
+
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float64", "float16"]))
+@pytest.mark.parametrize("columns", levels.first([21, 3, 333, 1024]))
+def test_dtypes(dtype: str, columns: int) -> None:
+    operands = NLL.draw(np.random.default_rng(5), (300, columns), DTYPES[dtype])
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, NLL, operands, dtype=dtype)
+        assert gathers(device)
+
+
+@pytest.mark.parametrize("size", levels.first([300, 70]))
+def test_tiles_of_several_segments(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows, which begin anywhere in a vector, several in each block."""
+    monkeypatch.setattr(row_gathering_schedule, "TILE_BYTES", size)
+    monkeypatch.setattr(row_gathering_schedule, "SEGMENTS", 4)
+    operands = NLL.draw(np.random.default_rng(6), (100, 17), np.float32)
+    with installed(multiprocessors=1, blocks_per_multiprocessor=3, seed=1) as device:
+        exercise(device, NLL, operands)
+        assert any(launch.grid[0] == 4 for launch in device.launches)
+
+
+def test_gradients_that_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fewer rows count than were anticipated: by one block, which has several segments."""
+    monkeypatch.setattr(row_gathering_schedule, "TILE_BYTES", 300)
+    rng = np.random.default_rng(9)
+    x, target = rng.standard_normal((100, 17)).astype(np.float32), rng.integers(0, 17, 100)
+    with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=1) as device:
+        for ignored in ([], [3, 50], [3, 50, 99]):
+            target[ignored] = -100
+            got = value_and_grad(nll_loss)(device.asarray(x), device.asarray(target))
+            expected = value_and_grad(nll_loss)(x, target)
+            for result, wanted in zip(got, expected, strict=True):
+                np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
+        grids = {launch.grid[0] for launch in device.launches if "gathered" in launch.name}
+        assert grids == {1, 25}
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_rows_that_are_ignored_or_out_of_range(reduction: str) -> None:
+    """They have gradients of 0, or NaN; so has a mean with one that is out of range."""
+    rng = np.random.default_rng(7)
+    x, target = rng.standard_normal((300, 5)).astype(np.float32), rng.integers(0, 5, 300)
+    target[[0, 7, 299]] = -100
+    for bad in ([], [1, 8, 258]):
+        target[bad] = [5, -1, 99][: len(bad)]
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = device.asarray(x), device.asarray(target)
+            if reduction == "none":
+                got = [nll_loss(*arrays, reduction="none")]
+                expected = [nll_loss(x, target, reduction="none")]
+            else:
+                got = [*value_and_grad(nll_loss)(*arrays, reduction=reduction)]
+                expected = [*value_and_grad(nll_loss)(x, target, reduction=reduction)]
+            for result, wanted in zip(got, expected, strict=True):
+                np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
+            assert gathers(device)
+        if reduction != "none":
+            assert np.isnan(expected[1]).any() == bool(bad)
+
+
+def test_none_is_left() -> None:
+    """The mean is NaN and its gradients are 0."""
+    x, target = np.ones((40, 3), np.float32), np.full(40, -100)
+    with installed(multiprocessors=3, seed=1) as device:
+        value, gradient = value_and_grad(nll_loss)(device.asarray(x), device.asarray(target))
+        assert np.isnan(value.get())
+        assert not gradient.get().any()
+
+
+def test_derivatives_along_tangents_and_with_grad_output() -> None:
+    rng = np.random.default_rng(8)
+    x, along = rng.standard_normal((2, 300, 7)).astype(np.float32)
+    target, own = rng.integers(0, 7, 300), rng.standard_normal(300).astype(np.float32)
+    target[5] = -100
+    request = Request(value=False, wanted=(0,), vjp=True)
+    call, operands = prepare_of(nll_loss)(x, target, reduction="none")
+    expected = resolve(call, operands)[0].run(call, request, (own, *operands))
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = [device.asarray(a) for a in (own, x, target)]
+        found = resolve(call, arrays[1:])[0].run(call, request, arrays)
+        close(found[0], expected[0], 1e-6)
+        slopes = jvp(nll_loss, (arrays[1], arrays[2]), (device.asarray(along), None))
+        for result, wanted in zip(slopes, jvp(nll_loss, (x, target), (along, None)), strict=True):
+            close(result, wanted, 2e-6)
+        assert gathers(device)
+
+
+@pytest.mark.parametrize("input", ["broadcast", "number", "backwards", "others", "transposed"])
+def test_layouts(input: str) -> None:
+    """The layout of what is read does not matter, unless the gradients lie as it does."""
+    x = np.random.default_rng(13).standard_normal((200, 18)).astype(np.float32)
+    views = {
+        "broadcast": np.broadcast_to(x[:, :1], (200, 9)),
+        "number": np.broadcast_to(x[:1, :1], (200, 9)),
+        "backwards": x[:, 8::-1],
+        "others": x[:, ::2],
+        "transposed": np.asfortranarray(x[:, :9]),
+    }
+    target = np.arange(200) % 9
+    expected = value_and_grad(nll_loss)(np.ascontiguousarray(views[input]), target)
+    with installed(multiprocessors=3, seed=1) as device:
+        got = value_and_grad(nll_loss)(device.asarray(views[input]), device.asarray(target))
+        assert gathers(device) == (input != "transposed")
+        for result, wanted in zip(got, expected, strict=True):
+            np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (3, 2049), (4, 3, 6)])
+def test_rows_of_other_kernels(shape: tuple[int, ...]) -> None:
+    """Of one element, too long, or with elements that lie apart."""
+    operands = NLL.draw(np.random.default_rng(14), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, NLL, operands)
+        assert not gathers(device)
+
+
+def check_rows_beyond_32_bits() -> None:
+    """The block of more than 2^32 elements that has the last rows."""
+    rows, columns = (21 << 20) + 3, 197
+    last = np.array([rows - 1, rows - 2])
+    per_tile = row_gathering_schedule.THREADS
+    tile = (rows - 1) // per_tile
+
+    def choose(name: str, blocks: int) -> list[int]:
+        return [tile % row_gathering_schedule.SEGMENTS % blocks]
+
+    with installed(seed=1, choose=choose, multiprocessors=8192) as device:
+        input, target = device.sparse((rows, columns), np.float16), np.zeros(rows, np.int64)
+        x = np.random.default_rng(19).standard_normal((2, columns)).astype(np.float16)
+        input.host_view[last], target[last] = x, (1, columns - 1)
+        classes = device.asarray(target)
+        each = nll_loss(input, classes, reduction="none")
+        gradient = value_and_grad(nll_loss)(input, classes, reduction="sum")[1]
+        expected = value_and_grad(nll_loss)(x, target[last], reduction="sum")[1]
+        assert gathers(device)
+        np.testing.assert_array_equal(each.host_view[last], -x[[0, 1], target[last]])
+        np.testing.assert_array_equal(gradient.host_view[last], expected)
+
+
+@pytest.mark.exhaustive
+def test_more_than_2_to_the_32_elements() -> None:
+    check_rows_beyond_32_bits()
+
+
+@pytest.mark.exhaustive
+def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, right = sources.source("kernels/gathered_rows.cu"), "(long long)(tile) * (rows * columns)"
+    assert text.count(right) == 1
+    wrong = "int(tile * rows) * int(columns)"
+    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    with pytest.raises((AssertionError, EmulatorError)):
+        check_rows_beyond_32_bits()
