@@ -5,7 +5,7 @@
 // copies a tile of whole rows to shared memory, while it works on the tile before. THREADS_PER_ROW
 // threads work on a row there. Gradients take the place of the elements that they belong to, and go
 // back as one stretch. Bytes of device memory an element, with operands and gradients of s bytes:
-// the loss of one operand s, with its gradient 2s; the gradient of a loss that reads no elements s.
+// the loss of one operand s, with its gradient 2s.
 //
 // Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
 // the loss, by its place in a batch; then parts of its elements, where there are several, are added
@@ -296,13 +296,9 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Index n;
   const int columns;
 
-  // Whether array S has a tile in shared memory, and whether it is copied there. Elements that the
-  // loss does not read are not: their tile is for their gradients.
+  // Whether array S has a tile in shared memory.
   template <int S>
   static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::NUMBERS) >> S & 1u);
-  template <int S>
-  static constexpr bool IS_COPIED =
-      bool(Team::NUMBERS >> S & 1u) || (IS_STAGED<S> && Row::template is_read<S>());
   // The elements of a row in array S.
   template <int S>
   DEVICE int count() const {
@@ -319,25 +315,21 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     (load_array<K>(copies, turn, tile, stage), ...);
     copies.commit(turn);
   }
-  // The pointers, to shared memory where a tile is there, or where it is COPIED there.
-  template <bool COPIED = false>
+  // The pointers, to shared memory where a tile is there.
   DEVICE Pointers staged(Index tile, unsigned char* stage) const {
     Pointers staged = pointers;
-    (stage_pointer<K, COPIED>(staged, tile, stage), ...);
+    (stage_pointer<K>(staged, tile, stage), ...);
     return staged;
   }
   // Row `own` of a tile.
-  template <bool COPIED = false>
   DEVICE Row row_at(Index tile, int own, const Pointers& staged) const {
     Row row{layout, staged, layout.rows.locate(tile * places.rows + own), columns};
-    ((is_at<K, COPIED> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
+    ((IS_STAGED<K> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
     return row;
   }
 
   // The context of a row. Hides the element of its class.
-  DEVICE auto prologue(Index tile, int own, unsigned char* stage) const {
-    const Pointers copied = staged<true>(tile, stage);
-    const Row row = row_at<true>(tile, own, copied);
+  DEVICE auto prologue(const Row& row) const {
     const auto context = loss.prologue(row, loss.prefetch(row));
     if constexpr (Loss::HIDES) {
       if (context.status == ACTIVE) set<FIRST>(row, context.column, T(-INFINITY));
@@ -417,16 +409,14 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S>
   DEVICE void load_array(const Copies& copies, unsigned turn, Index tile,
                          unsigned char* stage) const {
-    if constexpr (IS_COPIED<S>) {
+    if constexpr (IS_STAGED<S>) {
       copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
                   rows_of(tile) * count<S>());
     }
   }
-  template <int S, bool COPIED>
-  static constexpr bool is_at = COPIED ? IS_COPIED<S> : IS_STAGED<S>;
-  template <int S, bool COPIED>
+  template <int S>
   DEVICE void stage_pointer(Pointers& staged, Index tile, unsigned char* stage) const {
-    if constexpr (is_at<S, COPIED>) {
+    if constexpr (IS_STAGED<S>) {
       // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
       const int behind = misalignment(get<S>(pointers));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
@@ -438,9 +428,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (COUNT == 1) {
       State state = State::empty();
       elements.part = part;
-      if constexpr (Loss::READS != 0) {
-        if (context.status == ACTIVE) add(state, elements, context);
-      }
+      if (context.status == ACTIVE) add(state, elements, context);
       return rescale_to(state, SameMaximum());
     } else {
       const Accumulated half = accumulate<COUNT / 2>(elements, context, part);
@@ -525,7 +513,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll 1
       for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
         const auto row = work.row_at(tile, own, staged);
-        const auto context = work.prologue(tile, own, stage);
+        const auto context = work.prologue(row);
         auto elements = work.elements_of(row, context.status == ACTIVE);
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
@@ -542,14 +530,14 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       // One thread does the prologue and the epilogue of a row, THREADS_PER_ROW threads do the
       // rest.
-      using Context = decltype(work.prologue(0, 0, stage));
+      using Context = decltype(work.prologue(work.row_at(tile, 0, staged)));
       using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;
       Context* const contexts = states_of_block<Context, Team::MOST_ROWS, 0>();
       State* const states = states_of_block<State, Team::MOST_ROWS, 1>();
       Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1, 2>();
       const int mine = threadIdx.x;
-      if (mine < rows) contexts[mine] = work.prologue(tile, mine, stage);
+      if (mine < rows) contexts[mine] = work.prologue(work.row_at(tile, mine, staged));
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;
       __syncthreads();
 #pragma unroll 1

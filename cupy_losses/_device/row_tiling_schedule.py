@@ -29,10 +29,6 @@ def tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> RowTile | Non
             elements[k] = item_size(array.dtype)
         elif rows.lies(array, rows.one_each):
             numbers[k] = item_size(array.dtype)
-    if outputs and not elements:  # their places are for the gradients alone
-        if not rows.lies(main, rows.dense):
-            return None
-        elements[operands.problem.leading] = item_size(outputs[0].dtype)
     # Of integers vectors of two, and no pairs of half precision.
     size = item_size(main.dtype if main.dtype in FLOATING else "float64")
     return row_tile(
