@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .._core.extras import imported
 from . import functions
 
 Array = Any
@@ -23,7 +24,7 @@ Result = TypeVar("Result")
 
 def _is_read() -> bool:
     global is_read, _is_guarded
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         return False
     if torch.compiler.is_dynamo_compiling():
@@ -75,7 +76,7 @@ def proxy_among(args: Any, kwargs: Any) -> Any:
 
     No library takes it: a call asks when it has failed.
     """
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         return None
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.fx.Proxy)), None)
@@ -86,7 +87,7 @@ def has_open_numbers(args: Any, kwargs: Any) -> bool:
 
     No check takes it: a call asks when it has failed.
     """
-    torch = sys.modules.get("torch")
+    torch = imported("torch")
     if torch is None:
         return False
     kinds = torch.SymFloat, torch.SymInt, torch.SymBool

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from .._core.dtypes import DTYPES, item_size, numpy_dtype
+from .._core.extras import imported
 from .._core.loss import FORWARD, Call
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
@@ -35,7 +35,7 @@ class CupyLibrary(ArrayLibrary):
     @classmethod
     def types(cls) -> tuple[type, ...]:
         """The one class of arrays, of a CuPy that is imported."""
-        cupy = sys.modules.get("cupy")
+        cupy = imported("cupy")
         return () if cupy is None else (cupy.ndarray,)
 
     @classmethod

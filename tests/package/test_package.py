@@ -48,6 +48,36 @@ def test_what_needs_torch_says_what_to_install(use: str, user: str) -> None:
     assert result.stderr.splitlines()[-1] == message
 
 
+WHILE_IT_IS_IMPORTED = """
+import threading, numpy, cupy_losses
+from cupy_losses._libraries import cupy  # as after the first array on a device
+
+class Own(numpy.ndarray):
+    __module__ = "elsewhere"
+
+def losses():
+    print(cupy_losses.mse_loss(numpy.ones(3).view(Own), numpy.zeros(3)))
+    try:
+        cupy_losses.mse_loss(numpy.ones(3), None)
+    except TypeError as error:
+        print(str(error).partition(",")[0])
+
+thread = threading.Thread(target=losses)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_calls_while_another_thread_imports(name: str, tmp_path: Path) -> None:
+    """What of a package is not there yet is not asked for, on its way through `sys.modules`."""
+    (tmp_path / f"{name}.py").write_text(WHILE_IT_IS_IMPORTED)
+    code = f"import sys, cupy_losses; sys.path.insert(0, {str(tmp_path)!r}); import {name}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    message = "target must be a NumPy"
+    assert result.stdout.splitlines() == ["1.0", message], result.stderr
+
+
 def test_sources_are_found_and_hold_no_python() -> None:
     folder = sources.source_folder()
     files = {str(file.relative_to(folder)) for file in folder.rglob("*.cu*")}
