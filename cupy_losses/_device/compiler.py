@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,12 +91,20 @@ def kernels(wanted: Sequence[Specialisation]) -> list[Kernel]:
     with _one_at_a_time:
         missing = [one for one in dict.fromkeys(wanted) if one not in _kernels]
         if len(missing) > 1 and missing[0].device >= 0:
-            # NVRTC lets go of Python's lock while it compiles.
-            with ThreadPoolExecutor(len(missing)) as threads:
-                _kernels.update(zip(missing, threads.map(_compiled, missing), strict=True))
+            _kernels.update(zip(missing, _compiled_side_by_side(missing), strict=True))
         else:
             _kernels.update((one, _compiled(one)) for one in missing)
         return [_kernels[one] for one in wanted]
+
+
+def _compiled_side_by_side(wanted: Sequence[Specialisation]) -> list[Kernel]:
+    """Compile several kernels at once: NVRTC lets go of Python's lock while it compiles."""
+    with ThreadPoolExecutor(len(wanted)) as threads:
+        try:
+            kernels: Iterable[Kernel] = threads.map(_compiled, wanted)
+        except RuntimeError:  # no thread can be started, as when the interpreter ends
+            kernels = map(_compiled, wanted)
+        return list(kernels)
 
 
 def _compiled(wanted: Specialisation) -> Kernel:

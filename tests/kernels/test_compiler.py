@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,6 +83,17 @@ def test_side_by_side(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> N
     assert pools == [2]
     assert threading.current_thread() not in threads[1:]
     assert len(threads) == 3
+
+
+def test_one_by_one_when_the_interpreter_ends(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what `atexit` runs, no more threads are started."""
+    monkeypatch.setattr(thread, "_shutdown", True)
+    with pytest.raises(RuntimeError, match="after interpreter shutdown"):
+        ThreadPoolExecutor(1).submit(print)
+    assert len(compiler.kernels(wanted("a", "b"))) == 2
+    assert compiled == ["a", "b"]
 
 
 def test_what_fails_is_tried_again(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
