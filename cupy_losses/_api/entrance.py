@@ -252,7 +252,7 @@ def without_partials(loss: Callable[..., Any]) -> tuple[Callable[..., Any], dict
 def namesake(loss: Callable[..., Any]) -> str:
     """What to pass in place of a function of the same name, for errors; "" if there is nothing."""
     name = getattr(loss, "__name__", "")
-    of_package = [public for public in functions.functions if public.startswith("cupy_losses.")]
+    of_package = [public for public in functions.names() if public.startswith("cupy_losses.")]
     is_public = any(public.endswith(f".{name}") for public in of_package)
     return f": pass cupy_losses.{name}" if is_public else ""
 

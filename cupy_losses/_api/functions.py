@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,15 +16,25 @@ Array = Any
 # Losses of a user, which may be defined again and again, are not kept by their names.
 functions: WeakValueDictionary[str, Callable[..., Array]] = WeakValueDictionary()
 _numbers = itertools.count()
+# Held while a name is found and taken, and while all are read. A thread that holds it may enter
+# again: the garbage collector may call anything.
+_lock = threading.RLock()
 
 
 def register(function: Callable[..., Array]) -> str:
     """A name for a function, unlike all others."""
     name = f"{function.__module__}.{function.__qualname__}"
-    if name in functions:
-        name += f" {next(_numbers)}"
-    functions[name] = function
+    with _lock:
+        if name in functions:
+            name += f" {next(_numbers)}"
+        functions[name] = function
     return name
+
+
+def names() -> list[str]:
+    """All names."""
+    with _lock:
+        return list(functions)
 
 
 def call(name: str, /, *args: Any, **kwargs: Any) -> Array:
@@ -50,4 +61,5 @@ def call_with_numbers(name: str, args: Any, kwargs: Any) -> Array:
 
 def is_registered(function: Callable[..., Array]) -> bool:
     """Whether a function has a name."""
-    return any(known is function for known in functions.values())
+    with _lock:
+        return any(known is function for known in functions.values())

@@ -7,6 +7,7 @@ import hashlib
 import math
 import operator
 import re
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ def weight_refusal(name: str) -> str:
 
 _LOSSES: dict[str, Loss] = {}
 _OF_USERS: WeakValueDictionary[str, Loss] = WeakValueDictionary()  # by key
+_making_known = threading.RLock()
 
 
 def loss_of_key(key: str) -> Loss:
@@ -131,7 +133,8 @@ class Loss(ABC):
 
     def _make_known(self) -> None:
         """Find the loss by its key, as long as it or an equal one is there."""
-        known = _OF_USERS.setdefault(self.key, self)
+        with _making_known:
+            known = _OF_USERS.setdefault(self.key, self)
         if known is not self:
             object.__setattr__(self, "_known", known)  # which keeps it
 

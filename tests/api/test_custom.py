@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -14,6 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -235,7 +237,73 @@ def test_a_loss_is_known_while_an_equal_one_is_there() -> None:
         losses.loss_of_key(key)
 
 
+class _Meeting(dict[Any, Any]):
+    """What a table has: two threads that look something up both miss what the other one adds."""
+
+    def __init__(self, contents: Any) -> None:
+        super().__init__(contents)
+        self._barrier = threading.Barrier(2)
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return super().__getitem__(key)
+        finally:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self._barrier.wait(timeout=0.2)
+
+
+def _defined_twice(name: str) -> list[Any]:
+    """Two equal losses, defined by two threads at once."""
+    with ThreadPoolExecutor(2) as threads:
+        begun = [threads.submit(pointwise_loss, name, lambda input: input * 3.5) for _ in range(2)]
+        return [each.result() for each in begun]
+
+
+def test_threads_that_define_equal_losses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are known by their key, while either of them is there."""
+    table: Any = losses._OF_USERS
+    monkeypatch.setattr(table, "data", _Meeting(table.data))
+    both = _defined_twice("known_at_once")
+    key = both[0]._loss.key
+    both = [each for each in both if each._loss is not losses.loss_of_key(key)]
+    gc.collect()
+    assert len(both) == 1
+    assert losses.loss_of_key(key) == both[0]._loss
+
+
+def test_threads_that_name_losses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs call each by a name of its own."""
+    table: Any = functions.functions
+    monkeypatch.setattr(table, "data", _Meeting(table.data))
+    assert all(functions.is_registered(each._function) for each in _defined_twice("named_at_once"))
+
+
+def test_a_thread_defines_a_loss_while_another_one_reads_all_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[threading.Thread] = []
+
+    class Read(dict[Any, Any]):
+        def items(self) -> Any:
+            for item in super().items():
+                if not begun:
+                    thread = threading.Thread(
+                        target=functions.register, args=(lambda: None,), daemon=True
+                    )
+                    begun.append(thread)
+                    thread.start()
+                    thread.join(timeout=0.2)
+                yield item
+
+    table: Any = functions.functions
+    monkeypatch.setattr(table, "data", Read(table.data))
+    with pytest.raises(TypeError, match="must be a loss function of cupy_losses"):
+        prepare_of(print)
+    begun[0].join()
+
+
 OF_EVERY_PROCESS = """
+import contextlib
 import functools
 import numpy as np
 from cupy_losses import pointwise_loss
