@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import pickle
 import sys
 import uuid
@@ -26,16 +25,13 @@ import numpy as np
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), range, np.dtype)
 _NOT_OF_A_CLASS = {"__dict__", "__weakref__", "__doc__", "__annotations__", "__firstlineno__"}
 
-_PROCESS = uuid.uuid4().hex
-_numbers = itertools.count()
-
 
 def fingerprint(function: Any) -> str:
     """A text that two functions share only if they compute the same.
 
-    It has no address, and no order of a set, so that it is the same in every process. It has a
-    number of this process in place of a value that can be neither looked into nor pickled: then
-    it is a new one each time.
+    It has no address, and no order of a set, so that it is the same in every process. In place of a
+    value that can be neither looked into nor pickled it has a random number: then it is a new one
+    each time, also in processes that were forked from one.
     """
     try:
         return _text(function, ())
@@ -44,7 +40,7 @@ def fingerprint(function: Any) -> str:
 
 
 def _unknown() -> str:
-    return f"object {next(_numbers)} of process {_PROCESS}"
+    return f"object {uuid.uuid4().hex}"
 
 
 def _text(x: Any, within: tuple[Any, ...]) -> str:

@@ -419,6 +419,33 @@ def test_formulas_in_numpy_with_what_nothing_can_look_into() -> None:
     assert float(early()(np.ones(3))) == 2.0
 
 
+IN_FORKED_PROCESSES = """
+import os, threading
+import numpy as np
+from cupy_losses import pointwise_loss
+from cupy_losses._api.entrance import prepare_of
+
+lock = threading.Lock()
+for _ in range(2):
+    if not os.fork():
+        loss = pointwise_loss("mine", "input", operands=["input"],
+                              numpy=lambda input: input if lock else 2 * input)
+        call, _ = prepare_of(loss)(np.ones(2))
+        os.write(1, f"{call.loss.key}\\n".encode())
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_formulas_of_forked_processes_with_what_nothing_can_look_into() -> None:
+    """Processes that were forked from one share all numbers that it had counted."""
+    keys = subprocess.run(
+        [sys.executable, "-c", IN_FORKED_PROCESSES], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(keys) == len(set(keys)) == 2
+
+
 def test_macros_are_reserved() -> None:
     """Those of the kernels and of NVRTC."""
     found = {"NULL", "NAN", "INFINITY"}
