@@ -303,7 +303,6 @@ def test_a_thread_defines_a_loss_while_another_one_reads_all_names(
 
 
 OF_EVERY_PROCESS = """
-import contextlib
 import functools
 import numpy as np
 from cupy_losses import pointwise_loss
