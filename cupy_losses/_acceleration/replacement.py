@@ -400,13 +400,17 @@ _switching = threading.Lock()
 
 
 def switch_on() -> None:
-    """Replace the functions, unless they are already."""
+    """Replace the functions, unless they are already: all, or none if that is interrupted."""
     global _depth
     with _switching:
+        if _depth == 0:
+            try:
+                for function in FUNCTIONS:
+                    function.replace()
+            except BaseException:
+                _restore_all()
+                raise
         _depth += 1
-        if _depth == 1:
-            for function in FUNCTIONS:
-                function.replace()
 
 
 def switch_off() -> None:
@@ -415,5 +419,15 @@ def switch_off() -> None:
     with _switching:
         _depth -= 1
         if _depth == 0:
-            for function in FUNCTIONS:
-                function.restore()
+            _restore_all()
+
+
+def _restore_all() -> None:
+    """Restore the functions, all of them even if that is interrupted."""
+    try:
+        for function in FUNCTIONS:
+            function.restore()
+    except BaseException:
+        for function in FUNCTIONS:
+            function.restore()
+        raise

@@ -28,8 +28,10 @@ class Acceleration:
         """Give torch its functions back, unless another acceleration is on; once is enough."""
         with self._closing:
             if self._after is None:
-                self._replacement.switch_off()
-                self._after = counts()
+                try:
+                    self._replacement.switch_off()
+                finally:
+                    self._after = counts()
 
     def __enter__(self) -> Acceleration:
         if self._after is not None:

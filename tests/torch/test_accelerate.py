@@ -198,6 +198,32 @@ def test_an_error_inside_the_block() -> None:
     assert_off()
 
 
+@pytest.mark.parametrize("step", ["replace", "restore"])
+def test_an_interrupt_while_functions_are_switched(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch has all its functions back, and the next acceleration is like any other."""
+    own = getattr(Replaced, step)
+
+    def interrupted(function: Replaced) -> None:
+        own(function)
+        if function is FUNCTIONS[3]:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Replaced, step, interrupted)
+    accelerations = []
+    with pytest.raises(KeyboardInterrupt):
+        accelerations.append(cupy_losses.accelerate())
+        accelerations[0].close()
+    assert_off()
+    for acceleration in accelerations:
+        acceleration.close()  # once is enough
+    with cupy_losses.accelerate():
+        assert all(BEFORE[name].__code__ is not CODES[name] for name in NAMES)
+    assert_off()
+
+
 @pytest.mark.usefixtures("on_gpu")
 def test_threads() -> None:
     """One leaves while others are inside; every call is counted, and computed by this package."""
