@@ -211,11 +211,15 @@ def test_an_interrupt_while_functions_are_switched(
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Replaced, step, interrupted)
     accelerations = []
-    with pytest.raises(KeyboardInterrupt):
+
+    def switch_on_and_off() -> None:
         accelerations.append(cupy_losses.accelerate())
         accelerations[0].close()
+
+    monkeypatch.setattr(Replaced, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        switch_on_and_off()
     assert_off()
     for acceleration in accelerations:
         acceleration.close()  # once is enough
