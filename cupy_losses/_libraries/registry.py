@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 
@@ -116,6 +117,7 @@ class ArrayLibrary(ABC):
 Sample = tuple[tuple[int, ...], Sequence[Array]]
 
 _classes: list[type[ArrayLibrary]] = []
+_MOST = 256  # types that are known at once: a program may define them in a function
 # From the type of an array to what gives its library, filled as types are met.
 _library_of: dict[type, Callable[[Array], ArrayLibrary]] = {}
 # From the type of an object to the libraries that may take it, filled as types are met.
@@ -162,7 +164,7 @@ def find(array: Array) -> type[ArrayLibrary] | None:
     kind = type(array)
     candidates = _candidates.get(kind)
     if candidates is None:
-        candidates = _candidates[kind] = _candidates_of(kind)
+        candidates = keep(_candidates, kind, _candidates_of(kind), _MOST)
     for library in candidates:
         if library.owns(array):
             return library
@@ -241,7 +243,7 @@ def _meet(name: str, array: Array, first: Array) -> ArrayLibrary:
     if library.adopt(array) is array:
         known = found.by_type(kind)
         if known is not None:
-            _library_of[kind] = known
+            keep(_library_of, kind, known, _MOST)
     return library
 
 
@@ -392,7 +394,10 @@ def _returning(library: ArrayLibrary, array: Array) -> ArrayLibrary:
     if from_dlpack is None:
         return library
     key = library, from_dlpack
-    return _returning_to.setdefault(key, _Returning(library, from_dlpack))
+    known = _returning_to.get(key)
+    if known is None:
+        known = keep(_returning_to, key, _Returning(library, from_dlpack), _MOST)
+    return known
 
 
 _returning_to: dict[Any, _Returning] = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -459,6 +461,35 @@ def test_a_library_that_is_not_there_finds_no_gpu(
     for module in (name, f"{name}.cuda"):
         monkeypatch.setitem(sys.modules, module, None)
     assert not foreign.finds_gpu.__wrapped__(name)
+
+
+def test_types_that_are_gone_are_not_kept() -> None:
+    """Such as those that are defined in each call of a function; tables have bounds."""
+    gone: list[weakref.ref[type]] = []
+
+    def met() -> None:
+        class View(np.ndarray[Any, Any]): ...
+
+        class Tensor(torch.Tensor): ...
+
+        class Returned(Shared):
+            def __array_namespace__(self) -> Any:
+                return SimpleNamespace(from_dlpack=lambda array: Returned(np.from_dlpack(array)))
+
+        class Stranger: ...
+
+        target: Any = Stranger()
+        assert mse_loss(X.view(View), Y) == mse_loss(X, Y)
+        assert mse_loss(torch.tensor(X).as_subclass(Tensor), torch.tensor(Y)) == mse_loss(X, Y)
+        assert mse_loss(cast("Any", Returned(X)), Y).values == mse_loss(X, Y)
+        with pytest.raises(TypeError, match="got Stranger"):
+            mse_loss(X, target)
+        gone.extend(map(weakref.ref, (View, Tensor, Returned, Stranger)))
+
+    for _ in range(registry._MOST + 1):
+        met()
+    gc.collect()
+    assert [kind() for kind in gone[:4]] == [None] * 4
 
 
 def test_threads_that_come_first_get_one_instance(monkeypatch: pytest.MonkeyPatch) -> None:
