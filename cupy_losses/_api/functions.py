@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from .._core.locks import table_lock
+
 Array = Any
 
 # Losses of a user, which may be defined again and again, are not kept by their names.
 functions: WeakValueDictionary[str, Callable[..., Array]] = WeakValueDictionary()
 _numbers = itertools.count()
-# Held while a name is found and taken, and while all are read. A thread that holds it may enter
-# again: the garbage collector may call anything.
-_lock = threading.RLock()
+_lock = table_lock()  # held while a name is found and taken, and while all are read
 
 
 def register(function: Callable[..., Array]) -> str:

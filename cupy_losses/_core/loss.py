@@ -7,7 +7,6 @@ import hashlib
 import math
 import operator
 import re
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, get_args
 from weakref import WeakValueDictionary
 
 from .dtypes import in_float32
+from .locks import table_lock
 from .outputs import COUNT, PAIR, Output
 from .reduction import Denominator
 from .shapes import ArraySpec, Shape
@@ -35,7 +35,7 @@ def weight_refusal(name: str) -> str:
 
 _LOSSES: dict[str, Loss] = {}
 _OF_USERS: WeakValueDictionary[str, Loss] = WeakValueDictionary()  # by key
-_making_known = threading.RLock()
+_making_known = table_lock()
 
 
 def loss_of_key(key: str) -> Loss:
