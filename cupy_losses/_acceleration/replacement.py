@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import linecache
 import textwrap
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +28,7 @@ from .._api import compiled, functions
 from .._api.entrance import evaluate, is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
+from .._core.locks import table_lock
 from .._torch.dynamo import unread
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
@@ -396,7 +396,7 @@ def _functions() -> list[Replaced]:
 
 FUNCTIONS = _functions()
 _depth = 0
-_switching = threading.Lock()
+_switching = table_lock()
 
 
 def switch_on() -> None:

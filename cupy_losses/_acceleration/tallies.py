@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import Any, NamedTuple
+
+from .._core.locks import table_lock
 
 
 class Kind(NamedTuple):
@@ -79,7 +80,7 @@ class Tally:
         return self.count() + 1 - self._reads
 
 
-_lock = threading.Lock()
+_lock = table_lock()
 _tallies: dict[Kind, Tally] = {}
 
 
