@@ -53,6 +53,10 @@ class ReplayOfRows:
                     if n in exponentials:
                         slope = times(exponentials[n].parts(), slope)
                     gradient = plus(gradient, times(slope_by(n), slope))
+                # Times a slope of 1 it may be an operand, or what other gradients are made of.
+                kept = [*x, *map(slope_by, range(len(sums)))]
+                if isinstance(gradient, np.ndarray) and any(gradient is own for own in kept):
+                    gradient = np.array(gradient)
                 return gradient
 
             return gradient

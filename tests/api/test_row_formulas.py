@@ -200,6 +200,25 @@ def test_with_all_arguments(library: Library) -> None:
     assert loss(x, y, axis=1, reduction="none").shape == (4, 3)
 
 
+@pytest.mark.parametrize("length", [1, 3, 100])
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "scale": 0.5}])
+def test_gradients_share_nothing(library: Library, length: int, options: dict[str, Any]) -> None:
+    """Neither with an operand, which is the derivative by another one, nor with each other."""
+    rng = np.random.default_rng(1)
+    hosts = rng.normal(0, 1, (2, 4, length))
+    part = options.get("scale", 1 / 4)
+    x, y = map(library.array, hosts.copy())
+    by_x, by_y = grad(row_loss("product", lambda x, y: np.sum(x * y)), (0, 1))(x, y, **options)
+    np.testing.assert_array_equal(library.host(x), hosts[0])
+    np.testing.assert_array_equal(library.host(y), hosts[1])
+    np.testing.assert_allclose(library.host(by_x), hosts[1] * part, rtol=1e-15)
+    np.testing.assert_allclose(library.host(by_y), hosts[0] * part, rtol=1e-15)
+    both = row_loss("both", lambda x, y: np.sum(x + y) ** 2)
+    slope = 2 * part * np.broadcast_to(hosts.sum((0, 2))[:, None], (4, length))
+    for gradient in grad(both, (0, 1))(x, y, **options):
+        np.testing.assert_allclose(library.host(gradient), slope, rtol=1e-13)
+
+
 def test_an_infinite_derivative_reaches_what_depends_on_it_alone(library: Library) -> None:
     """That of the root of the sum of x is no NaN for y, whose sum has a slope of 1."""
     loss = row_loss("root", lambda x, y: np.sqrt(np.sum(x)) + np.sum(y))
