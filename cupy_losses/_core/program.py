@@ -61,6 +61,7 @@ CONDITIONS = LOGICAL | {function for function, (_, bound) in _OPERATORS.items() 
 CALLED = frozenset(_CALLS)
 _COMPARING = (CONDITIONS - LOGICAL) | {np.maximum, np.minimum}
 _SWITCHING = _COMPARING | {np.absolute, np.sign}
+_BESIDE_DATA = _COMPARING | {np.where}  # what compares constants with data, or puts them in place
 FUNCTIONS = CALLED | {*_OPERATORS, *_PREFIXES, np.where}
 
 _KEYWORDS = """
@@ -147,16 +148,17 @@ class Program:
 
     @functools.cached_property
     def compared_in_float32(self) -> Program:
-        """The same, but that what is compared with a constant is compared with that in float32.
+        """The same, but that constants which are compared, or chosen, are those in float32.
 
-        Data of float32 would never be equal to 0.1 in float64.
+        Data of float32 would never be equal to 0.1 in float64, nor would that be to 0.1 in float32
+        where it stands for data.
         """
         kept: list[str | float | Step] = []
         places: list[int] = []
         for value in self.values:
             if isinstance(value, Step):
                 arguments = [places[k] for k in value.arguments]
-                if value.function in _COMPARING:
+                if value.function in _BESIDE_DATA:
                     for n, k in enumerate(value.arguments):
                         constant = self.values[k]
                         if isinstance(constant, float):

@@ -71,7 +71,7 @@ class RowProgram:
 
     @functools.cached_property
     def compared_in_float32(self) -> RowProgram:
-        """The same, but that what is compared with a constant is compared with that in float32."""
+        """The same, but that constants which are compared, or chosen, are those in float32."""
         terms = tuple(term.compared_in_float32 for term in self.terms)
         return RowProgram(terms, self.logs, self.loss.compared_in_float32)
 

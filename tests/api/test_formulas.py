@@ -1002,6 +1002,27 @@ def test_what_is_equal_to_a_bound_has_half_of_the_derivative(
     assert not np.signbit(found).any()
 
 
+# Each adds 1 for what is chosen to be a constant, and compared with it again.
+CHOSEN: dict[str, Any] = {
+    "clip": pointwise_loss("chosen", lambda x: 1.0 * (np.clip(x, -0.3, 0.1) >= 0.1)),
+    "where": pointwise_loss("chosen", lambda x: 1.0 * (np.where(x > 0, 0.1, x) == 0.1)),
+    "clip in a row": row_loss("chosen", lambda x: np.sum(-np.clip(x, -0.3, 0.1) == -0.1)),
+    "where of sums": row_loss(
+        "chosen", lambda x: 1.0 * (np.where(np.sum(x) > 0, 0.1, np.sum(x)) == 0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("of", CHOSEN)
+def test_a_constant_that_is_chosen_is_equal_to_itself(
+    library: Library, of: str, dtype: str
+) -> None:
+    """Also where float32 rounds what it is compared with."""
+    x = library.array(np.array([[0.5], [-0.5], [2.0]], dtype))
+    assert library.host(CHOSEN[of](x, reduction="none")).ravel().tolist() == [1, 0, 1]
+
+
 def test_a_copy_of_a_value_is_the_value() -> None:
     loss = pointwise_loss("copied", lambda x, y: copy.copy(x) - copy.deepcopy(y))
     assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source
