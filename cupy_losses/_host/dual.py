@@ -9,7 +9,6 @@ themselves, which gives second derivatives. A slope may also be a float, which a
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -87,7 +86,7 @@ class Dual:
         return Dual(abs(self.value), times(sign_of(self.value), self.slope))
 
     def __pow__(self, exponent: float) -> Number:
-        return _power(operator.pow, self, exponent)
+        return _power(_raised, self, exponent)
 
     def __lt__(self, other: Number) -> Any:
         return plain(self) < plain(other)
@@ -232,6 +231,14 @@ def _quotient(a: Number, b: Number) -> Number:
     return a / b
 
 
+def _raised(a: Number, exponent: Number) -> Number:
+    """The power; that of two numbers is what arrays have, where Python's raises or is complex."""
+    if isinstance(a, float | int) and isinstance(exponent, float | int):
+        with np.errstate(all="ignore"):
+            return float(np.power(float(a), exponent))
+    return a**exponent
+
+
 def sign_of(x: Number) -> Number:
     """-1, 0 or 1; 0 for NaN, as torch differentiates |x|."""
     x = plain(x)
@@ -252,7 +259,7 @@ def _power(function: Callable[..., Any], a: Number, exponent: Number) -> Number:
     if isinstance(exponent, Dual):
         raise TypeError("the exponent of a power must be a constant: write exp(b * log(a))")
     # At an exponent of 0 the other factor may be infinite.
-    slope = np.where(exponent == 0, 0.0, exponent * value_of(a) ** (exponent - 1.0))
+    slope = np.where(exponent == 0, 0.0, exponent * _raised(value_of(a), exponent - 1.0))
     return Dual(function(value_of(a), exponent), times(slope, slope_of(a)))
 
 

@@ -86,7 +86,8 @@ def evaluate(
     read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
     views = [x if x.shape == shape else broadcast(x, shape) for x in read]
-    divisors, schedule, parameters = _ready(loss, call, request, plan, operands, views)
+    with np.errstate(all="ignore"):  # functions of hyper-parameters are computed here
+        divisors, schedule, parameters = _ready(loss, call, request, plan, operands, views)
     value = None if plan.value is None else Value(plan.value)
     gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None

@@ -1002,6 +1002,24 @@ def test_what_is_equal_to_a_bound_has_half_of_the_derivative(
     assert not np.signbit(found).any()
 
 
+OF_PARAMETERS: dict[str, Any] = {
+    "power of 0": lambda x, c=1.0, p=0.25: np.where(c > 0.5, 0.0, x) ** p + x,
+    "power of -1": lambda x, c=1.0, p=0.25: np.where(c > 0.5, -1.0, x) ** p + x,
+    "logarithm": lambda x, c=1.0, p=0.25: x + np.where(p > 4 * c, np.log(p - 0.25), 1 / (p - 0.25)),
+}
+
+
+@pytest.mark.parametrize("p", [0.25, -0.5, 0.5, 1.0])
+@pytest.mark.parametrize("of", OF_PARAMETERS)
+def test_numbers_that_parameters_make_are_those_of_arrays(of: str, p: float) -> None:
+    """A power of 2 decides before there are arrays, on numbers for which Python's power raises."""
+    loss, x = pointwise_loss("folded", OF_PARAMETERS[of]), np.array([0.5, -2.0])
+    for function in (functools.partial(loss, reduction="none"), grad(loss)):
+        np.testing.assert_array_equal(function(x, c=1.0, p=p), function(x, c=0.75, p=p))
+    # Here a power without a slope has none, even if its derivative is infinite.
+    np.testing.assert_array_equal(grad_and_hess(loss)(x, c=1.0, p=p), [[1, 1], [0, 0]])
+
+
 # Each adds 1 for what is chosen to be a constant, and compared with it again.
 CHOSEN: dict[str, Any] = {
     "clip": pointwise_loss("chosen", lambda x: 1.0 * (np.clip(x, -0.3, 0.1) >= 0.1)),
