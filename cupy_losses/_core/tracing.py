@@ -479,8 +479,15 @@ def _power(recorder: _Recorder, base: Any, exponent: Any) -> Any:
 def clip_bounds(low: Any, high: Any, options: dict[str, Any]) -> tuple[Any, Any]:
     """The bounds of np.clip, of which options that are taken out may have each, by two names."""
     for of_low, of_high in (("a_min", "a_max"), ("min", "max")):
-        low, high = options.pop(of_low, low), options.pop(of_high, high)
+        low, high = _once(low, of_low, options), _once(high, of_high, options)
     return low, high
+
+
+def _once(bound: Any, name: str, options: dict[str, Any]) -> Any:
+    """A bound, which an option may have instead."""
+    if bound is not None and name in options:
+        raise _TraceError(f"np.clip got a bound twice: leave out {name}=")
+    return options.pop(name, bound)
 
 
 def bounded(x: Any, low: Any, high: Any) -> Any:
@@ -492,9 +499,9 @@ def bounded(x: Any, low: Any, high: Any) -> Any:
     return x
 
 
-def _clipped(x: Any, low: Any = None, high: Any = None, **options: Any) -> Any:
+def _clipped(x: Any, low: Any = None, high: Any = None, *out: Any, **options: Any) -> Any:
     low, high = clip_bounds(low, high, options)
-    _without(options, "clip")
+    _without({"out": out} if out else options, "clip")
     if any(isinstance(bound, Value) and bound.varies for bound in (low, high)):
         raise _TraceError(
             "the bounds of np.clip must be constants or parameters: write "

@@ -820,6 +820,9 @@ UNTRACEABLE: list[tuple[Any, str, str]] = [
     (lambda x: np.floor(x), "", "np.floor is no function .* absolute, arctan, .*, as a text$"),
     (lambda x: np.exp(x, out=x), "", "np.exp takes no out= in a formula: leave it out"),
     (lambda x: np.clip(x, 0, 1, out=x), "", "np.clip takes no out= in a formula"),
+    (lambda x: np.clip(x, 0, 1, x), "", "np.clip takes no out= in a formula"),
+    (lambda x: np.clip(x, 0, 1, max=2), "", "np.clip got a bound twice: leave out max="),
+    (lambda x: np.clip(x, a_min=0, min=-1), "", "np.clip got a bound twice: leave out min="),
     (
         lambda x: np.clip(1, x, 2),
         "",
