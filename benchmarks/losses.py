@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import cupy_losses
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from tests.tables.losses import LOSSES, Case
 
 from .formulas import in_torch

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ._api.entrance import Prepared, call_of, loss_function
+from ._api.entrance import loss_function
+from ._api.prepared import Prepared, call_of
 from ._core.arguments import Real
 from ._core.loss import Domain, variant
 from ._core.types import Array, ArrayT, Reduction

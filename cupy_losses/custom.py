@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
-from ._api.entrance import Prepared, call_of
 from ._api.own import Definition, OwnLoss, arguments_of, checked_names, defined
+from ._api.prepared import Prepared, call_of
 from ._core.arguments import Integer
 from ._core.formula import row_formula, row_source, row_struct_of, source, struct_of
 from ._core.program import RESERVED, cpp_name

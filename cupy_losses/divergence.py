@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ._api.entrance import Prepared, call_of, loss_function
+from ._api.entrance import loss_function
+from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Real
 from ._core.loss import Domain, variant
 from ._core.notices import warn

@@ -32,7 +32,9 @@ from typing import Any
 import numpy as np
 
 from ._api import compiled
-from ._api.entrance import Prepared, call_of, loss_function, one_like, prepare_of, prepared_by
+from ._api.entrance import loss_function, prepared_by
+from ._api.prepared import Prepared, call_of, one_like
+from ._api.public import prepare_of
 from ._core.arguments import Flag, Integer, Real
 from ._core.dtypes import check_dtypes, dtype_name
 from ._core.loss import Domain, variant

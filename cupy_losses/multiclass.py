@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ._api.entrance import Prepared, call_of, loss_function
+from ._api.entrance import loss_function
+from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
 from ._core.loss import Call, Domain, variant

@@ -13,7 +13,7 @@ import numpy as np
 
 import cupy_losses
 from cupy_losses import nn
-from cupy_losses._api.entrance import is_loss, prepare_of
+from cupy_losses._api.public import is_loss, prepare_of
 from cupy_losses._core.loss import Loss, losses
 from cupy_losses._core.pointwise import PointwiseFormula
 from cupy_losses._core.rows import ELEMENTS, INDEX, LABELS, RowFormula

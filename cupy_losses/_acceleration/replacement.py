@@ -25,7 +25,8 @@ from torch.overrides import has_torch_function
 
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
-from .._api.entrance import evaluate, is_loss, prepare_or_none
+from .._api.entrance import evaluate
+from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.locks import table_lock

@@ -15,7 +15,7 @@ from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
 from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
-from .entrance import prepare_of, without_partials
+from .public import prepare_of, without_partials
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

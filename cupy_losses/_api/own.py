@@ -21,7 +21,9 @@ from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
 from . import compiled
-from .entrance import Array, Prepared, loss_function, mark_as
+from .entrance import loss_function
+from .prepared import Array, Prepared
+from .public import mark_as
 
 
 class OwnLoss(ABC):

@@ -12,7 +12,7 @@ from .._core.loss import Call, Request
 from .._libraries.registry import resolve
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
-from .entrance import is_loss, mark_of, namesake, without_partials
+from .public import is_loss, mark_of, namesake, without_partials
 from .sums import Sum, Trace, Variable
 
 Array = Any

@@ -12,7 +12,8 @@ import numpy as np
 
 import cupy_losses
 
-from .._api.entrance import Prepared, is_loss, prepare_of
+from .._api.prepared import Prepared
+from .._api.public import is_loss, prepare_of
 from .._core.loss import Call, Loss
 from .files import number
 

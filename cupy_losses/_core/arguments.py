@@ -1,6 +1,6 @@
 """The kinds of arguments that are no arrays, and the check of a value of each.
 
-A public function declares the kind of each of its arguments; `_api/entrance.py` checks every value
+A public function declares the kind of each of its arguments; `_api/signature.py` checks every value
 that a caller passes before anything else happens.
 """
 

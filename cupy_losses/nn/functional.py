@@ -19,7 +19,7 @@ from torch.nn._reduction import legacy_get_string
 import cupy_losses
 
 from .._api import compiled, functions
-from .._api.entrance import is_loss
+from .._api.public import is_loss
 from .._libraries import torch as _  # noqa: F401  the operator, for saved programs
 
 Array = Any

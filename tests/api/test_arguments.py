@@ -12,7 +12,9 @@ import torch
 
 import cupy_losses
 from cupy_losses import grad, pointwise_loss, value_and_grad
-from cupy_losses._api.entrance import call_of, is_loss, loss_function
+from cupy_losses._api.entrance import loss_function
+from cupy_losses._api.prepared import call_of
+from cupy_losses._api.public import is_loss
 from cupy_losses._core.arguments import Choice, Flag, Integer, Real
 from cupy_losses._core.loss import losses
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core import loss as loss_module
 from cupy_losses._core.cache import keep
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses

@@ -28,7 +28,7 @@ from cupy_losses import (
     value_and_grad,
 )
 from cupy_losses._api import functions
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core import loss as losses
 from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
@@ -306,7 +306,7 @@ OF_EVERY_PROCESS = """
 import functools
 import numpy as np
 from cupy_losses import pointwise_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 
 scaled = functools.partial(np.multiply, 2.0)
 def helper(x): return np.log1p(x) if {"one", "two", "three"} else helper(x)
@@ -422,7 +422,7 @@ IN_FORKED_PROCESSES = """
 import os, threading
 import numpy as np
 from cupy_losses import pointwise_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 
 lock = threading.Lock()
 for _ in range(2):

@@ -24,7 +24,7 @@ import torch
 
 from cupy_losses import grad, grad_and_hess, mse_loss, pointwise_loss, row_loss, value_and_grad
 from cupy_losses._api import own
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core import tracing
 from cupy_losses._core.loss import Call, Loss
 from cupy_losses._core.program import FUNCTIONS, RESERVED, Program, Step

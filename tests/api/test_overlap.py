@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._core.memory import Memory, share_memory
 from cupy_losses._libraries.numpy import on_host

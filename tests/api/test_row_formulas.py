@@ -24,7 +24,7 @@ from cupy_losses import (
     row_loss,
     value_and_grad,
 )
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import FORWARD, Request
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import driver, precompile

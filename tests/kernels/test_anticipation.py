@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, huber_loss, mse_loss, multi_margin_loss, nll_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import anticipation, engine, plan_rows
 from cupy_losses._libraries.registry import resolve

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cupy_losses import cross_entropy, mse_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.outputs import Output
 from cupy_losses._device.library import Allocator
 from cupy_losses._libraries.torch import TorchCuda

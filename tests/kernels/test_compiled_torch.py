@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cupy_losses import cross_entropy, mse_loss, multi_margin_loss, nll_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._libraries import registry
 from cupy_losses._libraries.torch import TorchCpu
 from cupy_losses._torch import autograd

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import cross_entropy, mse_loss, multilabel_margin_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import FORWARD, Request
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import mse_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, sources
 from cupy_losses._libraries.registry import resolve

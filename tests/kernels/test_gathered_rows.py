@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cupy_losses import jvp, nll_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, row_gathering_schedule, sources
 from cupy_losses._libraries.registry import resolve
@@ -14,9 +16,9 @@ from cupy_losses._libraries.registry import resolve
 from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES
-from ..tables.rows import RowCase
+from ..tables.rows import ROWS, RowCase
 from ..tools import levels
-from .test_rows_emulated import NLL, ROWS, close, exercise, names
+from .test_rows_emulated import NLL, close, exercise, names
 
 CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
 # Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
@@ -81,7 +83,7 @@ def test_gradients_that_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_rows_that_are_ignored_or_out_of_range(reduction: str) -> None:
+def test_rows_that_are_ignored_or_out_of_range(reduction: Any) -> None:
     """They have gradients of 0, or NaN; so has a mean with one that is out of range."""
     rng = np.random.default_rng(7)
     x, target = rng.standard_normal((300, 5)).astype(np.float32), rng.integers(0, 5, 300)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import row_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import driver, precompile

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupy_losses import multilabel_margin_loss, value_and_grad
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, plan_multilabel, sources
 from cupy_losses._device.plan_multilabel import PIECE, margin_team

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cupy_losses import binary_cross_entropy_with_logits
-from cupy_losses._api.entrance import loss_function, prepare_of
+from cupy_losses._api.entrance import loss_function
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Call
 from cupy_losses._device import sources
 from cupy_losses._device.plan import template

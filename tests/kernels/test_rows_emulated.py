@@ -26,7 +26,7 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
 from cupy_losses._device import compiler, driver, row_team, row_tiling_schedule, sources

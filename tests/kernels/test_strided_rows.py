@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vjp
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import row_arrays, row_striding
 from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import cupy_losses
-from cupy_losses._api.entrance import is_loss
+from cupy_losses._api.public import is_loss
 from cupy_losses._device import sources
 
 from ..tables.losses import LOSSES

@@ -37,7 +37,7 @@ from cupy_losses import (
     value_and_grad,
     vjp,
 )
-from cupy_losses._api.entrance import is_loss
+from cupy_losses._api.public import is_loss
 from cupy_losses._core.arguments import Choice
 from cupy_losses._core.types import Array, ArrayT, Reduction
 from cupy_losses.custom import LossFunction, RowLossFunction

@@ -31,7 +31,7 @@ from cupy_losses import (
     triplet_margin_loss,
     value_and_grad,
 )
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import (
     element_launches,

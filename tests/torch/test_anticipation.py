@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cupy_losses import mse_loss
-from cupy_losses._api.entrance import prepare_of
+from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Call, Request
 from cupy_losses._libraries.torch import TorchCpu
 from cupy_losses._torch import autograd

@@ -17,7 +17,7 @@ import torch
 import cupy_losses
 import cupy_losses.nn.functional as F
 from cupy_losses import nn
-from cupy_losses._api.entrance import is_loss
+from cupy_losses._api.public import is_loss
 from cupy_losses._core.types import Reduction
 
 from ..tables.examples import Example, of_elements, of_rows
