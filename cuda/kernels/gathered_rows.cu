@@ -1,11 +1,12 @@
 // Losses that read one element of each row, that of its class: the loss of each row, its sum or
-// mean, the gradients of the elements, which are one stretch of memory, or loss and gradients
-// together.
+// mean, the gradients of the elements, or loss and gradients together.
 //
 // A thread has a row of a tile: its class, its element and its loss. All other elements have a
-// gradient of 0. So the block writes the gradients of a tile by vectors, into which each row puts
-// its one number. Bytes of device memory a row: its class and the sector of its element; with
-// gradients of s bytes s more for each element.
+// gradient of 0. Where the gradients of a tile are one stretch of memory, the block writes them by
+// vectors, into which each row puts its one number. Where those of neighbouring rows lie beside
+// each other, such as classes ahead of pixels, each thread writes those of its row, one after the
+// other. Bytes of device memory a row: its class and the sector of its element; with gradients of s
+// bytes s more for each element.
 //
 // Order of summation: the rows of a thread in a segment, then those of a block, then segments.
 // Tiles follow from the shape and the dtypes alone, and so do segments.
@@ -43,18 +44,54 @@ struct OneOfEachRow {
     }
     return vector;
   }
+  // Those of so many rows.
+  template <int THREADS>
+  DEVICE void write(E* to, int rows) const {
+    constexpr int WIDTH = 16 / sizeof(E);
+    const Pieces pieces(to, rows * int(columns * sizeof(E)));
+    pieces.template each<THREADS>([&](int at) {
+      const unsigned element = unsigned(at) / sizeof(E);
+      store_vector<WIDTH>(to + element, from<WIDTH>(element));
+    });
+    pieces.template each_other<sizeof(E)>([&](int at) {
+      const unsigned element = unsigned(at) / sizeof(E);
+      to[element] = from<1>(element).at[0];
+    });
+  }
+};
+
+// Writes the gradients [begin, end) of a row, one of which is `own`.
+template <int G, class E, class Column>
+DEVICE void write_apart(const auto& row, Column column, E own, E others, Column begin, Column end) {
+  E* to = row.template address<G>(begin);
+  const long long step = row.layout.template step<G>();
+#pragma unroll 4
+  for (Column c = begin; c < end; ++c, to += step) {
+    store_vector<1>(to, Vector<E, 1>{{c == column ? own : others}});
+  }
+}
+
+// The threads of a block.
+//   THREADS   how many
+//   RESIDENT  how many blocks a multiprocessor is to hold
+//   BESIDE    whether neighbouring threads write gradients of neighbouring rows
+template <int THREADS_, int RESIDENT_, bool BESIDE_>
+struct GatheringTeam {
+  static constexpr int THREADS = THREADS_, RESIDENT = RESIDENT_;
+  static constexpr bool BESIDE = BESIDE_;
 };
 
 // VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A tile has
-// `rows` of them, up to THREADS. `by_columns` divides by the columns.
-template <class T, class Loss, class Layout, int THREADS, int RESIDENT, Values VALUES,
-          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(THREADS, RESIDENT)
-    gathered_rows(Loss loss, double scale, Layout layout, int rows, Reciprocal32 by_columns,
-                  long long n, long long columns, long long segments, double divisor,
-                  const double* denominator, const Result* grad_output, double* guess,
-                  Result* value, unsigned* counter, double* partials, P... pointer) {
+// `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one of
+// `slices` of the gradients of its rows; with several there are no values.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    gathered_rows(Loss loss, double scale, Layout layout, int rows, int slices,
+                  Reciprocal32 by_columns, long long n, long long columns, long long segments,
+                  double divisor, const double* denominator, const Result* grad_output,
+                  double* guess, Result* value, unsigned* counter, double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Column = typename Row::Column;
@@ -69,10 +106,11 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
-  const Index all = Index(segments);
+  const Index all = Index(segments), workers = gridDim.x / slices;
+  [[maybe_unused]] const int slice = int(blockIdx.x % slices);
   const auto is_present = [&](Index tile) {
     return threadIdx.x < rows && tile * rows + threadIdx.x < Index(n);
   };
@@ -81,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
     const Index index = min(tile * rows + threadIdx.x, Index(n) - 1);
     return Row{layout, pointers, layout.rows.locate(index), Column(columns)};
   };
-  for (Index segment = blockIdx.x; segment < all; segment += gridDim.x) {
+  for (Index segment = blockIdx.x / slices; segment < all; segment += workers) {
     // The class of a row is read two tiles ahead, its element one tile ahead.
     auto next_prefetched = loss.prefetch(row_of(segment + all));
     auto context =
@@ -97,30 +135,32 @@ __global__ void __launch_bounds__(THREADS, RESIDENT)
         take<VALUES, Loss>(outcome, tile * rows + threadIdx.x, value, sum, counted);
       }
       if constexpr (GRADIENTS) {
-        using E = typename Row::template Element<Row::INPUTS>;
-        E* const number = states_of_block<E, THREADS>();
-        int* const column = states_of_block<int, THREADS>();
+        constexpr int G = Row::INPUTS;
+        using E = typename Row::template Element<G>;
         const bool active = context.status == ACTIVE;
-        const T own = active ? derivative(loss.gradient_of_target(outcome.done))
-                             : without_loss<T>(context.status);
-        const int none = context.status == IGNORED ? NO_COLUMN : ALL_COLUMNS;
-        number[threadIdx.x] = convert<E>(own);
-        column[threadIdx.x] = active ? int(context.column) : none;
-        __syncthreads();
-        const unsigned here = unsigned(min(Index(rows), Index(n) - tile * rows));
-        const OneOfEachRow<E> gradients{number, column, unsigned(columns), by_columns};
-        E* const to = get<Row::INPUTS>(pointers) + (long long)(tile) * (rows * columns);
-        const Pieces pieces(to, int(here * unsigned(columns) * sizeof(E)));
-        constexpr int WIDTH = 16 / sizeof(E);
-        pieces.template each<THREADS>([&](int at) {
-          const unsigned element = unsigned(at) / sizeof(E);
-          store_vector<WIDTH>(to + element, gradients.template from<WIDTH>(element));
-        });
-        pieces.template each_other<sizeof(E)>([&](int at) {
-          const unsigned element = unsigned(at) / sizeof(E);
-          to[element] = gradients.template from<1>(element).at[0];
-        });
-        __syncthreads();
+        const E without = convert<E>(without_loss<T>(context.status));
+        E own = without;
+        if (active) own = convert<E>(derivative(loss.gradient_of_target(outcome.done)));
+        if constexpr (Team::BESIDE) {
+          const Column size = Column((columns + (slices - 1)) / slices), begin = slice * size;
+          const Column column = active ? context.column : Column(-1);
+          if (is_present(tile)) {
+            write_apart<G>(row_of(tile), column, own, without, begin,
+                           min(begin + size, Column(columns)));
+          }
+        } else {
+          E* const number = states_of_block<E, Team::THREADS>();
+          int* const column = states_of_block<int, Team::THREADS>();
+          const int none = context.status == IGNORED ? NO_COLUMN : ALL_COLUMNS;
+          number[threadIdx.x] = own;
+          column[threadIdx.x] = active ? int(context.column) : none;
+          __syncthreads();
+          const int here = int(min(Index(rows), Index(n) - tile * rows));
+          E* const to = get<G>(pointers) + (long long)(tile) * (rows * columns);
+          const OneOfEachRow<E> gradients{number, column, unsigned(columns), by_columns};
+          gradients.template write<Team::THREADS>(to, here);
+          __syncthreads();
+        }
       }
       context = next_context;
       next_prefetched = prefetched_after;

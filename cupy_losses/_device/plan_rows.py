@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec
@@ -12,7 +13,7 @@ from .library import DeviceLibrary
 from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
 from .row_arrays import RowArray
 from .row_function import denominator_function, loss_function
-from .row_gathering_schedule import gathered_rows_schedule, gathers
+from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering
 from .row_launches import RowLaunches
 from .row_schedule import FAN_IN, NO_RESULTS, Results
 from .row_striding import StridedRows
@@ -51,10 +52,15 @@ class _Planner(RowLaunches):
         repeatable = not (request.vjp or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
 
+    @cached_property
+    def _gathering(self) -> Gathering | None:
+        return gathering(self._operands)
+
     @property
     def _in_one_pass(self) -> bool:
         """Whether the kernel that writes gradients has one thread for the value of each row."""
-        return self._operands.any_streamed or gathers(self._operands)
+        gathered = self._gathering is not None and self._gathering.slices == 1
+        return self._operands.any_streamed or gathered
 
     def plan(self) -> Plan:
         found = self._gradients()
@@ -82,16 +88,14 @@ class _Planner(RowLaunches):
 
         Many threads write a row of which one has the value.
         """
-        team = row_team(self._operands.memory, False, self._problem.device)
-        values = replace(results, wanted=(), outputs=())
-        self._add_by_team(team, values)
+        self._add_loss(replace(results, wanted=(), outputs=()), False)
         return replace(results, values="NO_VALUES", value=NO_ADDRESS)
 
     def _add_loss(self, results: Results, summed: bool) -> None:
         """Add the loss by the kernel for rows that lie so; `summed`: gradients are added up."""
         operands, outputs = self._operands, results.outputs
-        if gathers(operands):
-            schedule = gathered_rows_schedule(operands, outputs)
+        if self._gathering is not None:
+            schedule = gathered_rows_schedule(operands, self._gathering, outputs)
             self._add(loss_function(operands), schedule, results)
             return
         team = row_team(operands.memory, bool(outputs), self._problem.device)

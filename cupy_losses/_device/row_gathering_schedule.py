@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .._core.shapes import dense_strides
 from . import row_team
 from .launch import int32, reciprocal
-from .row_arrays import RowArray
+from .plan import template
+from .row_arrays import SECTOR_BYTES, RowArray
 from .row_operands import RowOperands
 from .row_schedule import Schedule, resident_blocks
 
@@ -18,33 +21,66 @@ THREADS_OF_MULTIPROCESSOR = 1536  # resident at once, with 40 registers each; gr
 TILE_BYTES = 512 << 10  # of its gradients, or one row
 LONG_BYTES = 8 << 10  # of a row; cuda/kernels/rows.cu writes the gradients of longer ones
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
+WRITING_THREADS = 1 << 20  # of rows whose elements lie apart, which have slices of
+LEAST_OF_SLICE = 64  # elements at least
 
 
-def gathers(operands: RowOperands) -> bool:
-    """Whether the kernel is for these rows: their gradients would be one stretch of memory."""
+@dataclass(frozen=True)
+class Gathering:
+    """How rows are gathered, and their gradients written.
+
+    Attributes:
+        rows: Those of a tile.
+        beside: Whether neighbouring threads write gradients of neighbouring rows.
+        slices: The parts of the gradient of a row. With several, values take a launch of their own.
+
+    """
+
+    rows: int
+    beside: bool
+    slices: int
+
+
+def gathering(operands: RowOperands) -> Gathering | None:
+    """How the kernel works on rows that their gradients would lie so; None if it does not."""
     problem, rows, main = operands.problem, operands.rows, operands.main
     input = problem.operands[problem.leading + problem.call.extra]
-    if not operands.loss.gathers or input.size != problem.size:
-        return False
+    columns, size = rows.columns, item_size(main.dtype)
+    if not operands.loss.gathers or input.size != problem.size or columns == 1:
+        return None
     strides = dense_strides(rows.space.axes, rows.space.shape)
     gradient = RowArray(main.dtype, strides, 0, main.address, True)
-    row_bytes = rows.columns * item_size(main.dtype)
-    return rows.columns > 1 and row_bytes <= LONG_BYTES and rows.lies(gradient, rows.dense)
+    if rows.lies(gradient, rows.dense):
+        if columns * size > LONG_BYTES:
+            return None
+        return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), False, 1)
+    if rows.step(gradient) * size < SECTOR_BYTES:
+        return None
+    slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
+    return Gathering(THREADS, True, max(slices, 1))
 
 
-def gathered_rows_schedule(operands: RowOperands, outputs: Sequence[RowArray]) -> Schedule:
+def gathered_rows_schedule(
+    operands: RowOperands, gathering: Gathering, outputs: Sequence[RowArray]
+) -> Schedule:
     """By kernels/gathered_rows.cu."""
     layout, fields = operands.layout([*operands.inputs, *outputs], ())
-    row_bytes = operands.rows.columns * item_size(operands.main.dtype)
-    rows = min(THREADS, max(TILE_BYTES // row_bytes, 1))
-    segments = min(-(-operands.rows.number // rows), SEGMENTS)
+    segments = min(math.ceil(operands.rows.number / gathering.rows), SEGMENTS)
     of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_OF_MULTIPROCESSOR
     resident = resident_blocks(operands.problem, THREADS, of_multiprocessor)
+    slices = gathering.slices if outputs else 1
+    team = template("GatheringTeam", str(THREADS), str(resident), gathering.beside)
     return Schedule(
         kernel="gathered_rows",
-        types=(layout, str(THREADS), str(resident)),
-        arguments=(fields, int32(rows), reciprocal(operands.rows.columns)),
+        types=(layout, team),
+        arguments=(
+            fields,
+            int32(gathering.rows),
+            int32(slices),
+            reciprocal(operands.rows.columns),
+        ),
         threads=THREADS,
         segments=segments,
         workers=segments,
+        blocks=slices,
     )
