@@ -173,7 +173,7 @@ class Problem:
     def bytes_read(self, operands: list[Tensor]) -> int:
         """What a forward pass has to read."""
         if self.read is not None:
-            return self.shape[0] * self.read
+            return self.rows * self.read
         return sum(x.numel() * x.element_size() for x in operands)
 
     def bytes_written(self, operands: list[Tensor]) -> int:
@@ -297,10 +297,10 @@ def cross_entropy(rows: int, columns: int, dtype: Any = torch.float32, **fields:
     return Problem("cross_entropy", (rows, columns), dtype, of_liger=True, **fields)
 
 
-def nll_loss(rows: int, columns: int, dtype: Any = torch.float32, **fields: Any) -> Problem:
+def nll_loss(shape: Shape, dtype: Any = torch.float32, **fields: Any) -> Problem:
     """Of each row a score is read, and the index of its class."""
     read = dtype.itemsize + 8
-    return Problem("nll_loss", (rows, columns), dtype, log_probabilities, read=read, **fields)
+    return Problem("nll_loss", shape, dtype, log_probabilities, read=read, **fields)
 
 
 def multilabel_margin_loss(rows: int, columns: int, dtype: Any = torch.float32) -> Problem:
@@ -339,7 +339,7 @@ PROBLEMS = [
         label="cross_entropy of probabilities",
         compiled=True,
     ),
-    nll_loss(32768, 4096, compiled=True),
+    nll_loss((32768, 4096), compiled=True),
     Problem("multi_margin_loss", (32768, 4096), compiled=True),
     Problem("cosine_embedding_loss", (32768, 4096), draws=signs, leaves=2, compiled=True),
     multilabel_margin_loss(131072, 1000),

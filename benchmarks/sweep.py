@@ -65,6 +65,16 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((32, 3, 1024, 1365), rows.channels_last),
 ]
 QUICK_STRIDED = STRIDED[:2]
+# Those of nll_loss, whose gradients are most of what moves.
+NLL_STRIDED = [
+    (8, 21, 1024, 1024),
+    (8, 21, 1023, 1023),
+    (32, 3, 1023, 1365),
+    (4, 500, 257, 257),
+    (64, 1000, 32, 32),
+    (2048, 1000, 7, 7),
+    (8, 32000, 512),
+]
 
 # The elements of a row of other losses.
 LENGTHS = [3, 7, 10, 16, 32, 50, 64, 100, 101, 127, 128, 200, 300, 512, 1000, 2048, 4096, 10000]
@@ -104,7 +114,7 @@ def row_lengths(length: int, dtype: str) -> list[rows.Problem]:
     return [
         smoothed,
         rows.Problem("cross_entropy", shape, dtype_, rows.probabilities, label=label),
-        rows.nll_loss(*shape, dtype_),
+        rows.nll_loss(shape, dtype_),
         rows.Problem("multi_margin_loss", shape, dtype_),
         rows.multilabel_margin_loss(*shape, dtype_),
         rows.Problem("cosine_embedding_loss", shape, dtype_, rows.signs, leaves=2),
@@ -115,13 +125,17 @@ def row_lengths(length: int, dtype: str) -> list[rows.Problem]:
 def sections(
     classes: Sequence[int],
     strided: Sequence[tuple[rows.Shape, rows.Draw]],
+    nll: Sequence[rows.Shape],
     lengths: Sequence[int],
     dtypes: Sequence[str],
 ) -> dict[str, list[rows.Problem]]:
     """What is measured."""
     return {
         "classes_last": [classes_last(count, dtype) for dtype in dtypes for count in classes],
-        "classes_strided": [classes_strided(*case, dtype) for dtype in dtypes for case in strided],
+        "classes_strided": [
+            *(classes_strided(*case, dtype) for dtype in dtypes for case in strided),
+            *(rows.nll_loss(shape, getattr(torch, dtype)) for dtype in dtypes for shape in nll),
+        ],
         "row_lengths": [
             problem for dtype in dtypes for n in lengths for problem in row_lengths(n, dtype)
         ],
@@ -220,8 +234,9 @@ def main() -> None:
     if not all(1 <= count <= LOGITS for count in classes):
         options.error(f"--classes takes counts from 1 to {LOGITS}")
     strided = QUICK_STRIDED if chosen.quick else STRIDED
+    nll = NLL_STRIDED[:1] if chosen.quick else NLL_STRIDED
     lengths = QUICK_LENGTHS if chosen.quick else LENGTHS
-    every = sections(classes, strided, lengths, chosen.dtype)
+    every = sections(classes, strided, nll, lengths, chosen.dtype)
     run({section: every[section] for section in chosen.only}, chosen.peers, chosen.output)
 
 

@@ -14,67 +14,81 @@
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
-// The gradients of a tile, from its first element on. Each row has one number, which is that of the
-// element in its column, or of all its elements; the others are 0.
-enum Columns { ALL_COLUMNS = -1, NO_COLUMN = -2 };
+// What the rows of a tile leave for those that write their gradients: the column of the one that is
+// not 0, or -1, and its number.
 template <class E>
 struct OneOfEachRow {
-  const E* number;    // of each row
-  const int* column;  // of each row
-  unsigned columns;
-  Reciprocal32 by_columns;
+  int* column;
+  E* number;
 
-  // WIDTH of them, from an element on, all within the tile.
+  // Writes the gradients of so many rows, which are one stretch of memory.
+  template <int THREADS>
+  DEVICE void write(E* to, int rows, unsigned columns, const Reciprocal32& by_columns) const {
+    constexpr int WIDTH = 16 / sizeof(E);
+    const auto at = [&](auto width, unsigned element) {
+      Vector<E, decltype(width)::value> vector = zeros<decltype(width)::value>();
+      unsigned row = by_columns.quotient(element);
+      // Where the row begins in the vector: most often ahead of it.
+      for (int begin = int(row * columns - element); begin < decltype(width)::value;
+           begin += int(columns), ++row) {
+        put(vector, column[row] < 0 ? -1 : begin + column[row], row);
+      }
+      return vector;
+    };
+    const Pieces pieces(to, rows * int(columns * sizeof(E)));
+    pieces.template each<THREADS>([&](int byte) {
+      const unsigned element = unsigned(byte) / sizeof(E);
+      store_vector<WIDTH>(to + element, at(Constant<WIDTH>(), element));
+    });
+    pieces.template each_other<sizeof(E)>([&](int byte) {
+      const unsigned element = unsigned(byte) / sizeof(E);
+      to[element] = at(Constant<1>(), element).at[0];
+    });
+  }
+
+ private:
   template <int WIDTH>
-  DEVICE Vector<E, WIDTH> from(unsigned element) const {
+  static DEVICE Vector<E, WIDTH> zeros() {
     Vector<E, WIDTH> vector;
 #pragma unroll
     for (int j = 0; j < WIDTH; ++j) vector.at[j] = convert<E>(0.0f);
-    unsigned row = by_columns.quotient(element);
-    // Where the row begins in the vector: most often ahead of it.
-    for (int begin = int(row * columns - element); begin < WIDTH; begin += int(columns), ++row) {
-      const int own = column[row], at = begin + own;
-      if (own >= 0 ? unsigned(at) < WIDTH : own == ALL_COLUMNS) {
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) {
-          const bool within = unsigned(j - begin) < columns;
-          if (own >= 0 ? j == at : within) vector.at[j] = number[row];
-        }
-      }
-    }
     return vector;
   }
-  // Those of so many rows.
-  template <int THREADS>
-  DEVICE void write(E* to, int rows) const {
-    constexpr int WIDTH = 16 / sizeof(E);
-    const Pieces pieces(to, rows * int(columns * sizeof(E)));
-    pieces.template each<THREADS>([&](int at) {
-      const unsigned element = unsigned(at) / sizeof(E);
-      store_vector<WIDTH>(to + element, from<WIDTH>(element));
-    });
-    pieces.template each_other<sizeof(E)>([&](int at) {
-      const unsigned element = unsigned(at) / sizeof(E);
-      to[element] = from<1>(element).at[0];
-    });
+  template <int WIDTH>
+  DEVICE void put(Vector<E, WIDTH>& vector, int place, unsigned row) const {
+    if (unsigned(place) >= WIDTH) return;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) {
+      if (j == place) vector.at[j] = number[row];
+    }
   }
 };
 
-// Writes the gradients [begin, end) of a row, one of which is `own`.
+// The warps of a block that write parts of the same sectors do so one soon after the other.
+DEVICE void keep_in_step() { __syncthreads(); }
+
+// Writes the gradients [begin, end) of the row of a thread, if it is there: `own` in a column, 0 or
+// NaN in the others.
 template <int G, class E, class Column>
-DEVICE void write_apart(const auto& row, Column column, E own, E others, Column begin, Column end) {
+DEVICE void write_beside(const auto& row, bool is_there, Column column, E own, E others,
+                         Column begin, Column end) {
+  constexpr Column IN_STEP = 16;
   E* to = row.template address<G>(begin);
   const long long step = row.layout.template step<G>();
+  for (Column c = begin; c < end;) {
+    keep_in_step();
+    const Column stop = min(c + IN_STEP, end);
 #pragma unroll 4
-  for (Column c = begin; c < end; ++c, to += step) {
-    store_vector<1>(to, Vector<E, 1>{{c == column ? own : others}});
+    for (; c < stop; ++c, to += step) {
+      if (is_there) store_vector<1>(to, Vector<E, 1>{{c == column ? own : others}});
+    }
   }
 }
 
 // The threads of a block.
 //   THREADS   how many
 //   RESIDENT  how many blocks a multiprocessor is to hold
-//   BESIDE    whether neighbouring threads write gradients of neighbouring rows
+//   BESIDE    whether the gradients of neighbouring rows lie beside each other
 template <int THREADS_, int RESIDENT_, bool BESIDE_>
 struct GatheringTeam {
   static constexpr int THREADS = THREADS_, RESIDENT = RESIDENT_;
@@ -138,28 +152,27 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         constexpr int G = Row::INPUTS;
         using E = typename Row::template Element<G>;
         const bool active = context.status == ACTIVE;
-        const E without = convert<E>(without_loss<T>(context.status));
-        E own = without;
+        const E others = convert<E>(without_loss<T>(context.status));
+        E own = others;
         if (active) own = convert<E>(derivative(loss.gradient_of_target(outcome.done)));
+        const Column column = active ? context.column : Column(-1);
         if constexpr (Team::BESIDE) {
           const Column size = Column((columns + (slices - 1)) / slices), begin = slice * size;
-          const Column column = active ? context.column : Column(-1);
-          if (is_present(tile)) {
-            write_apart<G>(row_of(tile), column, own, without, begin,
-                           min(begin + size, Column(columns)));
-          }
+          write_beside<G>(row_of(tile), is_present(tile), column, own, others, begin,
+                          min(begin + size, Column(columns)));
         } else {
-          E* const number = states_of_block<E, Team::THREADS>();
-          int* const column = states_of_block<int, Team::THREADS>();
-          const int none = context.status == IGNORED ? NO_COLUMN : ALL_COLUMNS;
-          number[threadIdx.x] = own;
-          column[threadIdx.x] = active ? int(context.column) : none;
+          const OneOfEachRow<E> ones{states_of_block<int, Team::THREADS>(),
+                                     states_of_block<E, Team::THREADS>()};
+          ones.column[threadIdx.x] = int(column);
+          ones.number[threadIdx.x] = own;
           __syncthreads();
           const int here = int(min(Index(rows), Index(n) - tile * rows));
           E* const to = get<G>(pointers) + (long long)(tile) * (rows * columns);
-          const OneOfEachRow<E> gradients{number, column, unsigned(columns), by_columns};
-          gradients.template write<Team::THREADS>(to, here);
+          ones.template write<Team::THREADS>(to, here, unsigned(columns), by_columns);
           __syncthreads();
+          if (context.status == INVALID) {
+            for (Column c = 0; c < columns; ++c) *row_of(tile).template address<G>(c) = others;
+          }
         }
       }
       context = next_context;

@@ -21,7 +21,7 @@ THREADS_OF_MULTIPROCESSOR = 1536  # resident at once, with 40 registers each; gr
 TILE_BYTES = 512 << 10  # of its gradients, or one row
 LONG_BYTES = 8 << 10  # of a row; cuda/kernels/rows.cu writes the gradients of longer ones
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
-WRITING_THREADS = 1 << 20  # of rows whose elements lie apart, which have slices of
+WRITING_THREADS = 1 << 21  # of rows whose elements lie apart, which have slices of
 LEAST_OF_SLICE = 64  # elements at least
 
 
@@ -54,10 +54,12 @@ def gathering(operands: RowOperands) -> Gathering | None:
         if columns * size > LONG_BYTES:
             return None
         return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), False, 1)
-    if rows.step(gradient) * size < SECTOR_BYTES:
+    beside = rows.step(gradient)
+    if beside * size < SECTOR_BYTES:
         return None
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
-    return Gathering(THREADS, True, max(slices, 1))
+    of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
+    return Gathering(of_tile, True, max(slices, 1))
 
 
 def gathered_rows_schedule(

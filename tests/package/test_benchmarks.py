@@ -144,7 +144,7 @@ def test_grid_of_a_sweep() -> None:
     assert counts == sorted(counts)
     assert all(later <= 2 * count for count, later in itertools.pairwise(counts))
     assert set(sweep.QUICK_CLASSES) < set(counts)
-    problems = sweep.sections(counts, sweep.STRIDED, sweep.LENGTHS, sweep.DTYPES)
+    problems = sweep.sections(counts, sweep.STRIDED, sweep.NLL_STRIDED, sweep.LENGTHS, sweep.DTYPES)
     assert [*problems] == [*sweep.SECTIONS]
     of_classes, strided, of_lengths = problems.values()
     assert len(of_classes) == len(counts) * len(sweep.DTYPES)
@@ -366,6 +366,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sweep, "LOGITS", 1 << 10)
         monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
+        monkeypatch.setattr(sweep, "NLL_STRIDED", [(2, 3, 40)])
         monkeypatch.setattr(sweep, "QUICK_LENGTHS", [9, 20])
         monkeypatch.setattr(sweep, "milliseconds", milliseconds)
         monkeypatch.setattr(sweep, "in_turn", in_turn)
@@ -384,6 +385,7 @@ def test_a_sweep_is_written(swept: Path) -> None:
     assert [row["loss"] for row in results["classes_strided"]] == [
         "cross_entropy",
         "cross_entropy, channels_last",
+        "nll_loss",
     ]
     losses = [row["loss"] for row in results["row_lengths"]]
     assert losses == 2 * losses[:7]
@@ -401,8 +403,9 @@ def test_what_is_drawn(swept: Path) -> None:
     assert len(picture.points(results["classes_last"], "eager_forward_ms")) == 3
     assert picture.source([results, results]).endswith("quack-kernels 0.6, 2026-11-21")
     both = picture.shapes([results, json.loads(ORDERS.read_text())], "float32")
-    assert [row["loss"] for row in both[1:4]] == [
+    assert [row["loss"] for row in both[1:5]] == [
         "cross_entropy, channels_last",
+        "nll_loss",
         "mse_loss, transposed",
         "mse_loss, NCHW, NHWC",
     ]

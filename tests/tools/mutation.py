@@ -361,6 +361,16 @@ EQUIVALENT: dict[str, str] = {
         "reads parts in another order: slower"
     ),
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
+    "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
+    "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",
+    "constexpr Column IN_STEP = 8;": "warps wait for each other more often: slower",
+    "DEVICE void keep_in_step() { ; }": "warps do not wait for each other: slower",
+    "const Column size = Column((columns + (slices + 1)) / slices), begin = slice * size;": (
+        "slices of other lengths"
+    ),
+    "const Column size = Column((columns + (slices - 1)) * slices), begin = slice * size;": (
+        "one slice has all: slower"
+    ),
     "const Index all = Index(segments), tiles = (Index(n) + (places.rows + 1)) / places.rows;": (
         "an empty tile"
     ),

@@ -279,7 +279,7 @@ def gathered(device: Device) -> None:
     def check(rows: int, columns: int, dtype: Any = np.float32, **options: Any) -> None:
         target = rng.integers(0, columns, rows)
         target[[0, -2]] = -100
-        hosts = _scores(rng, rows, columns, dtype=dtype), target
+        hosts = -np.abs(_scores(rng, rows, columns, dtype=dtype)), target  # no sum cancels
         compare(device, nll_loss, hosts, wanted=(0,), **options)
         astray = target.copy()
         astray[[1, -1]] = columns, -1
@@ -289,6 +289,14 @@ def gathered(device: Device) -> None:
         check(rows, columns)
         check(rows, columns, reduction="sum")
         check(rows, columns, reduction="none")
+    # Classes ahead of pixels.
+    for shape in (3, 5, 40), (2, 21, 300), (3, 300, 10), (2, 130, 8), (3, 300, 100):
+        target = rng.integers(0, shape[1], shape[::2])
+        target[0, :2], target[1, 3] = (-100, shape[1]), -1
+        hosts = -np.abs(_scores(rng, *shape)), target
+        compare(device, nll_loss, hosts, wanted=(0,), reduction="sum")
+        compare(device, nll_loss, hosts, wanted=(0,))
+        _anticipation(device, nll_loss, (hosts[0], np.abs(target) % shape[1]))
     check(300, 3, BFLOAT16, reduction="sum")
     check(300, 21, BFLOAT16, reduction="sum")
     check(300, 5, np.float64)
