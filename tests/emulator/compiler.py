@@ -40,6 +40,9 @@ _CHECKED = (
     # Lines for messages; without what a debugger would step by, a sixth of the time.
     *("-g1", "-gno-statement-frontiers", "-gno-variable-location-views", "-gno-inline-points"),
     "-DEMU_CHECK",
+    # A copy of a struct writes all of its bytes. Split into its members it would leave out padding,
+    # which a later copy reads.
+    "-fno-tree-sra",
     "-fsanitize=thread",
     "--param=tsan-distinguish-volatile=1",
     "--param=tsan-instrument-func-entry-exit=0",

@@ -447,6 +447,27 @@ __global__ void uninitialised_shared(int* out) {
   out[threadIdx.x] = tile[threadIdx.x];
 }
 
+// Whoever copies a struct reads its padding, which is written along with the members.
+struct Padded {
+  int status;
+  double weight;
+};
+template <bool OK>
+__global__ void padding_of_shared(const int* in, int* out) {
+  __shared__ Padded tile[64];
+  const int t = threadIdx.x;
+  const Padded own = {in[t], 1.0};
+  if (OK) {
+    tile[t] = own;
+  } else {
+    tile[t].status = own.status;
+  }
+  __syncthreads();
+  const Padded both[2] = {tile[63 - t], tile[t]};
+  const Padded& one = both[in[t] % 2];
+  out[t] = one.status + int(one.weight);
+}
+
 template <bool OK>
 __global__ void dynamic_shared(int* out) {
   extern __shared__ __align__(16) unsigned char dynamic[];

@@ -51,6 +51,7 @@ PARTIAL = np.zeros(64 * 5, np.int32)
 COUNTER = np.zeros(1, np.uint32)
 OUTS = np.zeros(3 * 64, np.int32)
 INCREASED = np.concatenate([NUMBERS, NUMBERS + 1, NUMBERS + 2])
+PADDED = np.where(NUMBERS % 2, NUMBERS, NUMBERS[::-1]) + 1
 
 IDIOMS = [
     Idiom("exchange_in_block", [NUMBERS, OUT], NUMBERS[::-1], "race on shared"),
@@ -71,6 +72,7 @@ IDIOMS = [
     Idiom("read_tail", [NUMBERS[:61], OUT[:61]], NUMBERS[:61], "out-of-bounds read of 4 bytes"),
     Idiom("write_tail", [OUT[:61]], ONES[:61], "out-of-bounds write .* 244 bytes from the start"),
     Idiom("uninitialised_shared", [OUT], ONES, "uninitialised shared"),
+    Idiom("padding_of_shared", [NUMBERS, OUT], PADDED, "uninitialised shared"),
     Idiom("dynamic_shared", [OUT], ONES, "beyond the 256 bytes of dynamic", 1, 256),
     Idiom("aligned", [NUMBERS, OUT], 4 * ONES, "misaligned address"),
     Idiom("aligned_atomic", [OUT[:2]], [0, 64], "misaligned atomic"),

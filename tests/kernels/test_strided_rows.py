@@ -22,15 +22,25 @@ from cupy_losses._libraries.registry import resolve
 from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import DTYPES, ulps
-from ..tables.rows import RowCase
+from ..tables.rows import SAMPLED, RowCase
 from ..tools import levels
-from .test_rows_emulated import NLL, PROBABILITIES, STRUCTURES, close, exercise, names
+from .test_rows_emulated import (
+    ACROSS,
+    NLL,
+    OF_CLASSES,
+    PROBABILITIES,
+    STRUCTURES,
+    close,
+    exercise,
+    names,
+)
 
 # Rows that one thread holds, with a tile and a part of one at least, or two or four; of several
 # batches of a thread, and of 16.
 SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1100)]
 CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(case)]
 FAST = CASES[0]
+OF_VECTORS = SAMPLED[11], SAMPLED[13], SAMPLED[14]  # with masks and weights of rows
 STATE = 28  # bytes of three sums in float32
 MANY = 1 << 20  # rows
 
@@ -319,6 +329,20 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
     for name in kernels:
         team = name[name.index("StridedTeam<") :].split(", ")
         assert team[2] == ("2" if pairs else "1")
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    levels.covering(3, [OF_CLASSES, ACROSS, *OF_VECTORS], [(300, 11), (40, 130), (9, 1100)]),
+)
+def test_masks_and_weights_of_float64(case: RowCase, shape: tuple[int, int]) -> None:
+    """A weight takes more bytes than what else is known of a row."""
+    shape = shape[::-1] if case.axis(shape) == 0 else shape
+    operands = case.draw(np.random.default_rng(6), shape, np.float64)
+    with installed(multiprocessors=3, seed=1) as device:
+        layout = "dense" if case.axis(shape) == 0 else "transposed"
+        exercise(device, case, operands, layout, "float64")
+        assert strided_kernels(device)
 
 
 @pytest.mark.parametrize("pixels", [64, 63])
