@@ -207,6 +207,21 @@ DEVICE Dual<X> of_two(X value, A a, X by_a, B b, X by_b) {
   }
 }
 
+// a / h for h = hypot(a, b). With c = a / h and s = b / h, the derivative of c is
+// s (s da - c db) / h. That of the quotient would be made from 1 - c^2, which cancels.
+template <class A, class B, class H>
+DEVICE H over_hypot(A a, B b, H h) {
+  if constexpr (order<H> == 0) {
+    return a / h;
+  } else {
+    constexpr int ORDER = order<H>;
+    const auto x = value_at<ORDER>(a);
+    const auto y = value_at<ORDER>(b);
+    const auto c = over_hypot(x, y, h.value), s = over_hypot(y, x, h.value), across = s / h.value;
+    return of_two(c, a, s * across, b, -(c * across));
+  }
+}
+
 // sqrt(a^2 + b^2), without overflow.
 template <class A, class B, If<are_numbers<A, B>> = 0>
 DEVICE auto hypot(A a, B b) {
@@ -219,7 +234,7 @@ DEVICE auto hypot(A a, B b) {
     const auto y = value_at<ORDER>(b);
     using X = Common<decltype(x), decltype(y)>;
     const X value = hypot(x, y);
-    return of_two<X>(value, a, x / value, b, y / value);
+    return of_two<X>(value, a, over_hypot(x, y, value), b, over_hypot(y, x, value));
   }
 }
 

@@ -290,9 +290,25 @@ def _log_of_sum(a: Number, b: Number) -> Dual:
 
 
 def _hypotenuse(a: Number, b: Number) -> Dual:
-    value = np.hypot(value_of(a), value_of(b))
-    slopes = [times(value_of(x) / value, slope_of(x)) for x in (a, b)]
-    return Dual(value, plus(*slopes))
+    x, y = value_of(a), value_of(b)
+    value = np.hypot(x, y)
+    by_a, by_b = _over_hypotenuse(x, y, value), _over_hypotenuse(y, x, value)
+    return Dual(value, plus(times(by_a, slope_of(a)), times(by_b, slope_of(b))))
+
+
+def _over_hypotenuse(a: Number, b: Number, hypotenuse: Number) -> Number:
+    """The quotient of `a` and hypot(a, b).
+
+    With c = a / h and s = b / h, the derivative of c is s (s da - c db) / h. That of the quotient
+    would be made from 1 - c^2, which cancels.
+    """
+    if not isinstance(hypotenuse, Dual):
+        return a / hypotenuse
+    x, y, below = value_of(a), value_of(b), hypotenuse.value
+    c, s = _over_hypotenuse(x, y, below), _over_hypotenuse(y, x, below)
+    across = s / below
+    by_b = times(-(c * across), slope_of(b))
+    return Dual(c, plus(times(s * across, slope_of(a)), by_b))
 
 
 def _of_plain(function: Callable[..., Any]) -> Callable[..., Any]:

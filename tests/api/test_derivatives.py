@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import cupy_losses.nn.functional
 from cupy_losses import (
+    charbonnier_loss,
     cross_entropy,
     grad,
     grad_and_hess,
@@ -163,6 +164,62 @@ def test_means_of_rows_times_a_cotangent(library: Library, rng: np.random.Genera
     loss = functools.partial(multilabel_soft_margin_loss, reduction="none")
     got = vjp(loss, primals, library.array(cotangent))
     np.testing.assert_allclose(library.host(got), expected.numpy(), 1e-12, 1e-15)
+
+
+hypotenuse = pointwise_loss("hypotenuse", lambda input, target: np.hypot(input, target))
+# Losses of an operand x and of another one y; the second derivatives by x twice and by both, which
+# are small beside what a product rule would subtract.
+SMALL: list[tuple[Any, Any, Any]] = [
+    (
+        functools.partial(charbonnier_loss, eps=2.0**-10),
+        lambda x, y: 2.0**-20 / np.hypot(x - y, 2.0**-10) ** 3,
+        lambda x, y: -(2.0**-20) / np.hypot(x - y, 2.0**-10) ** 3,
+    ),
+    (
+        hypotenuse,
+        lambda x, y: y**2 / np.hypot(x, y) ** 3,
+        lambda x, y: -x * y / np.hypot(x, y) ** 3,
+    ),
+]
+FAR = np.array([-40, -20, -10, -3, -1, -0.25, 2.0**-10, 0.5, 1, 2, 5, 9, 15, 30])
+NEAR = np.full(FAR.shape, 2.0**-7)
+
+
+def small_seconds(loss: Any, operands: list[Any], one: Any) -> list[Any]:
+    """The second derivatives by x twice, from `grad_and_hess` and along a tangent, and by both."""
+    along, across = (
+        hvp(loss, operands, tangents, reduction="sum") for tangents in ((one, None), (None, one))
+    )
+    return [grad_and_hess(loss)(*operands)[1], along, across]
+
+
+@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "own"])
+def test_small_second_derivatives(loss: Any, twice: Any, mixed: Any, library: Library) -> None:
+    """To the last digits, of autograd too."""
+    expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
+    arrays = [library.array(host) for host in (FAR, NEAR)]
+    got = small_seconds(loss, arrays, library.array(np.ones(FAR.shape)))
+    if library.is_torch:
+        for array in arrays:
+            array.requires_grad_()
+        total = loss(*arrays, reduction="sum")
+        (first,) = torch.autograd.grad(total, arrays[:1], create_graph=True)
+        got += torch.autograd.grad(first.sum(), arrays)
+        expected += expected[1:]
+    for result, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(library.host(result), wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "own"])
+def test_small_second_derivatives_of_float32(loss: Any, twice: Any, mixed: Any) -> None:
+    emulator.require()
+    expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
+    hosts = [host.astype(np.float32) for host in (FAR, NEAR, np.ones(FAR.shape))]
+    with emulator.installed(seed=1) as device:
+        x, y, one = map(device.asarray, hosts)
+        got = small_seconds(loss, [x, y], one)
+    for result, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6)
 
 
 def test_a_loss_of_a_user(library: Library) -> None:
