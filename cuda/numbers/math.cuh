@@ -256,7 +256,15 @@ DEVICE auto logaddexp(A a, B b) {
   }
 }
 
-FUNCTION(log_cosh, log_cosh(x), tanh(x))
+// 1 / cosh(x)^2, the derivative of tanh(x). It takes an exponential more than 1 - tanh(x)^2, which
+// cancels far out.
+template <class N>
+DEVICE N inverse_square_of_cosh(N x) {
+  const N tail = sigmoid_tail(N(2.0 * x));
+  return 4.0 * (tail * (1.0 - tail));
+}
+FUNCTION(slope_of_log_cosh, tanh(x), inverse_square_of_cosh(x))
+FUNCTION(log_cosh, log_cosh(x), slope_of_log_cosh(x))
 
 // a / max(p (1 - p), 1e-12) for a probability p.
 template <class T>

@@ -20,6 +20,7 @@ from cupy_losses import (
     hvp,
     jvp,
     kl_div,
+    log_cosh_loss,
     mse_loss,
     multilabel_soft_margin_loss,
     nll_loss,
@@ -175,6 +176,7 @@ SMALL: list[tuple[Any, Any, Any]] = [
         lambda x, y: 2.0**-20 / np.hypot(x - y, 2.0**-10) ** 3,
         lambda x, y: -(2.0**-20) / np.hypot(x - y, 2.0**-10) ** 3,
     ),
+    (log_cosh_loss, lambda x, y: np.cosh(x - y) ** -2, lambda x, y: -(np.cosh(x - y) ** -2)),
     (
         hypotenuse,
         lambda x, y: y**2 / np.hypot(x, y) ** 3,
@@ -193,7 +195,7 @@ def small_seconds(loss: Any, operands: list[Any], one: Any) -> list[Any]:
     return [grad_and_hess(loss)(*operands)[1], along, across]
 
 
-@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "own"])
+@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "log_cosh", "own"])
 def test_small_second_derivatives(loss: Any, twice: Any, mixed: Any, library: Library) -> None:
     """To the last digits, of autograd too."""
     expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
@@ -210,7 +212,7 @@ def test_small_second_derivatives(loss: Any, twice: Any, mixed: Any, library: Li
         np.testing.assert_allclose(library.host(result), wanted, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "own"])
+@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "log_cosh", "own"])
 def test_small_second_derivatives_of_float32(loss: Any, twice: Any, mixed: Any) -> None:
     emulator.require()
     expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
