@@ -61,7 +61,14 @@ def _binary_cross_entropy(input: Any, target: Any) -> Any:
         return _at_least(p * (1.0 - p), 1e-12)
 
     def by_input(p: Any, y: Any) -> Any:
-        return (p - y) / variance(p)
+        # The derivative of the quotient cancels near 0 and 1.
+        twice, mixed = curvature, lambda p, y: -1.0 / variance(p)
+        return with_derivatives(lambda p, y: (p - y) / variance(p), (twice, mixed), (p, y))
+
+    def curvature(p: Any, y: Any) -> Any:
+        rest = 1.0 - p
+        exact = y / (p * p) + (1.0 - y) / (rest * rest)
+        return np.where(p * rest < 1e-12, 1.0 / variance(p), exact)
 
     def minus_logit(p: Any) -> Any:
         return _at_least(np.log1p(-p), -100.0) - _at_least(np.log(p), -100.0)

@@ -266,15 +266,24 @@ DEVICE N inverse_square_of_cosh(N x) {
 FUNCTION(slope_of_log_cosh, tanh(x), inverse_square_of_cosh(x))
 FUNCTION(log_cosh, log_cosh(x), slope_of_log_cosh(x))
 
-// a / max(p (1 - p), 1e-12) for a probability p.
+// (p - y) / max(p (1 - p), 1e-12), the derivative of a negative log-likelihood by the probability
+// p. Its own derivative by p is y / p^2 + (1 - y) / (1 - p)^2: that of the quotient cancels near 0
+// and 1.
 template <class T>
-DEVICE Real<T> over_variance(Real<T> a, Real<T> p) {
+DEVICE Real<T> slope_by_probability(Real<T> p, Real<T> y) {
   const T variance = p.value * (T(1) - p.value);
-  return Real<T>(quotient(a.value, variance < T(1e-12) ? T(1e-12) : variance));
+  return Real<T>(quotient(p.value - y.value, variance < T(1e-12) ? T(1e-12) : variance));
 }
-template <class A, class P, If<(order<A> > 0 || order<P> > 0)> = 0>
-DEVICE auto over_variance(A a, P p) {
-  return a / at_least(p * (1.0 - p), 1e-12);
+template <class P, class Y, If<(order<P> > 0 || order<Y> > 0)> = 0>
+DEVICE auto slope_by_probability(P probability, Y target) {
+  constexpr int ORDER = order<P> > order<Y> ? order<P> : order<Y>;
+  const auto p = value_at<ORDER>(probability);
+  const auto y = value_at<ORDER>(target);
+  using X = Common<decltype(p), decltype(y)>;
+  const auto rest = 1.0 - p, variance = p * rest;
+  const X inverse = 1.0 / at_least(variance, 1e-12);
+  const X by_p = variance < 1e-12 ? inverse : X(y / (p * p) + (1.0 - y) / (rest * rest));
+  return of_two(X(slope_by_probability(p, y)), probability, by_p, target, X(-inverse));
 }
 
 // The negative log-likelihood of a probability, with torch's bounds: logarithms of at least -100,
@@ -301,7 +310,7 @@ DEVICE auto binary_cross_entropy(P probability, Y target) {
   using X = Common<decltype(p), decltype(y)>;
   X slope = X(0.0);
   if constexpr (order<P> == ORDER) {
-    slope = slope + over_variance(p - y, p) * probability.slope;
+    slope = slope + slope_by_probability(p, y) * probability.slope;
   }
   if constexpr (order<Y> == ORDER) {
     slope = slope - logit_of_probability(p) * target.slope;

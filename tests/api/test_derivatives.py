@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import cupy_losses.nn.functional
 from cupy_losses import (
+    binary_cross_entropy,
     charbonnier_loss,
     cross_entropy,
     grad,
@@ -168,23 +169,42 @@ def test_means_of_rows_times_a_cotangent(library: Library, rng: np.random.Genera
 
 
 hypotenuse = pointwise_loss("hypotenuse", lambda input, target: np.hypot(input, target))
-# Losses of an operand x and of another one y; the second derivatives by x twice and by both, which
-# are small beside what a product rule would subtract.
-SMALL: list[tuple[Any, Any, Any]] = [
-    (
-        functools.partial(charbonnier_loss, eps=2.0**-10),
-        lambda x, y: 2.0**-20 / np.hypot(x - y, 2.0**-10) ** 3,
-        lambda x, y: -(2.0**-20) / np.hypot(x - y, 2.0**-10) ** 3,
-    ),
-    (log_cosh_loss, lambda x, y: np.cosh(x - y) ** -2, lambda x, y: -(np.cosh(x - y) ** -2)),
-    (
-        hypotenuse,
-        lambda x, y: y**2 / np.hypot(x, y) ** 3,
-        lambda x, y: -x * y / np.hypot(x, y) ** 3,
-    ),
-]
 FAR = np.array([-40, -20, -10, -3, -1, -0.25, 2.0**-10, 0.5, 1, 2, 5, 9, 15, 30])
 NEAR = np.full(FAR.shape, 2.0**-7)
+PROBABILITIES = np.repeat(np.float64(np.array([1e-5, 0.3, 0.5, 0.7, 1 - 1e-5], "f4")), 3)
+LABELS = np.tile([0.0, 0.25, 1.0], 5)
+# Losses of an operand x and of another one y; these; the second derivatives by x twice and by both,
+# which are small beside what the rule of a product or a quotient would subtract.
+SMALL: list[Any] = [
+    pytest.param(
+        functools.partial(charbonnier_loss, eps=2.0**-10),
+        (FAR, NEAR),
+        lambda x, y: 2.0**-20 / np.hypot(x - y, 2.0**-10) ** 3,
+        lambda x, y: -(2.0**-20) / np.hypot(x - y, 2.0**-10) ** 3,
+        id="charbonnier_loss",
+    ),
+    pytest.param(
+        log_cosh_loss,
+        (FAR, NEAR),
+        lambda x, y: np.cosh(x - y) ** -2,
+        lambda x, y: -(np.cosh(x - y) ** -2),
+        id="log_cosh_loss",
+    ),
+    pytest.param(
+        pointwise_loss("hypotenuse", lambda input, target: np.hypot(input, target)),
+        (FAR, NEAR),
+        lambda x, y: y**2 / np.hypot(x, y) ** 3,
+        lambda x, y: -x * y / np.hypot(x, y) ** 3,
+        id="hypot",
+    ),
+    pytest.param(
+        binary_cross_entropy,
+        (PROBABILITIES, LABELS),
+        lambda p, y: y / p**2 + (1 - y) / (1 - p) ** 2,
+        lambda p, y: -1 / (p * (1 - p)),
+        id="binary_cross_entropy",
+    ),
+]
 
 
 def small_seconds(loss: Any, operands: list[Any], one: Any) -> list[Any]:
@@ -195,12 +215,14 @@ def small_seconds(loss: Any, operands: list[Any], one: Any) -> list[Any]:
     return [grad_and_hess(loss)(*operands)[1], along, across]
 
 
-@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "log_cosh", "own"])
-def test_small_second_derivatives(loss: Any, twice: Any, mixed: Any, library: Library) -> None:
+@pytest.mark.parametrize(("loss", "hosts", "twice", "mixed"), SMALL)
+def test_small_second_derivatives(
+    loss: Any, hosts: Any, twice: Any, mixed: Any, library: Library
+) -> None:
     """To the last digits, of autograd too."""
-    expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
-    arrays = [library.array(host) for host in (FAR, NEAR)]
-    got = small_seconds(loss, arrays, library.array(np.ones(FAR.shape)))
+    expected = [twice(*hosts), twice(*hosts), mixed(*hosts)]
+    arrays = [library.array(host) for host in hosts]
+    got = small_seconds(loss, arrays, library.array(np.ones(hosts[0].shape)))
     if library.is_torch:
         for array in arrays:
             array.requires_grad_()
@@ -212,14 +234,15 @@ def test_small_second_derivatives(loss: Any, twice: Any, mixed: Any, library: Li
         np.testing.assert_allclose(library.host(result), wanted, rtol=1e-13)
 
 
-@pytest.mark.parametrize(("loss", "twice", "mixed"), SMALL, ids=["charbonnier", "log_cosh", "own"])
-def test_small_second_derivatives_of_float32(loss: Any, twice: Any, mixed: Any) -> None:
+@pytest.mark.parametrize(("loss", "hosts", "twice", "mixed"), SMALL)
+def test_small_second_derivatives_of_float32(loss: Any, hosts: Any, twice: Any, mixed: Any) -> None:
     emulator.require()
-    expected = [twice(FAR, NEAR), twice(FAR, NEAR), mixed(FAR, NEAR)]
-    hosts = [host.astype(np.float32) for host in (FAR, NEAR, np.ones(FAR.shape))]
     with emulator.installed(seed=1) as device:
-        x, y, one = map(device.asarray, hosts)
-        got = small_seconds(loss, [x, y], one)
+        *arrays, one = (
+            device.asarray(host.astype(np.float32)) for host in (*hosts, np.ones(hosts[0].shape))
+        )
+        got = small_seconds(loss, arrays, one)
+    expected = [twice(*hosts), twice(*hosts), mixed(*hosts)]
     for result, wanted in zip(got, expected, strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6)
 
