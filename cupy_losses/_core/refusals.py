@@ -22,6 +22,7 @@ NUMBER = (
     "a value is no number while a formula is traced: write NumPy's function, np.log(x) for "
     "math.log(x), and no float(x) or int(x)"
 )
+MODULUS = "pow takes no third argument in a formula, which has no remainders: write x ** n"
 ELEMENT = "a formula is of one element, which has no length, no parts and no order"
 ROW = (
     "a formula of rows has no parts of a row and no order of its elements, but np.sum(x), "

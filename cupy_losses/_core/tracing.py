@@ -313,6 +313,17 @@ def _reflected(function: Callable[..., Any]) -> Callable[[Value, Any], Any]:
     return method
 
 
+def _without_modulus(power: Callable[[Value, Any], Any]) -> Callable[..., Any]:
+    """A power as the function pow() calls it."""
+
+    def method(self: Value, other: Any, modulus: Any = None) -> Any:
+        if modulus is not None:
+            raise _TraceError(refusals.MODULUS)
+        return power(self, other)
+
+    return method
+
+
 def _refused(message: str) -> Callable[..., NoReturn]:
     def method(self: Value, *arguments: Any, **options: Any) -> NoReturn:
         raise _TraceError(message.format(parts=self.recorder.parts))
@@ -406,7 +417,8 @@ class Value:
     __mod__, __rmod__ = _binary(np.remainder), _reflected(np.remainder)
     __divmod__, __rdivmod__ = _binary(np.divmod), _reflected(np.divmod)
     __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
-    __pow__, __rpow__ = _binary(np.power), _reflected(np.power)
+    __pow__ = _without_modulus(_binary(np.power))
+    __rpow__ = _without_modulus(_reflected(np.power))
     __and__, __rand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and)
     __or__, __ror__ = _binary(np.bitwise_or), _reflected(np.bitwise_or)
     __xor__, __rxor__ = _binary(np.bitwise_xor), _reflected(np.bitwise_xor)

@@ -802,6 +802,7 @@ UNTRACEABLE: list[tuple[Any, str, str]] = [
     (lambda x: x**x, "", r"exponent .* constant or a parameter: write np.exp\(b \* np.log\(a\)\)"),
     (lambda x: 2**x, "", "the exponent of a power must be a constant or a parameter"),
     (lambda x: np.power(2, x), "", "the exponent of a power must be a constant or a parameter"),
+    (lambda x: pow(x, 2, 3), "", r"pow takes no third argument .*: write x \*\* n$"),
     (lambda x: x % 2, "", "% is no function of a formula: make it of Python's operators and of"),
     (lambda x: x // 2, "", "// is no function of a formula"),
     (lambda x: x @ x, "", "@ is no function of a formula"),
