@@ -23,7 +23,7 @@ from .._verification.verify import verify
 from . import compiled
 from .entrance import loss_function
 from .prepared import Array, Prepared
-from .public import mark_as
+from .public import is_loss, mark_as, without_partials
 
 
 class OwnLoss(ABC):
@@ -221,10 +221,15 @@ def checked_names(
                 "a name must be an identifier of ASCII letters that begins with a letter, "
                 f"got {identifier!r}"
             )
-    names = (*operands, *parameters, *options, *_TAKEN)
-    for identifier in names:
-        if names.count(identifier) > 1:
-            raise ValueError(f"the name {identifier!r} is taken")
+    own = (*operands, *parameters)
+    for identifier in own:
+        if identifier in (*options, *_TAKEN):
+            raise ValueError(
+                f"the name {identifier!r} is taken, by an argument that all losses have: choose "
+                "another"
+            )
+        if own.count(identifier) > 1:
+            raise ValueError(f"the name {identifier!r} is taken, as it is there twice")
     return {
         parameter: Real().checked(f"{name}: the default of {parameter}", x)
         for parameter, x in parameters.items()
@@ -240,6 +245,12 @@ def arguments_of(
         raise TypeError(
             f"a ufunc has no names for operands: write lambda {names}: "
             f"{shown_name(function)}({names})"
+        )
+    if is_loss(function):
+        name = without_partials(function)[0].__name__
+        raise TypeError(
+            f"a formula is of numbers, and {name} is a loss of arrays already: call it as it is, "
+            f"with functools.partial({name}, …) for other defaults, or write its formula"
         )
     arguments = inspect.signature(function).parameters.values()
     for argument in arguments:

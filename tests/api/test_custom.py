@@ -167,6 +167,8 @@ def test_definition_errors() -> None:
         pointwise_loss("no name", "input")
     with pytest.raises(ValueError, match="'weight' is taken"):
         pointwise_loss("mine", "input", operands=("input", "weight"))
+    with pytest.raises(ValueError, match="'x' is taken, as it is there twice"):
+        pointwise_loss("mine", "x", operands=("x", "y"), parameters={"x": 1.0})
     for reserved in ("NULL", "INFINITY", "int", "requires", "T"):
         for options in ({"operands": ["x", reserved]}, {"parameters": {reserved: 1.0}}):
             with pytest.raises(ValueError, match=f"'{reserved}' means something else in C"):

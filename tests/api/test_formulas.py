@@ -22,7 +22,15 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import grad, grad_and_hess, mse_loss, pointwise_loss, row_loss, value_and_grad
+from cupy_losses import (
+    grad,
+    grad_and_hess,
+    huber_loss,
+    mse_loss,
+    pointwise_loss,
+    row_loss,
+    value_and_grad,
+)
 from cupy_losses._api import own
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core import tracing
@@ -651,6 +659,15 @@ def test_signature_and_docstring() -> None:
     assert module_level(input=ones, target=0 * ones, c=4) == 0.25
 
 
+ESCAPED: list[Any] = []
+
+
+@pointwise_loss
+def escaping(x: Any) -> Any:
+    ESCAPED.append(x)
+    return x
+
+
 @pytest.mark.parametrize(
     ("formula", "error", "message"),
     [
@@ -661,6 +678,10 @@ def test_signature_and_docstring() -> None:
         (lambda x, c="1": x, TypeError, "mine: the default of c must be a real number, got '1'"),
         (lambda x, c=None: x, TypeError, "c must be a real number, got NoneType"),
         (lambda x, weight: x, ValueError, "'weight' is taken"),
+        (lambda x, reduction="mean": x, ValueError, "an argument that all losses have: choose an"),
+        (mse_loss, TypeError, r"of numbers, and mse_loss is a loss of arrays already: call it as"),
+        (escaping, TypeError, "escaping is a loss of arrays already: .*, or write its formula$"),
+        (functools.partial(huber_loss, delta=2.0), TypeError, "and huber_loss is a loss of arr"),
         (lambda x, self=1.0: x, ValueError, "'self' is taken"),
         (lambda x, argnum=1.0: x, ValueError, "'argnum' is taken"),
         (lambda x, _c=1.0: x, ValueError, "that begins with a letter, got '_c'"),
@@ -756,15 +777,6 @@ def caught(x: Any) -> Any:
 
 def in_a_helper(x: Any) -> Any:
     return 2 * branch(x)
-
-
-ESCAPED: list[Any] = []
-
-
-@pointwise_loss
-def escaping(x: Any) -> Any:
-    ESCAPED.append(x)
-    return x
 
 
 # What cannot be traced, the line that is shown where it is not that of the formula, the message.
