@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core.arguments import one_of
+from .._core.arguments import digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, weight_refusal
 
@@ -79,7 +79,7 @@ def operand_of(call: Call, operands: Sequence[Array], number: int, option: str =
     """
     count = len(call.loss.operands)
     if not -count <= number < count:
-        raise ValueError(f"{option} must be in {-count} … {count - 1}, got {number}")
+        raise ValueError(f"{option} must be in {-count} … {count - 1}, got {digits(number)}")
     k = call.extra + number % count
     dtype = dtype_name(operands[k].dtype)
     if dtype not in FLOATING:

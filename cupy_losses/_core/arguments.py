@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,9 @@ from .dtypes import FLOATING, dtype_name
 # The reciprocal of the largest hyper-parameter is still a normal float32, see
 # cuda/numbers/dual.cuh.
 LARGEST = 2.0**120
+
+# Integers of more bits, some 80 digits, are not written out in messages.
+_MOST_BITS = 256
 
 
 class Argument(Protocol):
@@ -60,7 +63,7 @@ class Real:
         bound = ">" if self.open else ">="
         low = f"{self.minimum:.2g}" if self.minimum == -LARGEST else f"{self.minimum:g}"
         high = f"{self.maximum:.2g}{', or infinite' if self.infinite else ''}"
-        raise ValueError(f"{name} must be {bound} {low} and at most {high}, got {value}")
+        raise ValueError(f"{name} must be {bound} {low} and at most {high}, got {digits(value)}")
 
 
 _FACTOR = Real()
@@ -96,7 +99,7 @@ class Integer:
             raise TypeError(f"{name} must be an integer, got {described(value)}")
         number = int(value)
         if not -(2**63) <= number < 2**63:
-            raise ValueError(f"{name} must be an integer of 64 bits, got {number}")
+            raise ValueError(f"{name} must be an integer of 64 bits, got {digits(number)}")
         return number
 
 
@@ -137,5 +140,17 @@ def one_of(values: Iterable[Any]) -> str:
 
 
 def described(value: Any) -> str:
-    """A value in a message: strings and numbers in full, anything else by its type."""
-    return repr(value) if isinstance(value, str | numbers.Real) else type(value).__name__
+    """A value in a message: strings and numbers, anything else by its type."""
+    if isinstance(value, numbers.Real):
+        return digits(value, repr)
+    return repr(value) if isinstance(value, str) else type(value).__name__
+
+
+def digits(number: Any, shown: Callable[[Any], str] = str) -> str:
+    """A real number in a message: its digits, or how many bits it has if these are many."""
+    if isinstance(number, numbers.Rational):
+        bits = max(int(part).bit_length() for part in (number.numerator, number.denominator))
+        if bits > _MOST_BITS:
+            kind = "an integer" if isinstance(number, numbers.Integral) else "a fraction"
+            return f"{kind} of {bits} bits"
+    return shown(number)

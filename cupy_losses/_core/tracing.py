@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from . import refusals
+from .arguments import digits
 from .program import CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
 from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
 
@@ -272,9 +273,7 @@ def _constant(x: Any) -> float:
     try:
         return float(x)
     except OverflowError:
-        raise _TraceError(
-            f"a constant must be in the range of float64, got an integer of {x.bit_length()} bits"
-        ) from None
+        raise _TraceError(f"a constant must be in the range of float64, got {digits(x)}") from None
 
 
 def _is_real(x: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import inspect
 import math
 from pathlib import Path
@@ -108,6 +109,33 @@ def test_arguments_by_keyword(ones: Any) -> None:
         huber_loss(ones, ones, 1.0)  # type: ignore[call-arg, arg-type]
     with pytest.raises(TypeError, match="3 positional arguments but 4 .* are passed by keyword"):
         value_and_grad(quantile_loss)(ones, ones, 0.5, "sum")  # type: ignore[call-arg]
+
+
+own = pointwise_loss("own", lambda input, target, c=1.0: c * (input - target))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, number: huber_loss(x, x, delta=number),
+        lambda x, number: mse_loss(x, x, scale=number),
+        lambda x, number: mse_loss(x, x, reduction=number),
+        lambda x, number: nll_loss(x, x[:, 0], ignore_index=number),
+        lambda x, number: value_and_grad(mse_loss, number)(x, x),
+        lambda x, number: own(x, x, c=number),
+        lambda x, number: pointwise_loss("other", lambda input, c=number: c * input),
+        lambda x, number: pointwise_loss("other", lambda input: number * input),
+    ],
+)
+def test_numbers_of_many_digits(call: Any) -> None:
+    """Python does not write out all of them itself, from 4300 on."""
+    for number, bits in ((10**400, 1329), (-(10**5000), 16610)):
+        with pytest.raises((TypeError, ValueError), match=rf"got an integer of {bits} bits"):
+            call(np.ones((2, 3)), number)
+    with pytest.raises(ValueError, match="delta must be > 0 .*, got a fraction of 1329 bits$"):
+        huber_loss(np.ones(3), np.ones(3), delta=fractions.Fraction(10**400, 3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"delta must be > 0 .*, got {10**77}$"):
+        huber_loss(np.ones(3), np.ones(3), delta=10**77)
 
 
 def test_classes_along_another_axis(library: Library) -> None:
