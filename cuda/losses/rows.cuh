@@ -153,8 +153,9 @@ struct LinearPart<N, OF_DISTANCES> {
 
   struct Batch {
     HalvedSum<N> mass, spread;
-    DEVICE void add(int place, N counts, N x, T maximum) {
-      mass.add(place, counts);
+    // Counts that do not vary have no slope: 0 times an infinite distance would be NaN.
+    DEVICE void add(int place, auto counts, N x, T maximum) {
+      mass.add(place, N(counts));
       spread.add(place, counts * (x - Real<T>(maximum)));
     }
   };
@@ -190,7 +191,7 @@ struct LinearPart<N, OF_ELEMENTS> {
 
   struct Batch {
     HalvedSum<N> sum;
-    DEVICE void add(int place, N, N x, T) { sum.add(place, x); }
+    DEVICE void add(int place, Real<T>, N x, T) { sum.add(place, x); }
   };
   static DEVICE LinearPart zero() { return {RunningSum<N>::zero()}; }
   template <bool FIRST>
@@ -393,7 +394,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     elements.each([&](int place, auto column, const auto& x, auto... counts) {
       const N own = term(terms, get<0>(x));
       if ((HIDES || column != target.column) && (counts && ...)) sums.add(place, own);
-      linear.add(place, N(weight_of(x)), get<0>(x), state.maximum);
+      linear.add(place, weight_of(x), get<0>(x), state.maximum);
     });
     put<FIRST>(state.sum, sums.total());
     state.template take<FIRST>(linear);
@@ -477,9 +478,17 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 
  private:
-  // The probability of an element, smoothed, times the weight of its class.
-  DEVICE auto weighted_target(const auto& row, const auto& x) const {
-    auto y = get<1>(x);
+  // The probability of an element, smoothed, times the weight of its class. It has no slope where
+  // the row has no tangent of it.
+  template <class Row>
+  DEVICE auto weighted_target(const Row& row, const auto& x) const {
+    if constexpr (Row::template Loaded<1>::HAS_SLOPE) {
+      return weighted(row, x, get<1>(x));
+    } else {
+      return weighted(row, x, Real<T>(plain(get<1>(x))));
+    }
+  }
+  DEVICE auto weighted(const auto& row, const auto& x, auto y) const {
     if constexpr (SMOOTHED) {
       y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));
     }

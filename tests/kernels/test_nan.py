@@ -6,6 +6,7 @@ an operand, both have to agree with one another.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cupy_losses import cross_entropy, value_and_grad
+from cupy_losses import cross_entropy, jvp, value_and_grad
 
 from .. import emulator
 from ..emulator import installed
@@ -195,3 +196,35 @@ def test_infinite_scores(dtype: str, columns: int) -> None:
             np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
         else:
             np.testing.assert_array_equal(found.astype(np.float64), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize("columns", levels.first([5, 21, 210]))
+@pytest.mark.parametrize("dtype", levels.first(["float32", "bfloat16"]))
+def test_tangents_of_infinite_losses(dtype: str, columns: int) -> None:
+    """They are finite where a class that counts is impossible: what is constant has no slope."""
+    emulator.require()
+    rng = np.random.default_rng(17)
+    scores, along = rng.standard_normal((2, 5, columns)).astype(DTYPES[dtype])
+    scores[::2, 1] = -np.inf
+    classes = rng.integers(2, columns, 5)
+    probabilities = rng.dirichlet(np.ones(columns), 5).astype(DTYPES[dtype])
+    weight = rng.uniform(0.5, 2, columns).astype(DTYPES[dtype])
+    wide, tangent = (torch.tensor(x.astype(np.float64)) for x in (scores, along))
+    weights = torch.tensor(weight.astype(np.float64))
+    for target, smoothing in (classes, 0.25), (probabilities, 0.0), (probabilities, 0.25):
+        y = torch.tensor(target if target is classes else target.astype(np.float64))
+        options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": "none"}
+        loss = functools.partial(F.cross_entropy, target=y, weight=weights, **options)
+        expected = [x.numpy() for x in torch.func.jvp(loss, (wide,), (tangent,))]
+        assert np.isinf(expected[0][::2]).all()
+        with installed(seed=1) as device:
+            arrays = [device.asarray(x) for x in (scores, target, weight, along)]
+            loss = functools.partial(cross_entropy, weight=arrays[2], **options)
+            found = [x.get() for x in jvp(loss, arrays[:2], (arrays[3], None))]
+        on_host = functools.partial(cross_entropy, weight=weight, **options)
+        for results in found, jvp(on_host, (scores, target), (along, None)):
+            for result, wanted in zip(results, expected, strict=True):
+                unit = float(np.finfo(np.float32).eps) if dtype == "float32" else 2.0**-8
+                got = result.astype(np.float64)
+                np.testing.assert_allclose(got, wanted, rtol=8 * unit, atol=8 * unit)
