@@ -151,7 +151,7 @@ EQUIVALENT: dict[str, str] = {
         "x is not the floor there"
     ),
     "return x <= floor ? Real<T>(floor) : x;": "the same number both ways",
-    "return Real<T>(quotient(a.value, variance <= T(1e-12) ? T(1e-12) : variance));": (
+    "return Real<T>(quotient(p.value - y.value, variance <= T(1e-12) ? T(1e-12) : variance));": (
         "the same number both ways"
     ),
     "return (of_p <= T(-100) ? T(-100) : of_p) - (of_rest < T(-100) ? T(-100) : of_rest);": (
