@@ -168,7 +168,6 @@ def test_means_of_rows_times_a_cotangent(library: Library, rng: np.random.Genera
     np.testing.assert_allclose(library.host(got), expected.numpy(), 1e-12, 1e-15)
 
 
-hypotenuse = pointwise_loss("hypotenuse", lambda input, target: np.hypot(input, target))
 FAR = np.array([-40, -20, -10, -3, -1, -0.25, 2.0**-10, 0.5, 1, 2, 5, 9, 15, 30])
 NEAR = np.full(FAR.shape, 2.0**-7)
 PROBABILITIES = np.repeat(np.float64(np.array([1e-5, 0.3, 0.5, 0.7, 1 - 1e-5], "f4")), 3)

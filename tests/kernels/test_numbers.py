@@ -155,6 +155,15 @@ def check_seam(kernels: Module) -> None:
     np.testing.assert_array_equal(got[0], np.float32(0.4337808))
 
 
+def check_bound(kernels: Module) -> None:
+    """Where p (1 - p) is its bound, the second derivatives are those above it."""
+    call, _ = prepared(edge("binary_cross_entropy")[0], 1)
+    p = 1.000000000001e-12
+    assert p * (1 - p) == 1e-12
+    got, wanted = both_backends(kernels, "double", call, np.array([[p], [0.25]]))
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
 def both_backends(kernels: Module, real: str, call: Call, x: Array) -> tuple[Array, Array]:
     """The value, first and second derivatives of a loss: the kernel's and the host's."""
     count, n = x.shape
@@ -256,6 +265,7 @@ def test_edges(kernels: Module, real: str) -> None:
     for case, x in EDGES:
         check_edge(kernels, case, x, real)
     check_seam(kernels)
+    check_bound(kernels)
 
 
 def test_overflow(kernels: Module) -> None:

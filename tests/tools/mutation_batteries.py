@@ -178,6 +178,7 @@ def pointwise(device: Device) -> None:
     for (case, x), real in itertools.product(test_numbers.EDGES, ("float", "double")):
         test_numbers.check_edge(kernels, case, x, real)
     test_numbers.check_seam(kernels)
+    test_numbers.check_bound(kernels)
     test_numbers.check_overflow(kernels)
     test_numbers.check_not_finite(kernels)
     test_numbers.check_sums(kernels)
