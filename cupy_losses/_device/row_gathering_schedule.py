@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +20,10 @@ THREADS_OF_MULTIPROCESSOR = 1536  # resident at once, with 40 registers each; gr
 TILE_BYTES = 512 << 10  # of its gradients, or one row
 LONG_BYTES = 8 << 10  # of a row; cuda/kernels/rows.cu writes the gradients of longer ones
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
-WRITING_THREADS = 1 << 21  # of rows whose elements lie apart, which have slices of
-LEAST_OF_SLICE = 64  # elements at least
+# Where elements lie apart, rows have slices of LEAST_OF_SLICE elements or more, if fewer threads
+# than WRITING_THREADS would write.
+WRITING_THREADS = 1 << 21
+LEAST_OF_SLICE = 64
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Gathering:
 
     Attributes:
         rows: Those of a tile.
-        beside: Whether neighbouring threads write gradients of neighbouring rows.
+        beside: Whether the gradients of neighbouring rows lie beside each other.
         slices: The parts of the gradient of a row. With several, values take a launch of their own.
 
     """
@@ -42,7 +43,7 @@ class Gathering:
 
 
 def gathering(operands: RowOperands) -> Gathering | None:
-    """How the kernel works on rows that their gradients would lie so; None if it does not."""
+    """How the kernel works on these rows; None if their gradients would lie in another way."""
     problem, rows, main = operands.problem, operands.rows, operands.main
     input = problem.operands[problem.leading + problem.call.extra]
     columns, size = rows.columns, item_size(main.dtype)
@@ -67,7 +68,7 @@ def gathered_rows_schedule(
 ) -> Schedule:
     """By kernels/gathered_rows.cu."""
     layout, fields = operands.layout([*operands.inputs, *outputs], ())
-    segments = min(math.ceil(operands.rows.number / gathering.rows), SEGMENTS)
+    segments = min(-(-operands.rows.number // gathering.rows), SEGMENTS)
     of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_OF_MULTIPROCESSOR
     resident = resident_blocks(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
