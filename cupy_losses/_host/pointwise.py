@@ -86,8 +86,7 @@ def evaluate(
     read = operands[1:] if request.denominator else operands
     leading = request.extra - request.denominator
     views = [x if x.shape == shape else broadcast(x, shape) for x in read]
-    with np.errstate(all="ignore"):  # functions of hyper-parameters are computed here
-        divisors, schedule, parameters = _ready(loss, call, request, plan, operands, views)
+    divisors, schedule, parameters = _ready(loss, call, request, plan, operands, views)
     value = None if plan.value is None else Value(plan.value)
     gradients = {k: Gradient(new, operands[request.extra + k]) for k, new in plan.gradients.items()}
     mask = views.pop(leading) if call.masked else None
@@ -132,7 +131,8 @@ def _ready(
     schedule = plan.schedules.get(key)
     if schedule is None:
         dtypes = [view.dtype for view in views]
-        schedule = _schedule(loss, call, request, plan, dtypes, divisors.finish, constants)
+        with np.errstate(all="ignore"):  # functions of hyper-parameters are computed here
+            schedule = _schedule(loss, call, request, plan, dtypes, divisors.finish, constants)
         keep(plan.schedules, key, schedule, _MOST)
     ready = _Ready(divisors, schedule, parameters)
     if not (request.denominator or plan.denominator.of_data):
