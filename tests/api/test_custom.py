@@ -39,7 +39,7 @@ from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import Library, ulps
 from ..tables.losses import SIMPLE, Case
-from ..tools import requirements
+from ..tools import forks, requirements
 
 square = pointwise_loss(
     "square",
@@ -438,36 +438,17 @@ for _ in range(2):
 """
 
 
-FORKED_MEANWHILE = """
-import os, threading
-import numpy as np
-from cupy_losses import pointwise_loss
-from cupy_losses._api import functions
-from cupy_losses._core import loss as losses
-
-held, forks = threading.Barrier(2), threading.Event()
-
-def hold(lock):
-    with lock:
-        held.wait()
-        forks.wait(0.2)
-
-for lock in (functions._lock, losses._making_known):
-    threading.Thread(target=hold, args=(lock,)).start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        pointwise_loss("mine", lambda input: input * 2.0)(np.ones(2))
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_while_another_thread_defines_a_loss() -> None:
     """The new process, which has no such thread, defines one itself."""
-    code = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_MEANWHILE]
-    subprocess.run(code, check=True, timeout=60)
+    forks.while_held(
+        "import numpy as np\n"
+        "from cupy_losses import pointwise_loss\n"
+        "from cupy_losses._api import functions\n"
+        "from cupy_losses._core import loss as losses",
+        "functions._lock, losses._making_known",
+        'pointwise_loss("mine", lambda input: input * 2.0)(np.ones(2))',
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

@@ -9,8 +9,6 @@ import inspect
 import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import types
 import warnings
@@ -33,6 +31,7 @@ from cupy_losses._acceleration.switch import Acceleration
 from cupy_losses._device import driver
 
 from ..tables.examples import Example
+from ..tools import forks
 from ..tools.levels import case, covering
 from . import test_nn as of_nn
 from .test_nn import NAMES, REDUCTIONS, city_block
@@ -231,36 +230,16 @@ def test_an_interrupt_while_functions_are_switched(
     assert_off()
 
 
-FORKED_MEANWHILE = """
-import os, threading
-import torch
-from cupy_losses import accelerate
-from cupy_losses._acceleration import replacement, tallies
-
-held, forks = threading.Barrier(2), threading.Event()
-
-def hold(lock):
-    with lock:
-        held.wait()
-        forks.wait(0.2)
-
-for lock in (replacement._switching, tallies._lock):
-    threading.Thread(target=hold, args=(lock,)).start()
-    held.wait()
-    child = os.fork()
-    if not child:
-        with accelerate():
-            torch.nn.functional.mse_loss(torch.ones(2), torch.ones(2))
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_fork_while_another_thread_switches() -> None:
     """The new process, which has no such thread, switches and counts itself."""
-    code = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED_MEANWHILE]
-    subprocess.run(code, check=True, timeout=60)
+    forks.while_held(
+        "import torch\n"
+        "from cupy_losses import accelerate\n"
+        "from cupy_losses._acceleration import replacement, tallies",
+        "replacement._switching, tallies._lock",
+        "with accelerate():\n    torch.nn.functional.mse_loss(torch.ones(2), torch.ones(2))",
+    )
 
 
 @pytest.mark.usefixtures("on_gpu")
