@@ -64,9 +64,6 @@ struct OneOfEachRow {
   }
 };
 
-// The warps of a block that write parts of the same sectors do so one soon after the other.
-DEVICE void keep_in_step() { __syncthreads(); }
-
 // Writes the gradients [begin, end) of the row of a thread, if it is there: `own` in a column, 0 or
 // NaN in the others.
 template <int G, class E, class Column>

@@ -47,6 +47,9 @@ DEVICE T denominator_without_loss(const auto& context) {
   return context.status == INVALID ? sample_weight<T>(context) : T(0);
 }
 
+// The warps of a block that write parts of the same sectors do so one soon after the other.
+DEVICE void keep_in_step() { __syncthreads(); }
+
 // The context of a row, which is ignored where there is none.
 DEVICE auto prologue_of(const auto& loss, const auto& row, bool present, const auto& prefetched) {
   decltype(loss.prologue(row, prefetched)) context;

@@ -18,16 +18,16 @@
 //   STATE_BYTES      the room for a state, of each share and of each section
 //   VECTORS          bit k: the elements of array k in WIDTH rows are one access, and in no array
 //                    does the last dimension end between these rows
-//   STAGED           whether gradients go through shared memory
+//   IN_STEP          whether warps write gradients of the same columns one soon after the other
 //   OVERLAP          how many rows of a tile the next one has, too
 template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          bool AHEAD_, int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool STAGED_,
+          bool AHEAD_, int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool IN_STEP_,
           int OVERLAP_>
 struct StridedTeam {
   static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
                        RESIDENT = RESIDENT_;
   static constexpr int COUNT = COUNT_, SURE = SURE_;
-  static constexpr bool STAYS = STAYS_, AHEAD = AHEAD_, STAGED = STAGED_;
+  static constexpr bool STAYS = STAYS_, AHEAD = AHEAD_, IN_STEP = IN_STEP_;
   static_assert(!AHEAD || (STAYS && THREADS_PER_ROW == 1), "a thread has all elements of its rows");
   static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = VECTORS_;

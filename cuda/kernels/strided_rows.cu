@@ -11,9 +11,10 @@
 // several blocks, in two launches. Bytes of device memory an element, with operands and gradients
 // of s bytes: the loss of one operand s, with its gradient 2s, or 3s where a row is too long.
 //
-// Gradients may begin within sectors of memory. Those of rows in registers go through shared
-// memory, see kernels/strided_stage.cuh. Tiles of longer rows overlap by the rows of a sector, so
-// that each has all that it needs for the gradients of whole sectors.
+// Gradients may begin within sectors of memory, such as those of classes ahead of an odd number of
+// pixels. Neighbouring warps then write parts of one sector. Those of rows in registers do so one
+// soon after the other, so that the cache has whole sectors to write. Tiles of longer rows overlap
+// by the rows of a sector, so that each has all that it needs for the gradients of whole sectors.
 //
 // Order of summation: the elements of a section in order, in batches, then the sections of a share
 // in order, then shares in order. All that follows from the length of a row and the dtypes. The
@@ -23,7 +24,7 @@
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
-#include "kernels/strided_stage.cuh"
+#include "kernels/strided_batch.cuh"
 
 // The work of a block on its tiles.
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
@@ -190,12 +191,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
 
-  // Writes the gradients of a batch.
+  // Writes the gradients of a batch. Of rows that stay in registers, by all threads of the block.
   DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                             const Finished (&done)[WIDTH]) const {
     write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
-      (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
+      if (rows.present) (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
     }
   }
   // The same for sections of which each thread of a row takes every THREADS_PER_ROW-th one.
@@ -205,19 +206,6 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     for (int section = begin + Team::thread(); section < end; section += Team::THREADS_PER_ROW) {
       each_batch<true>(rows, section,
                        [&](const auto& part) { differentiate(part, rows, contexts, done); });
-    }
-  }
-  // The same for a tile, by all threads of the block, through shared memory if it is one stretch.
-  DEVICE void differentiate_tile(const auto& batch, Index tile, const Rows& rows,
-                                 const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
-                                 unsigned& turn) const {
-    const Index begin = tile * Team::OWN_ROWS;
-    const int count = int(min(Index(Team::ROWS), n - begin));
-    const auto from = locate(begin), to = locate(begin + count - 1);
-    if (is_stretch(from, to, count)) {
-      stage(Range<Loss::OPERANDS>(), batch, from, count, rows, contexts, done, turn);
-    } else if (rows.present) {
-      differentiate(batch, rows, contexts, done);
     }
   }
   // The same for a tile whose elements are read again, by all threads of the block: gradients of
@@ -245,7 +233,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const Rows rows{{locate(begin + own)}, begin + own, true};
       const Context context[WIDTH] = {contexts_of_rows[own]};
       const Finished done[WIDTH] = {finished[own]};
-      differentiate(load<0, true, SECTOR>(rows, first), rows, context, done);
+      if (first + (Team::COUNT - 1) * SECTOR < Column(columns)) {
+        differentiate(load<Team::COUNT, true, SECTOR>(rows, first), rows, context, done);
+      } else {
+        differentiate(load<0, true, SECTOR>(rows, first), rows, context, done);
+      }
     }
   }
 
@@ -316,68 +308,6 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     loss.template add<FIRST>(state, row, context, elements);
   }
 
-  // Whether the rows from one to another lie side by side in all gradients.
-  DEVICE bool is_stretch(const auto& from, const auto& to, int count) const {
-    return ((K < Row::INPUTS || to.offset[K] - from.offset[K] == count - 1) && ...);
-  }
-  // The bytes of the columns of a turn, of array S if it is a gradient, and of the widest gradient.
-  template <int S>
-  static __device__ constexpr int bytes_of_turn() {
-    if constexpr (S < Row::INPUTS) {
-      return 0;
-    } else {
-      return sizeof(typename StridedStage<typename Row::template Element<S>, Team>::Columns);
-    }
-  }
-  static __device__ constexpr int most_bytes_of_turn() {
-    int most = 0;
-    ((most = most < bytes_of_turn<K>() ? bytes_of_turn<K>() : most), ...);
-    return most;
-  }
-  template <int... I>
-  DEVICE void stage(Indices<I...>, const auto& batch, const auto& from, int count, const Rows& rows,
-                    const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
-                    unsigned& turn) const {
-    (stage_operand<I>(batch, from, count, rows, contexts, done, turn), ...);
-  }
-  template <int I>
-  DEVICE void stage_operand(const auto& batch, const auto& from, int count, const Rows& rows,
-                            const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH],
-                            unsigned& turn) const {
-    if constexpr (bool(WANTED >> I & 1u)) {
-      constexpr int G = Row::template GRADIENT<WANTED, I>;
-      using E = typename Row::template Element<G>;
-      using Stage = StridedStage<E, Team>;
-      const Stage stage{get<G>(pointers) + from.offset[G], layout.template step<G>(), count};
-#pragma unroll
-      for (int begin = 0; begin < Team::COUNT; begin += Stage::COUNT) {
-        auto& staged = Stage::template columns<most_bytes_of_turn()>(turn++);
-        const auto place_of = [&](int k) {
-          return stage.place(staged, k - begin, batch.column(k), Team::row());
-        };
-        if (rows.present) {
-#pragma unroll
-          for (int k = begin; k < begin + Stage::COUNT && k < Team::COUNT; ++k) {
-            if (!batch.holds(k)) continue;
-            E* const place = place_of(k);
-            ((place[V] = convert<E>(slope<I, V>(batch, rows, contexts, done, k))), ...);
-          }
-          if constexpr (Loss::SINGLE && I == 0) {
-            const auto put_target = [&](int v) {
-              if (contexts[v].status != ACTIVE) return;
-              const Column k = contexts[v].column - batch.first;
-              if (k < begin || k >= begin + Stage::COUNT) return;
-              place_of(int(k))[v] = convert<E>(slope_of_target(done[v]));
-            };
-            (put_target(V), ...);
-          }
-        }
-        __syncthreads();
-        stage.store(staged, begin, columns);
-      }
-    }
-  }
-
   template <int... I>
   DEVICE void write(Indices<I...>, const auto& batch, const Rows& rows,
                     const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
@@ -388,24 +318,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void write_operand(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                             const Finished (&done)[WIDTH]) const {
     if constexpr (bool(WANTED >> I & 1u)) {
-      if (((contexts[V].status == ACTIVE) && ...)) {
-        write_slopes<I>(batch, rows, [&](auto which, int k) {
-          return slope_of_active<I, decltype(which)::value>(batch, rows, done, k);
-        });
-      } else {
-        write_slopes<I>(batch, rows, [&](auto which, int k) {
-          return slope<I, decltype(which)::value>(batch, rows, contexts, done, k);
-        });
-      }
+      write_slopes<I>(batch, rows, [&](auto which, int k) {
+        return slope<I, decltype(which)::value>(batch, rows, contexts, done, k);
+      });
     }
   }
   // The gradient by operand I of the element of place k in row R.
   template <int I, int R>
   DEVICE T slope(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                  const Finished (&done)[WIDTH], int k) const {
+    // Selected, as neighbouring threads would take both ways of a branch, one after the other.
     const Status status = contexts[R].status;
-    if (status != ACTIVE) return without_loss<T>(status);
-    return slope_of_active<I, R>(batch, rows, done, k);
+    const T of_active = slope_of_active<I, R>(batch, rows, done, k);
+    return status == ACTIVE ? of_active : without_loss<T>(status);
   }
   template <int I, int R>
   DEVICE T slope_of_active(const auto& batch, const Rows& rows, const Finished (&done)[WIDTH],
@@ -416,11 +341,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   template <int I, class B>
   DEVICE void write_slopes(const B& batch, const Rows& rows, auto slope) const {
-    constexpr int G = Row::template GRADIENT<WANTED, I>;
+    constexpr int G = Row::template GRADIENT<WANTED, I>, COLUMNS_IN_STEP = 16;
     using E = typename Row::template Element<G>;
 #pragma unroll
     for (int k = 0; k < Team::COUNT; ++k) {
-      if (!batch.holds(k)) continue;
+      if (Team::IN_STEP && k % COLUMNS_IN_STEP == 0) keep_in_step();
+      if (!batch.holds(k) || (Team::IN_STEP && !rows.present)) continue;
       const Stored<G> slopes{{convert<E>(slope(Constant<V>(), k))...}};
       if constexpr (IS_VECTOR<G>) {
         store_vector<WIDTH>(address<G, B::STEP>(rows, 0, batch.first, k), slopes);
@@ -492,7 +418,6 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS, 1>();
   State* const states_of_shares = reinterpret_cast<State*>(shared);
   const int mine = threadIdx.x;
-  [[maybe_unused]] unsigned turn = 0;  // of shared memory
   using Tile = typename Work::Tile;
   [[maybe_unused]] Select<Team::AHEAD, Tile, Nothing> coming;
   if constexpr (Team::AHEAD) coming = work.load_tile(tile);
@@ -595,12 +520,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
 
-    if constexpr (GRADIENTS && Team::STAGED) {
-      work.differentiate_tile(batch, tile, rows, contexts, done, turn);
-    } else if constexpr (GRADIENTS && OVERLAPS) {
+    if constexpr (GRADIENTS && OVERLAPS) {
       work.differentiate_sectors(tile, contexts_of_rows, finished);
     } else if constexpr (GRADIENTS && Team::STAYS) {
-      if (rows.present) work.differentiate(batch, rows, contexts, done);
+      if (Team::IN_STEP || rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
       work.differentiate_sections(begin, end, rows, contexts, done);
     }

@@ -100,10 +100,13 @@ class Rows:
 
     def has_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether elements of two neighbouring rows are one access; `others` lie beside."""
+        aligned = not array.misaligned % (2 * item_size(array.dtype))
+        return aligned and self.lie_in_pairs(array, others)
+
+    def lie_in_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
+        """The same at some address of the array."""
         length, steps = self._stretches(array, others)
-        pair = 2 * item_size(array.dtype)
-        uneven = length % 2 or array.misaligned % pair or any(step % 2 for step in steps)
-        return length > 0 and not uneven
+        return length > 0 and not (length % 2 or any(step % 2 for step in steps))
 
     def lies_in_parts(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether long stretches of neighbouring rows begin within sectors of memory.

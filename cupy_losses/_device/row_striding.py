@@ -21,11 +21,13 @@ WORDS = 64  # of four bytes each, of a row that stays with a thread, at most
 BATCH = 16  # words of a batch of a longer row
 
 # Rows with few words are loaded while a thread works on those of the tile before, if there are
-# registers for what it has then. It has two rows if they are of half precision or very short: more
-# bytes are on their way then. Only that follows from the number of rows, and not the threads from
-# gradients, so that a mean has the same bits with its gradient. As measured on an H100.
+# registers for what it has then. It has two rows if they are very short, or of half precision and
+# in pairs: more bytes are on their way then. Only that follows from the number of rows, and not the
+# threads from gradients, so that a mean has the same bits with its gradient. As measured on an
+# H100, those that do not lie in pairs on an H200.
 FEW_WORDS = 12
 PAIR_WORDS = 4
+PAIR_WORDS_OF_HALVES = 3  # the same in half precision, of rows that do not lie in pairs
 THREADS_OF_FEW = 128  # of a block
 THREADS_OF_FEW_HALVES = 256  # the same in half precision
 # By the bytes of the widest number, of a loss alone and with gradients: the threads that a
@@ -68,6 +70,9 @@ SEGMENTS_OF_HALVES = 2048  # the same in half precision
 # gradients begin within sectors.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same for such gradients, or of longer rows
+WIDE_WORDS = (
+    32  # of a row that stays with one thread, at most: with more too few blocks are resident
+)
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
@@ -101,7 +106,7 @@ class StridedRows:
         share: The sections of a share.
         shares: The shares of a row.
         of_block: How many sections of a tile a block works on; 0 for all of them.
-        staged: Whether gradients go through shared memory: see kernels/strided_stage.cuh.
+        in_step: Whether warps write gradients of the same columns one soon after the other.
         overlap: How many rows of a tile the next one has, too.
 
     """
@@ -118,7 +123,7 @@ class StridedRows:
     share: int = 1
     shares: int = 1
     of_block: int = 0
-    staged: bool = False
+    in_step: bool = False
     overlap: int = 0
     few: bool = False
     ahead: bool = False
@@ -149,13 +154,15 @@ def strided_rows(
     in_parts: bool = False,
     overlap: int = 0,
     in_pairs: bool = True,
+    lie_in_pairs: bool = True,
 ) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
     many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
     rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
-    `in_pairs`: the elements of two rows, of two bytes each, are one access.
+    `in_pairs`: the elements of two rows, of two bytes each, are one access; they would be at some
+    address where `lie_in_pairs`.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -177,6 +184,7 @@ def strided_rows(
                     gradients=gradients,
                     in_parts=in_parts,
                     in_pairs=in_pairs,
+                    lie_in_pairs=lie_in_pairs,
                 )
             longest = threads_per_row * count
     return _in_shares(
@@ -204,21 +212,23 @@ def _that_stay(
     gradients: bool,
     in_parts: bool,
     in_pairs: bool,
+    lie_in_pairs: bool,
 ) -> StridedRows:
     """The team of rows that stay in registers; `even`: their number is."""
-    staged = in_parts and threads_per_row == 1
     few = threads_per_row == 1 and count * words <= FEW_WORDS
     ahead = False
     if few:
-        pairs = even and (width == 2 or count * words <= PAIR_WORDS)
+        most = PAIR_WORDS_OF_HALVES if width == 2 else PAIR_WORDS
+        pairs = even and (count * words <= most or (width == 2 and lie_in_pairs))
         threads = THREADS_OF_FEW_HALVES if width == 2 else THREADS_OF_FEW
         at_once, most_ahead = FEW_AT_ONCE[max(2, *sizes)][gradients]
         ahead = count * words * (1 + pairs) <= most_ahead
         resident = at_once // threads
     else:
-        pairs = in_pairs or (width == 2 and staged and even)
-        threads = WIDE_THREADS if in_parts else THREADS
-        is_wide = max(sizes) > 4 or (width == 2 and (in_pairs or staged))
+        pairs = in_pairs
+        wide = in_parts and (threads_per_row > 1 or count * words <= WIDE_WORDS)
+        threads = WIDE_THREADS if wide else THREADS
+        is_wide = max(sizes) > 4 or (width == 2 and pairs)
         of_words = _threads_at_once(gradients, in_parts, is_wide)
         resident = _resident(threads, count * words, of_words)
     return StridedRows(
@@ -233,7 +243,7 @@ def _that_stay(
         resident=resident,
         segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
         shares=threads_per_row,
-        staged=staged,
+        in_step=in_parts and threads_per_row == 1,
     )
 
 

@@ -34,6 +34,7 @@ def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         in_parts=in_parts,
         overlap=_overlap(operands, outputs) if in_parts else 0,
         in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, inputs),
+        lie_in_pairs=rows.lie_in_pairs(main, inputs),
     )
 
 
@@ -86,7 +87,7 @@ def _team_type(operands: RowOperands, strided: StridedRows, arrays: Sequence[Row
         strided.ahead,
         *map(str, (strided.resident, state_bytes(operands))),
         bits(pairs),
-        strided.staged,
+        strided.in_step,
         str(strided.overlap),
     )
 

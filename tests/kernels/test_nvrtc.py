@@ -353,26 +353,6 @@ def test_the_widest_states_of_strided_rows_fit(name: str, dtype: str, architectu
     assert len(static_checks.compile_program(source, kernels, architecture).kernels) == 2
 
 
-@pytest.mark.parametrize("columns", [3, 16])
-@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("bfloat16", "float64")])
-def test_gradients_of_two_dtypes_are_staged_in_the_same_memory(
-    dtypes: tuple[str, str], columns: int
-) -> None:
-    """A block may have 48 KiB: too little for places of pairs of rows in each dtype."""
-    loss = next(loss for loss in ROW_LOSSES if loss.name == "cross_entropy, probabilities")
-    call = Call(loss, "mean", (0.0, 0.0))
-    shape = (2, columns, 1030)  # begin within sectors of memory
-    operands = tuple(static_checks.dense(dtype, *shape) for dtype in dtypes)
-    with planned() as names:
-        problem = Problem(call, Request(wanted=(0, 1)), operands, (0, 0), shape, False, device=0)
-        loss.plan(NO_ARRAYS, problem)
-    (name,) = names
-    assert name.startswith("strided_rows<")
-    assert ", true, 0>, WHOLE" in name  # staged
-    source = sources.source("kernels/strided_rows.cu")
-    assert static_checks.compile_program(source, [name], 90).kernels
-
-
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_cache_policies_are_encoded(architecture: int) -> None:
     """In kernels that the assembler encodes wrongly where addresses are uniform."""

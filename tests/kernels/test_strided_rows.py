@@ -104,10 +104,10 @@ def test_threads_of_rows_that_do_not_stay() -> None:
 
 @pytest.mark.quick
 def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
-    """Where one thread has a row, they are staged; tiles of rows that are read again overlap."""
-    for columns, rows_of_tile, staged, overlap in (
+    """Where one thread has a row, warps keep in step; tiles of rows that are read again overlap."""
+    for columns, rows_of_tile, in_step, overlap in (
         (21, 256, True, 0),
-        (60, 256, True, 0),
+        (60, 128, True, 0),
         (80, 128, False, 0),
         (150, 64, False, 0),
         (300, 128, False, 8),
@@ -115,10 +115,10 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (2000, 32, False, 8),
     ):
         team = strided_rows(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
-        assert (team.threads // team.threads_per_row, team.staged) == (rows_of_tile, staged)
+        assert (team.threads // team.threads_per_row, team.in_step) == (rows_of_tile, in_step)
         assert team.overlap == overlap
         aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
-        assert not aligned.staged
+        assert not aligned.in_step
         assert aligned.overlap == 0
         assert aligned.count == team.count
         assert aligned.threads <= team.threads
@@ -399,7 +399,7 @@ def test_any_place_in_memory(dtype: str) -> None:
 
 # With an odd number of pixels classes begin within sectors of memory; with a few more than 1024,
 # tiles reach from an image into the next one.
-STAGED = [
+IN_PARTS = [
     ("float32", (2, 21, 1031)),
     ("float32", (2, 230, 1031)),  # tiles that overlap
     ("bfloat16", (3, 17, 1031)),
@@ -416,7 +416,7 @@ STAGED = [
     ("dtype", "shape"),
     [
         levels.case(*case, default=k in (1, 2), id=f"{case[0]}-{case[1]}".replace(" ", ""))
-        for k, case in enumerate(STAGED)
+        for k, case in enumerate(IN_PARTS)
     ],
 )
 def test_gradients_that_begin_within_sectors(
@@ -428,7 +428,7 @@ def test_gradients_that_begin_within_sectors(
     target = rng.integers(0, shape[1], shape[::2])
     target[:, ::7], target[:, 3::50] = -100, shape[1]
     probabilities = rng.dirichlet(np.ones(shape[1]), shape[::2]).swapaxes(1, 2).astype(x.dtype)
-    bits, losses, staged = [], [], []
+    bits, losses, special = [], [], []
     for in_parts in (True, False):
         if not in_parts:
             monkeypatch.setattr(row_arrays, "LONG_STRETCH", 1 << 30)
@@ -442,7 +442,7 @@ def test_gradients_that_begin_within_sectors(
             _, by_both = value_and_grad(cross_entropy, argnums=(0, 1))(*of_probabilities)
             teams = [name[name.index("StridedTeam<") :] for name in strided_kernels(device)]
             ends = {tuple(team.split(">")[0].split(", ")[-2:]) for team in teams}
-            staged.append(ends != {("false", "0")})
+            special.append(ends != {("false", "0")})
             in_place = functools.partial(cross_entropy, overwrite_input=True)
             _, overwritten = value_and_grad(in_place)(device.asarray(x, writable=True), classes)
             gradients = by_class, by_logits, *by_both, overwritten
@@ -450,7 +450,7 @@ def test_gradients_that_begin_within_sectors(
     assert bits[0] == bits[1]
     assert bits[0][0] == bits[0][-1]
     assert len({loss.tobytes() for loss in losses}) == 1
-    assert staged == [True, False]
+    assert special == [True, False]
 
 
 def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,15 +589,24 @@ def test_weights_and_smoothing() -> None:
 def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
     """Not from gradients, nor from where they begin: a mean adds rows in the same order."""
     for size, columns, rows in itertools.product((2, 4, 8), range(2, 13), (999, 1000)):
-        teams = [
-            strided_rows(columns, (size,), STATE, rows, gradients, in_parts=p, in_pairs=pairs)
-            for gradients, p, pairs in itertools.product((False, True), repeat=3)
-        ]
-        if teams[0].few:
+        for lie_in_pairs in {False, rows % 2 == 0}:
+            teams = [
+                strided_rows(
+                    *(columns, (size,), STATE, rows, gradients),
+                    in_parts=in_parts,
+                    in_pairs=in_pairs,
+                    lie_in_pairs=lie_in_pairs,
+                )
+                for gradients, in_parts, in_pairs in itertools.product((False, True), repeat=3)
+            ]
+            if not teams[0].few:
+                continue
             assert len({(t.threads, t.pairs, t.segments) for t in teams}) == 1
             assert all(team.few for team in teams)
             assert teams[0].ahead == (not teams[0].pairs or columns <= 8)
             assert not (teams[0].pairs and rows % 2)
+            if size == 2 and not lie_in_pairs:
+                assert teams[0].pairs == (rows % 2 == 0 and columns <= 3)
     assert strided_rows(12, (4,), STATE, MANY, False).few
     assert not strided_rows(13, (4,), STATE, MANY, False).few
     assert not strided_rows(12, (8,), STATE, MANY, False).few

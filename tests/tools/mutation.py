@@ -51,7 +51,6 @@ ROW_FILES = (
     "kernels/row_states.cuh",
     "kernels/row_worker.cuh",
     "kernels/strided_batch.cuh",
-    "kernels/strided_stage.cuh",
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
@@ -64,7 +63,6 @@ TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.c
 STRIDED_FILES = (
     "kernels/strided_rows.cu",
     "kernels/strided_batch.cuh",
-    "kernels/strided_stage.cuh",
 )
 MULTILABEL_FILE = "kernels/multilabel_margin.cu"
 GATHERED_FILE = "kernels/gathered_rows.cu"
@@ -167,22 +165,6 @@ EQUIVALENT: dict[str, str] = {
     (
         "const Column end = Column(columns) - first <= length ? Column(columns) : first + length;"
     ): "the same end",
-    "for (int begin = 0; begin <= Team::COUNT; begin += Stage::COUNT) {": "a turn of no columns",
-    "const auto from = locate(begin), to = locate(begin + count - 2);": (
-        "gradients without shared memory: slower"
-    ),
-    "return ((K < Row::INPUTS || to.offset[K] + from.offset[K] == count - 1) && ...);": (
-        "gradients without shared memory: slower"
-    ),
-    "return ((K < Row::INPUTS || to.offset[K] - from.offset[K] == count + 1) && ...);": (
-        "gradients without shared memory: slower"
-    ),
-    "if (contexts[v].status != ACTIVE) ;": (
-        "the gradient of an ignored row is 0, and the class of another one is not there"
-    ),
-    "for (int k = begin; k < begin + Stage::COUNT && k <= Team::COUNT; ++k) {": (
-        "a column that is not there"
-    ),
     "if constexpr (S < FIRST + Loss::OPERANDS || Row::template is_read<S>()) {": (
         "elements that nothing takes"
     ),
@@ -389,9 +371,6 @@ EQUIVALENT: dict[str, str] = {
     "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
         "the same number"
     ),
-    "const auto from = locate(begin), to = locate(begin - count - 1);": (
-        "gradients that do not go through shared memory"
-    ),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
     "static constexpr int WORDS = (BATCH + 31) * 32;": "words that are not used",
     "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH + 1) / WIDTH;": (
@@ -412,9 +391,6 @@ EQUIVALENT: dict[str, str] = {
     ),
     "const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS + 1)) / OWN_ROWS;": (
         "a tile of no rows"
-    ),
-    "__shared__ __align__(8) unsigned char both[2][BYTES];": (
-        "shared memory of the emulator is aligned"
     ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
     "const Column first = part / SECTOR * (SECTOR + Team::COUNT) + part % SECTOR;": (
@@ -452,9 +428,6 @@ EQUIVALENT: dict[str, str] = {
 
 # Lines on which no result depends, whatever they become.
 IDLE: dict[str, str] = {
-    (
-        "static constexpr int COUNT = SIZE > 4 || Team::THREADS < 256 ? 4 : 8;"
-    ): "another number of columns at a time",
     (
         "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"
     ): "which banks elements come to",

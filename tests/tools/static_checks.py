@@ -295,8 +295,8 @@ def meets_in_tiles(name: str) -> bool:
     if not name.startswith("strided_rows<"):
         return is_tiled(name)
     team = next(a for a in template_arguments(name) if a.startswith("StridedTeam<"))
-    _, threads_per_row, _, _, _, stays, *_ = template_arguments(team)
-    return int(threads_per_row) > 1 and stays == "true"
+    _, threads_per_row, _, _, _, stays, *_, in_step, _ = template_arguments(team)
+    return (int(threads_per_row) > 1 and stays == "true") or in_step == "true"
 
 
 def is_pointwise(name: str) -> bool:
