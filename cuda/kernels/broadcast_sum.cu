@@ -1,61 +1,150 @@
-// The gradient of an operand that was broadcast.
+// Sums over some axes of a loss or of its derivative: the gradient of an operand that was broadcast
+// along them, or the mean of each row.
 //
-// Fuses the derivative and its sum over the elements that one number of the operand was broadcast
-// to. Reads every operand once and writes the operand's own shape. Bytes an element, where input
-// and target have s bytes: between s and 2s, as what is broadcast is read from the cache.
+// Fuses the function and its sum. Reads every operand once and writes the sums. Bytes an element,
+// where input and target have s bytes: between s and 2s, as what is broadcast is read from the
+// cache.
 //
-// Order of summation: the repeats of an output form chunks. A thread adds its elements of a chunk
-// in order, a block adds its threads in order. Where there is more than one chunk, a second launch
-// adds the chunks.
+// A sum is the work of some threads of a block. If its terms are neighbours in memory, so are the
+// terms of neighbouring threads, each of which has vectors of them. If neighbouring terms are those
+// of neighbouring sums, neighbouring threads work on neighbouring sums, or on vectors of these.
+//
+// Order of summation: the terms of a sum form chunks. A thread adds its terms of a chunk in order,
+// a block adds the threads of a sum. Where there is more than one chunk, a second launch adds the
+// chunks.
 #include "kernels/elements.cuh"
 
-// The derivative by OPERAND, summed over the elements that it was broadcast to. OPERAND = -1 sums
-// the values instead, for example partial sums. The layout lists the operand's own dimensions
-// first, then those it was broadcast along: element output * repeats + r. A block computes
-// OUTPUTS_PER_BLOCK outputs, 32 where neighbouring outputs are neighbours in memory, else 1. It
-// adds chunk blockIdx.y of the repeats, of `chunk` of them. With one chunk the result is final;
-// with more there is a partial sum for each output and chunk. `divisor`, `denominator` and
-// `scale` are as in kernels/pointwise.cu, EMPTY_IS_ZERO is as in reduction/reduction.cuh.
-template <class T, class Loss, class Layout, int THREADS, int OUTPUTS_PER_BLOCK, int OPERAND,
-          bool EMPTY_IS_ZERO, class Result, class... P>
-__global__ void __launch_bounds__(THREADS)
-    broadcast_sum(Loss loss, double scale, Layout layout, long long outputs, long long repeats,
-                  long long chunk, double divisor, const double* denominator, Result* result,
-                  P... pointer) {
+// How a thread adds.
+//   THREADS  those of a block
+//   WIDTH    the neighbouring elements of a vector
+//   BATCH    the vectors that it loads before it uses the first
+//   BESIDE   whether these elements are terms of as many sums, or else of one
+//   ALONG    the dimension that the terms of a sum lie along, or -1 if there are several
+//   PLAIN    how many terms are added before a rounding error is kept
+template <int THREADS_, int WIDTH_, int BATCH_, bool BESIDE_, int ALONG_, int PLAIN_>
+struct SumTeam {
+  static constexpr int THREADS = THREADS_, WIDTH = WIDTH_, BATCH = BATCH_, ALONG = ALONG_;
+  static constexpr bool BESIDE = BESIDE_;
+  static constexpr int PLAIN = PLAIN_;
+  static constexpr int SUMS = BESIDE ? WIDTH : 1, TERMS = BESIDE ? 1 : WIDTH;  // of a vector
+};
+
+// The terms of one thread.
+template <class Work, class Team, int OPERAND>
+struct Adder {
+  using T = typename Work::Scalar;
+  using Vectors = typename Work::Vectors;
+  const Work& work;
+  Sum<T> sums[Team::SUMS];
+
+  // Adds the terms of so many vectors, which are `step` terms apart along the axes of a sum. The
+  // first one begins with `element`; from one to the next `stride` elements are counted.
+  DEVICE void add(long long element, long long stride, long long step, long long count) {
+    auto at = work.layout.locate(element);
+    for (; count > 0; count -= Team::BATCH) {
+      Vectors vectors[Team::BATCH];
+#pragma unroll
+      for (int p = 0; p < Team::BATCH; ++p) {
+        if (p >= count) continue;
+        work.load(vectors[p], at);
+        if constexpr (Team::ALONG >= 0) {
+          at = work.layout.template moved<Team::ALONG>(at, step);
+        } else {
+          element += stride;
+          at = work.layout.locate(element);
+        }
+      }
+      add_batch(vectors, count);
+    }
+  }
+
+ private:
+  DEVICE void add_batch(const Vectors (&vectors)[Team::BATCH], long long count) {
+    T plain_sums[Team::SUMS] = {};
+#pragma unroll
+    for (int p = 0; p < Team::BATCH; ++p) {
+      if (p < count) {
+        const auto x = work.widened(vectors[p]);
+#pragma unroll
+        for (int j = 0; j < Team::WIDTH; ++j) {
+          const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p * Team::WIDTH + j;
+          plain_sums[own] += term(x, j);
+          if ((before + 1) % Team::PLAIN == 0) keep(plain_sums[own], own);
+        }
+      }
+    }
+    if constexpr (Team::PLAIN > 1) {  // where the last ones are fewer
+#pragma unroll
+      for (int s = 0; s < Team::SUMS; ++s) keep(plain_sums[s], s);
+    }
+  }
+  DEVICE void keep(T& plain_sum, int own) {
+    sums[own] += plain_sum;
+    plain_sum = T(0);
+  }
+  DEVICE T term(const auto& x, int j) const {
+    const auto loss_of_element = work.template evaluate<OPERAND>(x, j);
+    if constexpr (OPERAND >= 0) {
+      return plain(loss_of_element.slope);
+    } else {
+      return plain(loss_of_element);
+    }
+  }
+};
+
+// The sums of the derivative by OPERAND. OPERAND = -1 sums the values instead, for example partial
+// sums. The dimensions of the layout are those of the sums, then those of their terms; the other
+// way round where terms lie BESIDE those of other sums. A block has `of_block` of the `outputs`, or
+// vectors of them, and chunk blockIdx.y of their terms, of `chunk` of the `repeats`. With one chunk
+// the results are final; with more there is a partial sum for each output and chunk. `divisor`,
+// `denominator` and `scale` are as in kernels/pointwise.cu, EMPTY_IS_ZERO is as in
+// reduction/reduction.cuh.
+template <class T, class Loss, class Layout, class Team, int OPERAND, bool EMPTY_IS_ZERO,
+          class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS)
+    broadcast_sum(Loss loss, double scale, Layout layout, int of_block, long long outputs,
+                  long long repeats, long long chunk, double divisor, const double* denominator,
+                  Result* result, P... pointer) {
   using Pointers = Tuple<P...>;
-  using Work = Worker<T, Loss, Layout, 1, NO_VALUES, 0u, Result, Pointers>;
-  constexpr int THREADS_PER_OUTPUT = THREADS / OUTPUTS_PER_BLOCK;
+  using Work = Worker<T, Loss, Layout, Team::WIDTH, NO_VALUES, 0u, Result, Pointers>;
+  constexpr int SUMS = Team::SUMS, TERMS = Team::TERMS;
 
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
   const Work work{loss, layout, pointers, Reciprocal<T>(1.0), nullptr};
-  const int own_output = threadIdx.x % OUTPUTS_PER_BLOCK, thread = threadIdx.x / OUTPUTS_PER_BLOCK;
-  const long long output = (long long)blockIdx.x * OUTPUTS_PER_BLOCK + own_output;
-  const long long first = (long long)blockIdx.y * chunk;
-  const long long end = min(first + chunk, repeats);
+  // The threads of a sum: this one is number `part` of them, and its sum `own` of the block.
+  const int threads = Team::THREADS / of_block, thread = threadIdx.x;
+  const int own = Team::BESIDE ? thread % of_block : thread / threads;
+  const int part = Team::BESIDE ? thread / of_block : thread % threads;
+  const long long begin = (long long)(blockIdx.y) * chunk, end = min(begin + chunk, repeats);
+  const long long first = begin + part * TERMS, step = (long long)(threads)*TERMS;
+  const long long count = part < threads && first < end ? (end - first + step - 1) / step : 0;
 
-  Sum<T> own = Sum<T>::zero();
-  if (output < outputs) {
-    for (long long r = first + thread; r < end; r += THREADS_PER_OUTPUT) {
-      typename Work::Vectors vectors;
-      work.load(vectors, output * repeats + r);
-      const auto loss_of_element = work.template evaluate<OPERAND>(work.widened(vectors), 0);
-      if constexpr (OPERAND >= 0) {
-        own += plain(loss_of_element.slope);
-      } else {
-        own += plain(loss_of_element);
-      }
+  const long long output = ((long long)(blockIdx.x) * of_block + own) * SUMS;
+  Adder<Work, Team, OPERAND> adder{work, {}};
+  if (output < outputs && count > 0) {
+    if constexpr (Team::BESIDE) {
+      adder.add(first * outputs + output, step * outputs, step, count);
+    } else {
+      adder.add(output * repeats + first, step, step, count);
     }
   }
-  Sum<double> sums[] = {own.widened()};
-  if constexpr (OUTPUTS_PER_BLOCK == 1) {
-    block_sums<THREADS>(sums);
-  } else {
-    sums[0] = interleaved_sums<THREADS, OUTPUTS_PER_BLOCK>(sums[0]);
+  if constexpr (Team::BESIDE) interleaved_sums<Team::THREADS>(adder.sums, of_block);
+  Sum<double> sums[SUMS];
+#pragma unroll
+  for (int s = 0; s < SUMS; ++s) sums[s] = adder.sums[s].widened();
+  if constexpr (!Team::BESIDE) {
+    if (threads == Team::THREADS) {
+      block_sums<Team::THREADS>(sums);
+    } else {
+      warp_sums(sums, threads);
+    }
   }
-  if (thread == 0 && output < outputs) {
-    result[output * gridDim.y + blockIdx.y] =
-        reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
+  if (part != 0 || output >= outputs) return;
+#pragma unroll
+  for (int s = 0; s < SUMS; ++s) {
+    result[(output + s) * gridDim.y + blockIdx.y] =
+        reduced<EMPTY_IS_ZERO, Result>(sums[s], divisor, scaling.value());
   }
 }

@@ -29,6 +29,7 @@ struct Worker;
 template <class T, class Loss, class Layout, int WIDTH, Values VALUES, unsigned WANTED,
           class Result, class Pointers, int... K>
 struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<K...>> {
+  using Scalar = T;
   template <int I>
   using Element = Pointee<I, Pointers>;
   // Which of the pointers is to the gradient of operand I.
@@ -49,7 +50,9 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   Sum<T> denominator = Sum<T>::zero();
 
   DEVICE void load(Vectors& vectors, long long element) const {
-    const auto at = layout.locate(element);
+    load(vectors, layout.locate(element));
+  }
+  DEVICE void load(Vectors& vectors, const typename Layout::Location& at) const {
     ((get<K>(vectors) = layout.template load_vector<K, WIDTH>(get<K>(pointers), at)), ...);
   }
 

@@ -11,19 +11,25 @@ struct Reciprocal32 {
 
 // The iteration space of OPERANDS arrays: DIMS coalesced dimensions, the last one fastest. Strides
 // are in elements. They are 0 where an operand is broadcast, and negative where it runs backwards.
-// Bit k of VECTORISED: operand k is contiguous along the last dimension and aligned, so that one
-// access moves a vector of it. A vector never crosses the end of the last dimension, so that one
-// location serves all of it. Index is `unsigned` where there are less than 2^31 elements: a
-// division by a size is then a product with its reciprocal, which the host has computed. Offset is
-// `unsigned` in layouts of rows whose offsets all fit and never run backwards.
-template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long>
+// Bit k of VECTORISED: the elements of a vector of operand k are contiguous and aligned, so that
+// one access moves it. Bit k of CROSSING: they lie where the dimensions say. Vectors of other
+// operands never cross the end of the last dimension, or the operand is dense, so that one location
+// serves all of a vector. Index is `unsigned` where there are less than 2^31 elements: a division
+// by a size is then a product with its reciprocal, which the host has computed. Offset is a shorter
+// type where all offsets fit, `unsigned` only if none runs backwards.
+template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long,
+          unsigned CROSSING = 0>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
   Reciprocal32 reciprocal[DIMS];
   long long stride[OPERANDS][DIMS];
 
-  struct Location {
+  struct Alone {};
+  struct AmongRows {
+    Index left[DIMS];  // up to the end of each dimension but the first one
+  };
+  struct Location : Select<CROSSING == 0, Alone, AmongRows> {
     Offset offset[OPERANDS];
   };
 
@@ -33,9 +39,10 @@ struct Layout {
 #pragma unroll
     for (int d = DIMS - 1; d > 0; --d) {
       const Index above = quotient(rest, d);
-      const Offset coordinate = Offset(rest - above * Index(size[d]));
+      const Index coordinate = rest - above * Index(size[d]);
 #pragma unroll
-      for (int k = 0; k < OPERANDS; ++k) at.offset[k] += coordinate * step(k, d);
+      for (int k = 0; k < OPERANDS; ++k) at.offset[k] += Offset(coordinate) * step(k, d);
+      if constexpr (CROSSING != 0) at.left[d] = Index(size[d]) - coordinate;
       rest = above;
     }
     const Offset coordinate = DIMS == 1 ? Offset(element) : Offset(rest);
@@ -44,10 +51,28 @@ struct Layout {
     return at;
   }
 
-  // The location of the element behind one along the last dimension.
+  // The location `by` elements behind one along dimension D.
+  template <int D>
+  DEVICE Location moved(Location at, long long by) const {
+    move(at, D, Offset(by));
+    return at;
+  }
+
+  // The location of the element behind one, which is not the end of the last dimension unless
+  // vectors of some operand cross it.
   DEVICE Location next(Location at) const {
+    move(at, DIMS - 1, 1);
+    if constexpr (CROSSING != 0) {
+      bool ends = true;
 #pragma unroll
-    for (int k = 0; k < OPERANDS; ++k) at.offset[k] += step(k, DIMS - 1);
+      for (int d = DIMS - 1; d > 0; --d) {
+        ends = ends && --at.left[d] == 0;
+        if (!ends) continue;
+        at.left[d] = Index(size[d]);
+        move(at, d, -Offset(size[d]));
+        move(at, d - 1, 1);
+      }
+    }
     return at;
   }
 
@@ -57,14 +82,23 @@ struct Layout {
     if constexpr (bool(VECTORISED >> K & 1u)) {
       return ::load_vector<W>(operand + at.offset[K]);
     } else {
+      constexpr bool CROSSES = bool(CROSSING >> K & 1u);
       Vector<T, W> vector;
+      Location here = at;
 #pragma unroll
-      for (int j = 0; j < W; ++j) vector.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
+      for (int j = 0; j < W; ++j) {
+        vector.at[j] = operand[here.offset[K] + (CROSSES ? 0 : j * step(K, DIMS - 1))];
+        if (CROSSES && j + 1 < W) here = next(here);
+      }
       return vector;
     }
   }
 
  private:
+  DEVICE void move(Location& at, int d, Offset by) const {
+#pragma unroll
+    for (int k = 0; k < OPERANDS; ++k) at.offset[k] += by * step(k, d);
+  }
   DEVICE Index quotient(Index rest, int d) const {
     if constexpr (sizeof(Index) == 4) {
       return reciprocal[d].quotient(rest);

@@ -32,11 +32,12 @@ struct Sum {
 
 // The work done once a block is in loops. Unrolled it would be half of the code of a kernel.
 
-// COUNT sums over a warp; the results are those of its first thread.
+// COUNT sums over a warp, or over so many neighbouring threads, a power of two; the results are
+// those of the first thread.
 template <int COUNT>
-DEVICE void warp_sums(Sum<double> (&sums)[COUNT]) {
+DEVICE void warp_sums(Sum<double> (&sums)[COUNT], int threads = 32) {
 #pragma unroll 1
-  for (int distance = 16; distance > 0; distance /= 2) {
+  for (int distance = threads / 2; distance > 0; distance /= 2) {
 #pragma unroll
     for (int c = 0; c < COUNT; ++c) {
       Sum<double> other;
@@ -74,18 +75,29 @@ DEVICE void block_sums(Sum<double> (&sums)[COUNT]) {
 }
 
 // COUNT sums over a block of THREADS threads, those of threads whose numbers are equal modulo
-// COUNT. The results are those of the first COUNT threads.
-template <int THREADS, int COUNT>
-DEVICE Sum<double> interleaved_sums(Sum<double> sum) {
-  __shared__ double high[THREADS], low[THREADS];
-  high[threadIdx.x] = sum.high;
-  low[threadIdx.x] = sum.low;
-  __syncthreads();
-  const int own = threadIdx.x % COUNT;
-  for (int t = 1; t < THREADS / COUNT && threadIdx.x < COUNT; ++t) {
-    sum += Sum<double>{high[t * COUNT + own], low[t * COUNT + own]};
+// `apart`; of the last threads, that are less than `apart`, there are no sums. The results are
+// those of the first `apart` threads.
+template <int THREADS, class T, int COUNT>
+DEVICE void interleaved_sums(Sum<T> (&sums)[COUNT], int apart) {
+  __shared__ T high[COUNT][THREADS], low[COUNT][THREADS];
+  const int own = int(threadIdx.x);
+#pragma unroll 1
+  for (int rows = THREADS / apart; rows > 1;) {
+    const int half = (rows + 1) / 2 * apart;  // the second half is added to the first one
+    if (own >= half && own < rows * apart) {
+#pragma unroll
+      for (int c = 0; c < COUNT; ++c) {
+        high[c][own] = sums[c].high;
+        low[c][own] = sums[c].low;
+      }
+    }
+    __syncthreads();
+    if (own + half < rows * apart) {
+#pragma unroll
+      for (int c = 0; c < COUNT; ++c) sums[c] += Sum<T>{high[c][own + half], low[c][own + half]};
+    }
+    rows = (rows + 1) / 2;
   }
-  return sum;
 }
 
 // Plain sums over a block of the totals of float sums. Those are so few numbers of so few bits that

@@ -384,14 +384,18 @@ def test_strides_beyond_32_bits() -> None:
 def check_elements_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks of a dense loss over sparse memory that have the tiles from 2^32 on.
 
-    They are told by their partial sums and by their gradients.
+    They are told by their partial sums and by their gradients. Where nothing is added up, a tile is
+    a quarter as large, and each is the work of a block.
     """
     # Tile 2^18, which is full, belongs to block 0 of 4096, the next one, which is not, to block 1.
     size = BEYOND + TILE + 8 + 5
     marks = {BEYOND + 77: 2.0, BEYOND + TILE - 1: 3.0, size - 9: 4.0, size - 1: 5.0}
+    of_marks = sorted({4 * mark // TILE for mark in marks})
     scratch: list[Any] = []
     with installed(
-        multiprocessors=2048, blocks_per_multiprocessor=2, choose=lambda name, blocks: [0, 1]
+        multiprocessors=2048,
+        blocks_per_multiprocessor=2,
+        choose=lambda name, blocks: of_marks if "EACH_VALUE" in name else [0, 1],
     ) as device:
         import cupy
 

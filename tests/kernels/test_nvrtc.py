@@ -74,8 +74,8 @@ def specialisations() -> list[str]:
             f"{', '.join(all_operands * ['const float*'])}, {', '.join(k * ['float*'])}>"
         )
         names.append(
-            f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, 256, "
-            f"32, 1, false, double, const float*, {read}>"
+            f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, "
+            f"SumTeam<256, {width}, 2, true, 0, 8>, 1, false, double, const float*, {read}>"
         )
     for width, dtype, flat in (
         (4, "float", False),

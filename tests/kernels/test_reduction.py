@@ -228,14 +228,15 @@ def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: flo
     input, target = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, 40), (40,)))
     expected = 2 * (target - input.astype(np.float64)).sum(axis=0)
     name = (
-        f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, 256, 32, 1, {empty_is_zero}, "
-        "float, const float*, const float*>"
+        f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, "
+        f"SumTeam<256, 1, 8, true, 0, 1>, 1, {empty_is_zero}, float, const float*, const float*>"
     )
     kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
-    layout = iteration_space(IterationSpace((40, 7), ((1, 40), (1, 0))))
+    layout = iteration_space(IterationSpace((7, 40), ((40, 1), (0, 1))))
     given = None if denominator is None else np.array([denominator])
     result = np.zeros(40, np.float32)
-    kernel((2,), (256,), (b"\0", 1.0, layout, 40, 7, 7, 3.0, given, result, input, target))
+    sizes = np.int32(32), 40, 7, 7
+    kernel((2,), (256,), (b"\0", 1.0, layout, *sizes, 3.0, given, result, input, target))
     np.testing.assert_allclose(result, expected * scale, rtol=1e-5)
 
 

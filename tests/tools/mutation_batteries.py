@@ -149,6 +149,7 @@ def pointwise(device: Device) -> None:
     for columns in (np.repeat(terms[:, None], 3, axis=1), np.repeat(terms[None], 3, axis=0)):
         repeated = columns[:1] * 0 if columns.shape[1] == 3 else columns[:, :1] * 0
         compare_target(columns, repeated)
+    _broadcast(device)
     odd = pair(515)
     shifted = [device.asarray(x, misalignment=4 * k) for k, x in enumerate(odd, 1)]
     compare(device, mse_loss, odd, shifted)
@@ -184,6 +185,27 @@ def pointwise(device: Device) -> None:
     test_numbers.check_sums(kernels)
     for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
         test_numbers.check_formula(kernels, case, real)
+
+
+def _broadcast(device: Device) -> None:
+    """Every kind of sums, and vectors that cross the ends of rows, of numbers that add exactly."""
+    rng = np.random.default_rng(7)
+
+    def numbers(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        return np.asarray(rng.integers(-8, 9, shape)).astype(dtype)
+
+    for shape, of_target in (
+        *(
+            ((700, 3), (700, 1)),
+            ((40, 200), (40, 1)),
+            ((30, 5, 13), (5, 1)),
+            ((9, 5, 7), (9, 1, 7)),
+        ),
+        *(((300, 21), (21,)), ((20, 1500), (1500,)), ((3, 5, 7, 3), (5, 1, 3))),
+    ):
+        compare(device, mse_loss, [numbers(shape), numbers(of_target)], reduction="sum")
+    halves = [numbers(shape, BFLOAT16) for shape in ((90, 40), (40,))]
+    compare(device, mse_loss, halves, reduction="sum")
 
 
 def _tiles(device: Device, pair: Callable[..., list[Any]]) -> None:
