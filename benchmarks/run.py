@@ -37,6 +37,7 @@ from cupy_losses._core.dtypes import dtype_name
 
 from . import losses as table
 from . import rows as over_rows
+from .broadcast import broadcast
 from .measure import (
     RUNS,
     environment,
@@ -608,6 +609,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "bandwidth": bandwidth,
     "losses": losses,
     "orders": orders,
+    "broadcast": broadcast,
     "rows": rows,
     "instructions": instructions,
     "memory": memory,
