@@ -37,15 +37,16 @@ struct Adder {
   const Work& work;
   Sum<T> sums[Team::SUMS];
 
-  // Adds the terms of so many vectors, which are `step` terms apart along the axes of a sum. The
-  // first one begins with `element`; from one to the next `stride` elements are counted.
-  DEVICE void add(long long element, long long stride, long long step, long long count) {
+  // Adds the terms from `first` on that are ahead of `end`, of vectors that are `step` terms apart.
+  // The first one begins with `element`; from one to the next `stride` elements are counted.
+  DEVICE void add(long long element, long long stride, long long first, long long end, int step) {
     auto at = work.layout.locate(element);
-    for (; count > 0; count -= Team::BATCH) {
+    for (; first < end; first += Team::BATCH * step) {
+      const int left = int(min(end - first, (long long)(Team::BATCH * step)));
       Vectors vectors[Team::BATCH];
 #pragma unroll
       for (int p = 0; p < Team::BATCH; ++p) {
-        if (p >= count) continue;
+        if (p * step >= left) continue;
         work.load(vectors[p], at);
         if constexpr (Team::ALONG >= 0) {
           at = work.layout.template moved<Team::ALONG>(at, step);
@@ -54,16 +55,16 @@ struct Adder {
           at = work.layout.locate(element);
         }
       }
-      add_batch(vectors, count);
+      add_batch(vectors, left, step);
     }
   }
 
  private:
-  DEVICE void add_batch(const Vectors (&vectors)[Team::BATCH], long long count) {
+  DEVICE void add_batch(const Vectors (&vectors)[Team::BATCH], int left, int step) {
     T plain_sums[Team::SUMS] = {};
 #pragma unroll
     for (int p = 0; p < Team::BATCH; ++p) {
-      if (p < count) {
+      if (p * step < left) {
         const auto x = work.widened(vectors[p]);
 #pragma unroll
         for (int j = 0; j < Team::WIDTH; ++j) {
@@ -110,24 +111,30 @@ __global__ void __launch_bounds__(Team::THREADS)
   constexpr int SUMS = Team::SUMS, TERMS = Team::TERMS;
 
   const Pointers pointers{{pointer}...};
-  if (denominator != nullptr) divisor = *denominator;
-  const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
   const Work work{loss, layout, pointers, Reciprocal<T>(1.0), nullptr};
+  // The division takes long: one thread divides for all sums of the block.
+  __shared__ Reciprocal<double> reciprocal;
+  if (threadIdx.x == 0) {
+    if (denominator != nullptr) divisor = *denominator;
+    const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
+    divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(divisor);
+    reciprocal = Reciprocal<double>(divisor, 1.0, scaling.value());
+  }
   // The threads of a sum: this one is number `part` of them, and its sum `own` of the block.
   const int threads = Team::THREADS / of_block, thread = threadIdx.x;
   const int own = Team::BESIDE ? thread % of_block : thread / threads;
   const int part = Team::BESIDE ? thread / of_block : thread % threads;
-  const long long begin = (long long)(blockIdx.y) * chunk, end = min(begin + chunk, repeats);
-  const long long first = begin + part * TERMS, step = (long long)(threads)*TERMS;
-  const long long count = part < threads && first < end ? (end - first + step - 1) / step : 0;
-
   const long long output = ((long long)(blockIdx.x) * of_block + own) * SUMS;
+  const long long begin = (long long)(blockIdx.y) * chunk, end = min(begin + chunk, repeats);
+  const long long first = begin + part * TERMS;
+  const int step = threads * TERMS;
+
   Adder<Work, Team, OPERAND> adder{work, {}};
-  if (output < outputs && count > 0) {
+  if (output < outputs && part < threads) {
     if constexpr (Team::BESIDE) {
-      adder.add(first * outputs + output, step * outputs, step, count);
+      adder.add(first * outputs + output, step * outputs, first, end, step);
     } else {
-      adder.add(output * repeats + first, step, step, count);
+      adder.add(output * repeats + first, step, first, end, step);
     }
   }
   if constexpr (Team::BESIDE) interleaved_sums<Team::THREADS>(adder.sums, of_block);
@@ -141,10 +148,10 @@ __global__ void __launch_bounds__(Team::THREADS)
       warp_sums(sums, threads);
     }
   }
+  __syncthreads();  // the reciprocal is there
   if (part != 0 || output >= outputs) return;
 #pragma unroll
   for (int s = 0; s < SUMS; ++s) {
-    result[(output + s) * gridDim.y + blockIdx.y] =
-        reduced<EMPTY_IS_ZERO, Result>(sums[s], divisor, scaling.value());
+    result[(output + s) * gridDim.y + blockIdx.y] = reciprocal.times<Result>(sums[s].total());
   }
 }

@@ -48,6 +48,7 @@ struct Scaling<ARRAYS, Slots<I, P...>> {
 template <class T>
 struct Reciprocal {
   T high, low;
+  Reciprocal() = default;
   DEVICE explicit Reciprocal(double denominator, double factor = 1.0, double scale = 1.0) {
     const double product = factor * scale, quotient = product / denominator;
     high = T(quotient);
