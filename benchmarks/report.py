@@ -206,6 +206,35 @@ def orders_section(results: dict[str, Any]) -> list[str]:
     return ["## Memory orders that differ", table(header, lines)] if lines else []
 
 
+def broadcast_section(path: Path) -> list[str]:
+    """The part on operands that are broadcast; none without results of them."""
+    path = path.with_name(f"{path.stem}-broadcast.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    header = ["ms", "forward", "eager", "compiled"]
+    for wanted in ("input", "target", "both"):
+        header += [f"with gradient by {wanted}", "eager", "compiled"]
+    lines = []
+    for row in results["broadcast"]:
+        shapes = [row["shape"], *([row["target"]] if row["target"] != row["shape"] else [])]
+        text = ", ".join(" × ".join(map(str, shape)) or "()" for shape in shapes)
+        line = [f"`{row['loss'].split(',')[0]}` {text} {row['dtype']}"]
+        for what in ("forward", "input", "target", "both"):
+            times = [row.get(f"{peer}{what}_ms") for peer in ("", "eager_", "compiled_")]
+            line += fastest(*("" if time is None else f"{time:.3f}" for time in times))
+        lines.append(line)
+    return [
+        "## Operands that are broadcast",
+        "`python -m benchmarks.run --only broadcast`: "
+        f"{source(results, path).format(prefix='../')}.",
+        table(header, lines),
+        "Shapes of input and target. A gradient of what is broadcast is a sum, of a second pass. "
+        "`multilabel_soft_margin_loss` is that of each row. Since then, sums of float32 terms keep "
+        "the rounding error of each.",
+    ]
+
+
 def over_rows_section(results: dict[str, Any], path: Path) -> list[str]:
     """The part on losses over rows; none without results of them."""
     result = results.get("rows")
@@ -390,15 +419,15 @@ sweep, and that of `benchmarks.run --only orders`.
 This picture is made of `benchmarks/results/h200-classes-last.json`, `h200-row-lengths.json`,
 `h200-strided.json`, these three beside torch, and `h200-orders.json`, beside torch and
 torch.compile. Where torch is missing, its bfloat16 loss was more than 1% off.
-`h200-strided-compiled.json` has strided classes beside torch.compile too, which takes 6% less time
-for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all others. In this file and
-in `h200-strided.json`, and so in the picture, strided rows of 2 and 3 classes are of an older
-kernel. `h100-strided-few.json` has the present one, on an H100: torch.compile takes 1.09 to 3.84
-times as long for 2, 3 and 8 classes. `nll_loss` in `h200-row-lengths.json` is of an older kernel,
-too. `h100-nll.json` has the present one, on an H100: of classes last beside torch, which takes 1.08
-to 138 times as long forward and backward, and of classes ahead of pixels beside torch and
-torch.compile. There torch takes 0.81 to 2.4 times as long where its loss is right, torch.compile
-0.93 to 4.3 times. What the constants of kernels over rows were chosen by is in
+`h200-strided-compiled.json` has strided classes beside torch.compile too, of older kernels: it
+takes 6% less time for the loss of 3 classes in float32, and 1.1 to 6.5 times as long for all
+others. `h100-strided-few.json` has the kernel of few classes that followed, on an H100:
+torch.compile takes 1.09 to 3.84 times as long for 2, 3 and 8 classes. `nll_loss` in
+`h200-row-lengths.json` is of an older kernel, too; that of classes ahead of pixels in
+`h200-strided.json` is of the present one. `h100-nll.json` has it on an H100: of classes last beside
+torch, which takes 1.08 to 138 times as long forward and backward, and of classes ahead of pixels
+beside torch and torch.compile. There torch takes 0.81 to 2.4 times as long where its loss is right,
+torch.compile 0.93 to 4.3 times. What the constants of kernels over rows were chosen by is in
 `benchmarks/results/h200-rows-tuning.txt`.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)
@@ -438,6 +467,7 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         "that this GPU at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had "
         "to wait.",
         *orders_section(results),
+        *broadcast_section(path),
         *over_rows_section(rows, rows_path),
         "## Sweeps over shapes",
         *(" ".join(paragraph.split()) for paragraph in SWEEPS.split("\n\n")),
