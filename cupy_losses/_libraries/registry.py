@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
+from .._core.tracing import Value
 
 Array = Any
 
@@ -306,6 +307,8 @@ def _instead(name: str, array: Array, first: Array) -> str:
         )
     if isinstance(array, list | tuple | int | float):
         return f": pass {_made_of(name, first)}"
+    if isinstance(array, Value):
+        return ", of a formula, which calls no loss: write out what the loss computes"
     if hasattr(array, "__array__"):
         return f": pass np.asarray({name})"
     return ""
