@@ -70,18 +70,18 @@ struct Adder {
         for (int j = 0; j < Team::WIDTH; ++j) {
           const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p * Team::WIDTH + j;
           plain_sums[own] += term(x, j);
-          if ((before + 1) % Team::PLAIN == 0) keep(plain_sums[own], own);
+          if ((before + 1) % Team::PLAIN == 0) keep(plain_sums, own);
         }
       }
     }
     if constexpr (Team::PLAIN > 1) {  // where the last ones are fewer
 #pragma unroll
-      for (int s = 0; s < Team::SUMS; ++s) keep(plain_sums[s], s);
+      for (int s = 0; s < Team::SUMS; ++s) keep(plain_sums, s);
     }
   }
-  DEVICE void keep(T& plain_sum, int own) {
-    sums[own] += plain_sum;
-    plain_sum = T(0);
+  DEVICE void keep(T (&plain_sums)[Team::SUMS], int own) {
+    sums[own] += plain_sums[own];
+    plain_sums[own] = T(0);
   }
   DEVICE T term(const auto& x, int j) const {
     const auto loss_of_element = work.template evaluate<OPERAND>(x, j);

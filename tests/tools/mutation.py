@@ -129,6 +129,24 @@ RULES: list[tuple[str, str, str]] = [
 
 # Equivalent mutants, by what the changed line becomes, if need be behind the file, and why.
 EQUIVALENT: dict[str, str] = {
+    "kernels/broadcast_sum.cu: for (; first <= end; first += Team::BATCH * step) {": (
+        "a batch without terms"
+    ),
+    "kernels/broadcast_sum.cu: for (int p = 0; p <= Team::BATCH; ++p) {": (
+        "a vector that is not there"
+    ),
+    "if constexpr (Team::ALONG > 0) {": "each vector is located anew: slower",
+    (
+        "const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p * Team::WIDTH - j;"
+    ): "terms are added in other groups",
+    (
+        "const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p + Team::WIDTH + j;"
+    ): "terms are added in other groups",
+    "if ((before - 1) % Team::PLAIN == 0) keep(plain_sums, own);": (
+        "terms are added in other groups"
+    ),
+    "kernels/broadcast_sum.cu: if (threadIdx.x == 1) {": "another thread divides",
+    "if (output < outputs && part <= threads) {": "sums of threads that are left over: not used",
     "const long long tiles = (n + Tile::ELEMENTS + 1) / Tile::ELEMENTS;": "an empty tile",
     "for (long long tile = segment; tile <= tiles; tile += segments) {": "an empty tile",
     "if ((tile + 1) * Tile::ELEMENTS < n) {": "a full tile as a partial one: slower",
