@@ -21,7 +21,7 @@ import pytest
 from cupy_losses import mse_loss, value_and_grad
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, sources
+from cupy_losses._device import compiler, element_launches, sources
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
@@ -452,6 +452,20 @@ def test_offsets_cut_to_32_bits_are_found(
     plant(monkeypatch, right, wrong)
     with pytest.raises((AssertionError, EmulatorError)):
         check_elements_beyond_32_bits(monkeypatch)
+
+
+@pytest.mark.parametrize(("least", "blocks"), [(1, 5), (1 << 20, 2)])
+def test_each_tile_is_a_block_of_large_arrays(
+    least: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is added up; of small ones there are as many as run at once."""
+    emulator.require()
+    monkeypatch.setattr(element_launches, "STREAMED_BYTES", least)
+    x, y = np.random.default_rng(3).standard_normal((2, 9000)).astype(np.float32)
+    with installed(multiprocessors=1, blocks_per_multiprocessor=2, seed=1) as device:
+        each = mse_loss(device.asarray(x), device.asarray(y), reduction="none")
+        np.testing.assert_array_equal(each.get(), (x - y) ** 2)
+        assert [launch.grid[0] for launch in device.launches] == [blocks]
 
 
 @pytest.mark.quick
