@@ -72,7 +72,6 @@ FUNCTION(expm1, expm1(x), exp(x))
 FUNCTION(log, log(x), 1.0 / x)
 FUNCTION(log1p, log1p(x), 1.0 / (1.0 + x))
 FUNCTION(sqrt, sqrt(x), 0.5 / y)
-FUNCTION(tanh, tanh(x), 1.0 - y * y)
 FUNCTION(sinh, sinh(x), cosh(x))
 FUNCTION(cosh, cosh(x), sinh(x))
 FUNCTION(sin, sin(x), cos(x))
@@ -99,6 +98,15 @@ DEVICE N side(N x) {
 // their asymptotes, without cancellation. At 0 they have the derivative of the positive side.
 FUNCTION(sigmoid_tail, over_one_plus(exp(-fabs(x))), -side(x) * (y * (1.0 - y)))
 FUNCTION(softplus_tail, log1p_of_fraction(exp(-fabs(x))), -side(x) * sigmoid_tail(x))
+
+// 1 / cosh(x)^2, the derivative of tanh(x), made of e = exp(-|2 x|). It takes an exponential more
+// than 1 - tanh(x)^2, which cancels far out.
+template <class T>
+DEVICE T fourfold_over_square(T e) {
+  return quotient(T(4) * e, (T(1) + e) * (T(1) + e));
+}
+FUNCTION(tanh, tanh(x), inverse_square_of_cosh(x))
+FUNCTION(inverse_square_of_cosh, fourfold_over_square(exp(-fabs(x + x))), -2.0 * (tanh(x) * y))
 
 // max(x, floor), with the derivative of x at the floor and at NaN.
 template <class N>
@@ -256,13 +264,6 @@ DEVICE auto logaddexp(A a, B b) {
   }
 }
 
-// 1 / cosh(x)^2, the derivative of tanh(x). It takes an exponential more than 1 - tanh(x)^2, which
-// cancels far out.
-template <class N>
-DEVICE N inverse_square_of_cosh(N x) {
-  const N tail = sigmoid_tail(N(2.0 * x));
-  return 4.0 * (tail * (1.0 - tail));
-}
 FUNCTION(slope_of_log_cosh, tanh(x), inverse_square_of_cosh(x))
 FUNCTION(log_cosh, log_cosh(x), slope_of_log_cosh(x))
 

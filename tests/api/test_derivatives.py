@@ -197,6 +197,13 @@ SMALL: list[Any] = [
         id="hypot",
     ),
     pytest.param(
+        pointwise_loss("tangent", lambda input, target: np.tanh(input - target)),
+        (FAR, NEAR),
+        lambda x, y: -2 * np.tanh(x - y) / np.cosh(x - y) ** 2,
+        lambda x, y: 2 * np.tanh(x - y) / np.cosh(x - y) ** 2,
+        id="tanh",
+    ),
+    pytest.param(
         binary_cross_entropy,
         (PROBABILITIES, LABELS),
         lambda p, y: y / p**2 + (1 - y) / (1 - p) ** 2,
