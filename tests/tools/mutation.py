@@ -129,6 +129,9 @@ RULES: list[tuple[str, str, str]] = [
 
 # Equivalent mutants, by what the changed line becomes, if need be behind the file, and why.
 EQUIVALENT: dict[str, str] = {
+    "if (first + (Team::COUNT + 1) * SECTOR < Column(columns)) {": (
+        "a whole batch that is asked for element by element: slower"
+    ),
     "kernels/broadcast_sum.cu: for (; first <= end; first += Team::BATCH * step) {": (
         "a batch without terms"
     ),
