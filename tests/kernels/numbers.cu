@@ -27,6 +27,7 @@ struct Expression {
     if constexpr (WHICH == 15) {
       return logaddexp(x, y) * logaddexp(p, y) + logaddexp(x * y, 0.0) * logaddexp(x, x);
     }
+    if constexpr (WHICH == 16) return tanh(x - y) * tanh(p) + y * tanh(x * y);
   }
 };
 

@@ -50,6 +50,7 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
     lambda x, y: (
         np.logaddexp(x, y) * np.logaddexp(P, y) + np.logaddexp(x * y, 0.0) * np.logaddexp(x, x)
     ),
+    lambda x, y: np.tanh(x - y) * np.tanh(P) + y * np.tanh(x * y),
 ]
 
 
