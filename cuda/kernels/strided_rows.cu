@@ -328,16 +328,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE T slope(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
                  const Finished (&done)[WIDTH], int k) const {
     // Selected, as neighbouring threads would take both ways of a branch, one after the other.
-    const Status status = contexts[R].status;
-    const T of_active = slope_of_active<I, R>(batch, rows, done, k);
-    return status == ACTIVE ? of_active : without_loss<T>(status);
-  }
-  template <int I, int R>
-  DEVICE T slope_of_active(const auto& batch, const Rows& rows, const Finished (&done)[WIDTH],
-                           int k) const {
     const Row row = row_at(rows, R);
     const auto numbers = batch.template numbers<R>(row, k);
-    return derivative(loss.template gradient<I, N>(row, done[R], numbers));
+    const T of_active = derivative(loss.template gradient<I, N>(row, done[R], numbers));
+    const Status status = contexts[R].status;
+    return status == ACTIVE ? of_active : without_loss<T>(status);
   }
   template <int I, class B>
   DEVICE void write_slopes(const B& batch, const Rows& rows, auto slope) const {

@@ -70,9 +70,7 @@ SEGMENTS_OF_HALVES = 2048  # the same in half precision
 # gradients begin within sectors.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same for such gradients, or of longer rows
-WIDE_WORDS = (
-    32  # of a row that stays with one thread, at most: with more too few blocks are resident
-)
+WIDE_WORDS = 32  # of a row that stays with one thread, at most; else few blocks are resident
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
