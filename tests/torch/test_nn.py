@@ -25,7 +25,10 @@ from ..tables.losses import LOSSES, OF_TORCH, Case
 from ..tables.rows import ROWS
 from ..tools.levels import covering
 
-pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean. divides")  # kl_div's
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:reduction.*mean. divides"),  # kl_div's
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
+]
 
 REDUCTIONS = ("none", "mean", "sum")
 DEPRECATED = {"size_average", "reduce"}
@@ -198,7 +201,6 @@ def test_what_torch_takes() -> None:
     assert caught[1].filename == __file__
 
 
-@pytest.mark.filterwarnings("ignore:`?torch.jit")
 def test_modules_are_not_compiled_by_torchscript() -> None:
     with pytest.raises(torch.jit.frontend.NotSupportedError):
         torch.jit.script(nn.MSELoss())
