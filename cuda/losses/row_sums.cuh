@@ -218,11 +218,22 @@ struct SumsOfPlaces {
   }
 };
 
+// Adds a product, which is not rounded where nothing varies.
+template <class T>
+DEVICE void add_product(Real<T>& sum, Real<T> a, Real<T> b) {
+  sum.value = fma(a.value, b.value, sum.value);
+}
+template <class X>
+DEVICE void add_product(Dual<X>& sum, auto a, auto b) {
+  sum = sum + a * b;
+}
+
 // A plain sum in two parts, of even and of odd places: half as many roundings follow each other.
 template <class N>
 struct HalvedSum {
   PlainSum<N> half[2] = {PlainSum<N>::zero(), PlainSum<N>::zero()};
   DEVICE void add(int place, N x) { half[place % 2] += x; }
+  DEVICE void add_product(int place, auto a, auto b) { ::add_product(half[place % 2].sum, a, b); }
   DEVICE N total() const { return (half[0] + half[1]).total(); }
 };
 

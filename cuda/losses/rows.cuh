@@ -156,7 +156,7 @@ struct LinearPart<N, OF_DISTANCES> {
     // Counts that do not vary have no slope: 0 times an infinite distance would be NaN.
     DEVICE void add(int place, auto counts, N x, T maximum) {
       mass.add(place, N(counts));
-      spread.add(place, counts * (x - Real<T>(maximum)));
+      spread.add_product(place, counts, x - Real<T>(maximum));
     }
   };
   static DEVICE LinearPart zero() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
@@ -622,10 +622,11 @@ struct CosineEmbedding : OfRow {
   template <bool FIRST, class N>
   DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
     N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
-    elements.each([&](int, auto, const auto& x) {
-      product = product + get<0>(x) * get<1>(x);
-      square1 = square1 + get<0>(x) * get<0>(x);
-      square2 = square2 + get<1>(x) * get<1>(x);
+    // Zeros add nothing.
+    elements.each([&](int, auto, const auto& x, auto...) {
+      add_product(product, get<0>(x), get<1>(x));
+      add_product(square1, get<0>(x), get<0>(x));
+      add_product(square2, get<1>(x), get<1>(x));
     });
     put<FIRST>(state.product, product);
     put<FIRST>(state.square1, square1);
