@@ -28,10 +28,20 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   using Column = typename Row::Column;
   using Unsigned = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
   static constexpr int FIRST = Row::FIRST, VECTORS = VECTORS_, LENGTH = LENGTH_;
+  static constexpr bool ARE_ALL = PRESENT == ALL;
   // Sums have the places of a vector, or four.
   static constexpr int NUMBERS = VECTORS * LENGTH, PLACES = NUMBERS < 4 ? NUMBERS : 4;
   static constexpr int WIDTH = LENGTH < 4 ? PLACES : LENGTH;
   static constexpr int COUNT = (NUMBERS + WIDTH - 1) / WIDTH;
+  // The weights of the classes are the same in all rows. They are read where they are needed: the
+  // cache of the multiprocessor has them, and there are no registers for all of a batch.
+  static constexpr int CLASSES = FIRST + Loss::OPERANDS;
+  static constexpr bool WEIGHS = Loss::WEIGHTED && bool(Loss::READS >> Loss::OPERANDS & 1u);
+  template <int S>
+  static constexpr bool in_batch = Row::template is_read<S>() && !(WEIGHS && S == CLASSES);
+  // Bytes of a number from each array that a batch has.
+  static constexpr int NUMBER_BYTES =
+      (0 + ... + (in_batch<K> ? int(sizeof(typename Row::template Element<K>)) : 0));
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, LENGTH>;
   template <int S>
@@ -39,8 +49,23 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int S>
   using Kept = Select<IS_PAIR<S>, Packed<Stored<S>>, Stored<S>>;
 
+  // Those of the first vector, and the step from one to the next.
+  template <class E>
+  struct OfClasses {
+    const E* at;
+    long long step;
+  };
+  static constexpr auto no_weights() {
+    if constexpr (WEIGHS) {
+      return OfClasses<typename Row::template Element<CLASSES>>();
+    } else {
+      return Nothing();
+    }
+  }
+
   Column first, stride, end;
   Tuple<Kept<K>...> vectors[VECTORS];
+  decltype(no_weights()) weights;
 
   // Vector p of array S.
   template <int S>
@@ -70,11 +95,24 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   DEVICE bool holds(Column column) const {
     return PRESENT == ALL || Unsigned(column) < Unsigned(end);
   }
-  DEVICE bool is_full(Column column) const {
-    return PRESENT == ALL || (LENGTH == 1 ? holds(column) : column >= 0 && column + LENGTH <= end);
+  // Whether element j of vector p is there, or all of it.
+  DEVICE bool holds(int p, int j) const { return p < SURE || holds(column(p) + j); }
+  DEVICE bool is_full(int p) const {
+    if (PRESENT == ALL || p < SURE) return true;
+    return LENGTH == 1 ? holds(p, 0) : column(p) >= 0 && column(p) + LENGTH <= end;
   }
 
-  DEVICE void load(const Row& row, int shift = 0) { (load_array<K>(row, shift), ...); }
+  DEVICE void load(const Row& row, int shift = 0) {
+    (load_array<K>(row, shift), ...);
+    find_weights(row);
+  }
+
+  // Where the weights of the classes are that these have.
+  DEVICE void find_weights(const Row& row) {
+    if constexpr (WEIGHS) {
+      weights = {row.template address<CLASSES>(first), row.layout.template step<CLASSES>()};
+    }
+  }
 
   // To shared memory, without waiting, and from it: to and from where a vector of the thread is in
   // `slot`, or `shift` elements behind it.
@@ -84,12 +122,13 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   // Reads single elements unless `aligned`.
   template <class Team>
-  DEVICE void fetch(unsigned char* shared, int slot, int shift = 0) {
-    fetch<Team>(shared, slot, shift, shift % LENGTH == 0);
+  DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift = 0) {
+    fetch<Team>(row, shared, slot, shift, shift % LENGTH == 0);
   }
   template <class Team>
-  DEVICE void fetch(unsigned char* shared, int slot, int shift, bool aligned) {
+  DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift, bool aligned) {
     (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
+    find_weights(row);
   }
   // Whether prefetch() may read all of these at once, also those that are not of the row.
   DEVICE bool may_read(const Row& row) const { return (may_read_array<K>(row) && ...); }
@@ -142,11 +181,12 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
   DEVICE T largest(T so_far) const {
     using Element = typename Row::template Element<FIRST>;
-    if constexpr (PRESENT != SOME && is_half<Element> && LENGTH % 2 == 0) {
-      const auto pair_of = [&](int p, int j) {
-        const Stored<FIRST> elements = vector<FIRST>(p);
-        return pair(elements.at[j], elements.at[j + 1]);
+    if constexpr (is_half<Element> && LENGTH % 2 == 0) {
+      const auto number = [&](int p, int j) {
+        const Element x = vector<FIRST>(p).at[j];
+        return PRESENT != SOME || holds(p, j) ? x : convert<Element>(lowest<T>());
       };
+      const auto pair_of = [&](int p, int j) { return pair(number(p, j), number(p, j + 1)); };
       auto both = pair_of(0, 0);
 #pragma unroll
       for (int p = 0; p < VECTORS; ++p) {
@@ -155,31 +195,44 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       }
       return larger(so_far, larger(convert<T>(both.x), convert<T>(both.y)));
     } else {
-      each([&](int, Column, const auto& x) { so_far = larger(so_far, plain(get<0>(x))); });
+      each([&](int, Column, const auto& x, auto... counts) {
+        so_far = larger(so_far, (counts && ...) ? plain(get<0>(x)) : lowest<T>());
+      });
       return so_far;
     }
   }
 
-  // f(place, column, x) for each element, get<k>(x) being its number in operand k.
+  // f(place, column, x) for each element, get<k>(x) being its number in operand k. A function that
+  // takes it is told whether an element counts: the numbers of one that is not there are 0.
   DEVICE void each(auto f) const {
 #pragma unroll
     for (int p = 0; p < VECTORS; ++p) {
-      each_of(p,
-              [&](int j, Column column, const auto& x) { f((p * LENGTH + j) % WIDTH, column, x); });
+      const auto wide = widened(p, true);
+#pragma unroll
+      for (int j = 0; j < LENGTH; ++j) {
+        const int place = (p * LENGTH + j) % WIDTH;
+        const auto x = numbers(wide, j);
+        if constexpr (PRESENT != SOME) {
+          f(place, column(p) + j, x);
+        } else if constexpr (requires { f(place, column(p) + j, x, true); }) {
+          f(place, column(p) + j, x, holds(p, j));
+        } else if (holds(p, j)) {
+          f(place, column(p) + j, x);
+        }
+      }
     }
   }
   // f(place in the vector, column, x) for the elements of one.
   DEVICE void each_of(int p, auto f) const {
-    const Tuple<Vector<Repeat<T, K>, LENGTH>...> wide{{widened<K>(p)}...};
-    const Range<Loss::OPERANDS + int(Loss::WEIGHTED)> all;
-    const Column first = column(p);
-    if (PRESENT == OTHERS_HIDDEN || is_full(first)) {
+    const auto wide = widened(p, first % LENGTH == 0);
+    const Column first_of_vector = column(p);
+    if (is_full(p)) {
 #pragma unroll
-      for (int j = 0; j < LENGTH; ++j) f(j, first + j, numbers(all, wide, j));
+      for (int j = 0; j < LENGTH; ++j) f(j, first_of_vector + j, numbers(wide, j));
     } else {
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        if (holds(first + j)) f(j, first + j, numbers(all, wide, j));
+        if (holds(p, j)) f(j, first_of_vector + j, numbers(wide, j));
       }
     }
   }
@@ -187,7 +240,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
  private:
   template <int S>
   DEVICE void load_array(const Row& row, int shift) {
-    if constexpr (Row::template is_read<S>()) {
+    if constexpr (in_batch<S>) {
       if (shift % LENGTH == 0) {
 #pragma unroll
         for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_vector_of<S>(row, p));
@@ -199,25 +252,26 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   template <int S>
   DEVICE Stored<S> load_vector_of(const Row& row, int p) const {
-    using E = typename Row::template Element<S>;
-    if (bool(Row::Rows::VECTORISED >> S & 1u) && is_full(column(p))) {
-      return load_vector<LENGTH>(static_cast<const E*>(address<S>(row, p)));
-    }
-    return load_elements<S>(row, p);
+    return vector_at<S>(p, address<S>(row, p), row.layout.template step<S>(), true);
   }
   template <int S>
   DEVICE Stored<S> load_elements(const Row& row, int p) const {
-    const Column at = column(p);
-    auto* const from = address<S>(row, p);
+    return vector_at<S>(p, address<S>(row, p), row.layout.template step<S>(), false);
+  }
+  // Vector p of array S, which is there, its elements `step` apart. If `aligned` it is one access.
+  template <int S, class E>
+  DEVICE Stored<S> vector_at(int p, E* from, long long step, bool aligned) const {
+    if (bool(Row::Rows::VECTORISED >> S & 1u) && aligned && is_full(p)) {
+      return load_vector<LENGTH>(static_cast<const E*>(from));
+    }
     Stored<S> vector;
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
       vector.at[j] = absent<S>();
-      if (holds(at + j)) vector.at[j] = from[j * row.layout.template step<S>()];
+      if (holds(p, j)) vector.at[j] = from[j * step];
     }
     return vector;
   }
-
   // In shared memory each array has SLOTS vectors of each thread: first slot 0 of all neighbours,
   // then slot 1 of them, and so on.
   template <int S, class Team>
@@ -230,7 +284,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   template <int S>
   DEVICE bool may_read_array(const Row& row) const {
-    if constexpr (!Row::template is_read<S>()) {
+    if constexpr (!in_batch<S>) {
       return true;
     } else if constexpr (is_copied<S>) {
       return row.template may_read<S>(address<S>(row, 0), stride * (VECTORS - 1) + LENGTH);
@@ -244,7 +298,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       ASYNCHRONOUS_COPIES && bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
   template <int S, class Team, bool KEPT>
   DEVICE void prefetch_array(const Row& row, unsigned char*& shared, int slot) const {
-    if constexpr (Row::template is_read<S>()) {
+    if constexpr (in_batch<S>) {
       auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, Team>(shared, slot));
       if constexpr (is_copied<S> && PRESENT == ALL) {
         copy_vectors<S, Team, KEPT>(Range<VECTORS>(), address_of_thread(places),
@@ -256,7 +310,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
           constexpr bool NUMBER = LENGTH == 1 && sizeof(Stored<S>) >= 4;
           if constexpr (is_copied<S> || (ASYNCHRONOUS_COPIES && NUMBER)) {
             const auto* const from = address<S>(row, p);
-            if (is_full(column(p)) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
+            if (is_full(p) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
               copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
                   address_of_thread(places + p * Team::NEIGHBOURS), from);
               continue;
@@ -275,13 +329,13 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   template <int S>
   DEVICE void release_array(const Row& row) const {
-    if constexpr (ASYNCHRONOUS_COPIES && Row::template is_read<S>() && sizeof(Stored<S>) >= 16 &&
+    if constexpr (ASYNCHRONOUS_COPIES && in_batch<S> && sizeof(Stored<S>) >= 16 &&
                   bool(Row::Rows::VECTORISED >> S & 1u)) {
 #pragma unroll
       for (int p = 0; p < VECTORS; ++p) {
         const auto* const from = address<S>(row, p);
         const auto behind = reinterpret_cast<unsigned long long>(from) % LINE;
-        if (behind < sizeof(Stored<S>) && is_full(column(p))) {
+        if (behind < sizeof(Stored<S>) && is_full(p)) {
           release_line(reinterpret_cast<const char*>(from) - behind);
         }
       }
@@ -289,7 +343,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   template <int S, class Team>
   DEVICE void fetch_array(unsigned char*& shared, int slot, int shift, bool aligned) {
-    if constexpr (Row::template is_read<S>()) {
+    if constexpr (in_batch<S>) {
       constexpr int STRIDE = Team::NEIGHBOURS * LENGTH;
       const auto* const from = take_places<S, Team>(shared, slot) + shift;
       if (aligned) {
@@ -314,7 +368,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       Stored<S> elements = vector<S>(p);
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        if (!holds(column(p) + j)) elements.at[j] = absent<S>();
+        if (!holds(p, j)) elements.at[j] = absent<S>();
       }
       keep<S>(p, elements);
     }
@@ -325,14 +379,14 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
       elements[j] = absent<S>();
-      if (p < SURE || holds(column(p) + j)) elements[j] = from[j];
+      if (holds(p, j)) elements[j] = from[j];
     }
     keep<S>(p, vector_of(elements));
   }
 
   template <int S, class Team>
   DEVICE void hide_in_array(unsigned char*& shared, int slot, int place) const {
-    if constexpr (Row::template is_read<S>()) {
+    if constexpr (in_batch<S>) {
       auto* const elements = take_places<S, Team>(shared, slot);
       if constexpr (S == FIRST) elements[place] = hidden_element();
     }
@@ -347,13 +401,20 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     return convert<typename Row::template Element<FIRST>>(T(-INFINITY));
   }
 
+  // Columns may begin anywhere unless `aligned`.
   template <int S>
-  DEVICE Vector<T, LENGTH> widened(int p) const {
-    if constexpr (Row::template is_read<S>()) {
+  DEVICE Vector<T, LENGTH> widened_of(int p, bool aligned) const {
+    if constexpr (in_batch<S>) {
       return widen<T>(vector<S>(p));
+    } else if constexpr (WEIGHS && S == CLASSES) {
+      const auto from = weights.at + (long long)(p * stride) * weights.step;
+      return widen<T>(vector_at<S>(p, from, weights.step, aligned));
     } else {
       return {};
     }
+  }
+  DEVICE auto widened(int p, bool aligned) const {
+    return Tuple<Vector<Repeat<T, K>, LENGTH>...>{{widened_of<K>(p, aligned)}...};
   }
   template <int I>
   static DEVICE N number(const auto& wide, int j) {
@@ -367,5 +428,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int... I>
   static DEVICE auto numbers(Indices<I...>, const auto& wide, int j) {
     return Tuple<Repeat<N, I>...>{{number<I>(wide, j)}...};
+  }
+  static DEVICE auto numbers(const auto& wide, int j) {
+    return numbers(Range<Loss::OPERANDS + int(Loss::WEIGHTED)>(), wide, j);
   }
 };

@@ -242,10 +242,17 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) unit.at[j] = N(0.0);
     } else if constexpr (K == Loss::OPERANDS) {
+      // In pairs, a unit may begin at an odd column.
+      constexpr bool VECTORS = bool(Row::Rows::VECTORISED >> (FIRST + K) & 1u);
+      Vector<T, SIZE> weights;
+      if (VECTORS && (!Team::PAIRED || column % SIZE == 0)) {
+        weights = load_wide<SIZE, true>(row.template address<FIRST + K>(column));
+      } else {
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) {
-        unit.at[j] = N(Real<T>(convert<T>(row.load_weight(column + j))));
+        for (int j = 0; j < SIZE; ++j) weights.at[j] = convert<T>(row.load_weight(column + j));
       }
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) unit.at[j] = N(Real<T>(weights.at[j]));
     } else {
       using Loaded = typename Row::template Loaded<K>;
       const auto values = load_wide<SIZE, ALIGNED>(row.template address<FIRST + K>(column));

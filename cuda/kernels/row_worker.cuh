@@ -184,7 +184,8 @@ struct RowWorker {
         f(Last<Team::SLOTS - BEFORE>{first, STRIDE, share.end}, slot);
       }
     } else {
-      batch<Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd>(share, slot, f);
+      using Whole = Select<Loss::HIDES, WordsAtTheEnd, Words<1>>;
+      batch<Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd, Whole>(share, slot, f);
     }
   }
   DEVICE void batch_of_vectors(const Share& share, long long slot, auto f) const {
@@ -276,6 +277,8 @@ struct RowWorker {
       coming[0] = last;
       last = Elements{Column(Team::THREADS_PER_ROW > 1 ? Team::thread() : 0) * WIDTH, SLOT,
                       Column(columns)};
+      // Behind the last row, too: the loss is given what is in registers.
+      last.find_weights(share.row);
       if (share.begin < share.end) last.load(share.row);
     } else if constexpr (Loss::READS != 0) {
       prefetch_batch(aligned(share, Team::SLOTS), group * Team::BATCH);
@@ -341,7 +344,7 @@ struct RowWorker {
     if constexpr (Loss::HIDES && !FEW<E>) {
       elements.template hide<Team>(context.column, shared, slot, share.shift);
     }
-    elements.template fetch<Team>(shared, slot, share.shift, aligned);
+    elements.template fetch<Team>(share.row, shared, slot, share.shift, aligned);
   }
   template <bool FIRST, class E>
   DEVICE void take(State& state, E& elements, const Share& share, const auto& context) const {
@@ -403,7 +406,7 @@ struct RowWorker {
       if constexpr (SHARED && Team::HELD) {
         elements = own;
       } else if constexpr (SHARED) {
-        elements.template fetch<Team>(shared, int(slot));
+        elements.template fetch<Team>(row, shared, int(slot));
       } else {
         elements.load(row);
       }

@@ -59,7 +59,7 @@ class RowFormula(Loss):
     `classes` is set it is axis 1, or the only axis.
 
     With `weights`, a weight of a call has one number for each class. The weight of a row is that of
-    its target. With `weighs_elements`, each element has the weight of its own class too.
+    its target; a loss may read that of each element, too.
 
     Any call may have a mask and a weight of rows. What the mask leaves out is ignored. The weight
     multiplies the loss of a row and its term of the denominator of a mean.
@@ -75,7 +75,6 @@ class RowFormula(Loss):
         options: See above.
         classes: See above.
         weights: Whether the loss takes weights of classes.
-        weighs_elements: See above.
         weighted_mean: Whether a mean divides by the sum of the weights of the rows' classes, not by
             the number of rows. An ignored row adds 0.
         counts: The part of the loss that the element weights multiply, as an unweighted call. Takes
@@ -98,7 +97,6 @@ class RowFormula(Loss):
     options: tuple[bool | int, ...] = ()
     classes: bool = False
     weights: bool = False
-    weighs_elements: bool = False
     weighted_mean: bool = False
     counts: Callable[[Call, int, Any, Any], tuple[Call, Any]] | None = None
     broadcasts: bool = False

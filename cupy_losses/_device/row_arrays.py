@@ -25,7 +25,7 @@ class RowArray:
     strides: Shape
     misaligned: int
     address: Address
-    streamed: bool  # element by element
+    streamed: bool  # element by element, of each row its own
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Rows:
         They are as long as an access may be. `shifted_as`: they begin where those of this array do,
         which is known of its address modulo an access.
         """
-        if not array.streamed or self.step(array) != 1:
+        if self.step(array) != 1:
             return False
         size = item_size(array.dtype)
         unit = min(width, VECTOR_BYTES // size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .._core.dtypes import FLOATING, item_size
-from .._core.rows import CLASS_WEIGHTS, ELEMENTS, RowFormula, row_space
+from .._core.rows import ELEMENTS, RowFormula, row_space
 from .plan import Address, Problem
 from .row_arrays import RowArray, Rows
 from .row_team import RowMemory
@@ -50,6 +50,11 @@ class RowOperands:
         """Whether an input is the weights of the classes."""
         behind = self.problem.leading + len(self.loss.operands)
         return self.problem.call.weighted and k == behind
+
+    def class_weights(self, width: int) -> list[int]:
+        """The weights of the classes, if there are any and vectors of `width` are aligned."""
+        weights = filter(self.is_class_weights, range(len(self.inputs)))
+        return [k for k in weights if self.rows.has_vectors(self.inputs[k], width)]
 
     @cached_property
     def memory(self) -> RowMemory:
@@ -96,14 +101,8 @@ def row_operands(problem: Problem, loss: RowFormula, addresses: Sequence[Address
             rows.space.strides[k],
             problem.misaligned[k],
             addresses[k],
-            not loss.gathers and _is_streamed(loss, names[k]),
+            not loss.gathers and loss.role(names[k]) == ELEMENTS,
         )
         for k in order
     ]
     return RowOperands(problem, loss, rows, inputs)
-
-
-def _is_streamed(loss: RowFormula, name: str) -> bool:
-    """Whether an operand is read element by element."""
-    role = loss.role(name)
-    return role == ELEMENTS or (role == CLASS_WEIGHTS and loss.weighs_elements)

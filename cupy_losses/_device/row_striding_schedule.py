@@ -17,11 +17,7 @@ from .row_striding import StridedRows, strided_rows
 def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> StridedRows | None:
     """The threads of rows that lie side by side; None for other rows."""
     rows, main, inputs = operands.rows, operands.main, operands.inputs
-    read = [
-        array
-        for k, array in enumerate(inputs)
-        if array.streamed and not operands.is_class_weights(k)
-    ]
+    read = [array for array in inputs if array.streamed]
     if not read or not rows.lie_apart(main):
         return None
     in_parts = any(rows.lies_in_parts(array, inputs) for array in outputs)
@@ -47,7 +43,7 @@ def strided_rows_schedule(
 ) -> Schedule:
     """All of kernels/strided_rows.cu, or one of two launches; `memory`: what the first leaves."""
     arrays = [*operands.inputs, *results.outputs]
-    layout, fields = operands.layout(arrays, ())
+    layout, fields = operands.layout(arrays, operands.class_weights(1))
     is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
     of_block = strided.of_block if is_divided else strided.sections
     sections = int64(strided.section), *map(int32, (strided.share, strided.shares, of_block))

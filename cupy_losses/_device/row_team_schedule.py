@@ -78,12 +78,12 @@ def _types(
 ) -> tuple[tuple[str, str], bytes]:
     """The C++ types of the layout and of the team, and the fields of the layout."""
     arrays = [*function.inputs, *results.outputs]
-    shifted = operands.main if team.shifts else None
-    vectors = [
-        k
-        for k, array in enumerate(arrays)
-        if team.width > 1 and operands.rows.has_vectors(array, team.width, shifted)
-    ]
+    vectors = []
+    for k, array in enumerate(arrays) if team.width > 1 else ():
+        # The weights of the classes do not begin elsewhere in each row.
+        shifted = operands.main if team.shifts and array.streamed else None
+        if operands.rows.has_vectors(array, team.width, shifted):
+            vectors.append(k)
     layout, fields = operands.layout(arrays, vectors)
     threads = team.threads_of_multiprocessor(
         operands.loss.hides, _vector_bytes(team, function), bool(results.wanted)

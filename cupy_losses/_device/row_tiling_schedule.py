@@ -47,7 +47,8 @@ def row_tiles_schedule(
 ) -> Schedule:
     """By kernels/row_tiles.cu."""
     arrays = [*operands.inputs, *outputs]
-    layout, fields = operands.layout(arrays, tile.elements)
+    vectors = [*tile.elements, *operands.class_weights(tile.unit)]
+    layout, fields = operands.layout(arrays, vectors)
     team = template(
         "TileTeam",
         *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
