@@ -63,7 +63,7 @@ struct Team {
   static DEVICE int stretch_of_row() { return int(threadIdx.x % THREADS_PER_ROW / NEIGHBOURS); }
 };
 
-constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes, and of its tangent
+constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes
 
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
@@ -84,22 +84,20 @@ struct RowWorker {
   static constexpr int UNIT = HALVES < WIDTH ? HALVES : WIDTH, UNITS = WIDTH / UNIT;
   template <int SLOTS, Presence PRESENT = ALL, int SURE = 0>
   using Words = Batch<Row, Loss, SLOTS * UNITS, UNIT, PRESENT, SURE * UNITS>;
-  // How many slots are taken at a time of a batch that is not full. All warps of a row wait for the
-  // one in which the row ends, so that it takes a batch at once where it can.
-  static constexpr int SLOTS_AT_THE_END = Loss::HIDES ? Team::BATCH : 1;
-  using WordsAtTheEnd = Words<SLOTS_AT_THE_END, (Loss::HIDES ? OTHERS_HIDDEN : SOME)>;
+  // The elements that are not there, of a batch that is not full, are hidden, or do not count. All
+  // warps of a row wait for the one in which the row ends. So it takes such a batch at once where
+  // that costs nothing, else the whole slots of it one by one, and the last one.
+  static constexpr Presence PARTLY = Loss::HIDES ? OTHERS_HIDDEN : SOME;
+  using WordsAtTheEnd = Words<(Loss::HIDES ? Team::BATCH : 1), PARTLY>;
   static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot
-  // Whether only the last slot of a row is not full, in rows of a warp or a part of it. The
-  // elements that are not there are hidden. A thread takes all slots of such a row at once if they
-  // are few.
-  static constexpr bool PADDED =
-      Loss::HIDES && Team::THREADS_PER_ROW <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
+  // Whether only the last slot of a row is not full, in rows of a warp or a part of it. A thread
+  // takes all slots of such a row at once if they are few.
+  static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW <= 32 &&
+                                 Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
   static constexpr bool AT_ONCE =
-      PADDED && (TANGENTS != 0 ? 2 : 1) * Team::SLOTS *
-                        sizeof(Vector<typename Row::template Element<Row::FIRST>, WIDTH>) <=
-                    MOST_AT_ONCE;
+      PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES <= MOST_AT_ONCE;
   template <int SLOTS>
-  using Last = Words<SLOTS, OTHERS_HIDDEN, SLOTS - 1>;
+  using Last = Words<SLOTS, PARTLY, SLOTS - 1>;
 
   const Loss& loss;
   const Layout& layout;
@@ -144,7 +142,8 @@ struct RowWorker {
   }
 
   // f(elements, slot) for a batch of slots: at once if all elements are there, else some at a time.
-  template <class Full, class Rest, class AtTheEnd>
+  // A slot whose elements are all there may be a Whole.
+  template <class Full, class Rest, class AtTheEnd, class Whole = AtTheEnd>
   DEVICE void batch(const Share& share, long long slot, auto f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
     constexpr int SLOTS = Team::BATCH, REST = Team::rest_of(SLOTS);
@@ -167,6 +166,13 @@ struct RowWorker {
       }
 #pragma unroll 1
       for (int s = 0; s < SLOTS && first + s * SLOT < share.end; s += STEP) {
+        if constexpr (Whole::ARE_ALL) {
+          static_assert(STEP == 1, "a slot at a time");
+          if (share.end - begin >= (s + 1) * SLOT) {
+            f(Whole{first + s * SLOT, STRIDE, share.end}, slot + s);
+            continue;
+          }
+        }
         f(AtTheEnd{first + s * SLOT, STRIDE, share.end}, slot + s);
       }
     }
@@ -434,9 +440,8 @@ struct RowWorker {
     if constexpr (bool(WANTED >> I & 1u)) {
       constexpr int G = Row::template GRADIENT<WANTED, I>;
       using Stored = typename Row::template Element<G>;
-      const Column column = elements.column(p);
       Stored* const address = elements.template address<G>(row, p);
-      if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(column)) {
+      if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(p)) {
         Vector<Stored, WIDTH> vector;
         elements.each_of(p, [&](int j, Column, const auto& x) {
           vector.at[j] = convert<Stored>(f(Constant<I>(), x));

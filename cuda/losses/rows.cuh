@@ -14,15 +14,16 @@
 //   add<FIRST>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
 //                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
-//                    and `place` that in its vector; elements.largest(y) is the largest number of
-//                    the first operand, or y
+//                    and `place` that in its vector; an f that takes it may be told `counts`, too:
+//                    it is false of what the row does not have, whose numbers are 0;
+//                    elements.largest(y) is the largest number of the first operand, or y
 //                    Where elements are held in registers, add() and epilogue() get those of any
 //                    row. They must not read what only the context of an active row has.
 //   ANCHORED         whether there is add_anchored(state, context, elements): it takes them to an
 //                    empty state without elements.largest(), and returns whether that state may
 //                    be used; if not, add() takes them
 //   HIDES            whether `add` leaves out the element of context.column: it is -inf, or
-//                    elements.each(f) calls f(place, column, x, counts), and it does not count
+//                    elements.each(f) says that it does not count
 //   merge(a, b)      a and b together; with the same bits as merge(b, a)
 //   rescale_to, merge_rescaled
 //                    for many states: see below
@@ -394,16 +395,17 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
     elements.each([&](int place, auto column, const auto& x, auto... counts) {
       const N own = term(terms, get<0>(x));
       if ((HIDES || column != target.column) && (counts && ...)) sums.add(place, own);
-      linear.add(place, weight_of(x), get<0>(x), state.maximum);
+      linear.add(place, weight_of(x, counts...), get<0>(x), state.maximum);
     });
     put<FIRST>(state.sum, sums.total());
     state.template take<FIRST>(linear);
   }
-  static DEVICE Real<T> weight_of(const auto& x) {
+  // That of a class; of none it is 0.
+  static DEVICE Real<T> weight_of(const auto& x, auto... counts) {
     if constexpr (WEIGHTED) {
       return Real<T>(plain(get<OPERANDS>(x)));
     } else {
-      return Real<T>(T(1));
+      return Real<T>((counts && ...) ? T(1) : T(0));
     }
   }
 };
@@ -427,9 +429,11 @@ struct CrossEntropyOfProbabilities : OfRow {
     // what the others add to its term, 1.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
     typename State<N>::Part::Batch linear;
-    elements.each([&](int place, auto, const auto& x) {
-      sums.add(place, term(terms, get<0>(x)));
-      linear.add(place, weighted_target(row, x), get<0>(x), maximum);
+    elements.each([&](int place, auto, const auto& x, auto... counts) {
+      const auto probability = weighted_target(row, x);
+      const bool is_there = (counts && ...);
+      if (is_there) sums.add(place, term(terms, get<0>(x)));
+      linear.add(place, is_there ? probability : decltype(probability)(0.0), get<0>(x), maximum);
     });
     put<FIRST>(state.sum, sums.total());
     state.template take<FIRST>(linear);
