@@ -94,10 +94,11 @@ class PointwiseFormula(Loss):
     def outputs(
         self, call: Call, request: Request, operands: Sequence[ArraySpec], autocast: bool = False
     ) -> list[Output | None]:
-        """The results lie in the memory order of the operands."""
+        """The results lie as the operands of the loss do, then as grad_output, masks and others."""
         own = operands[request.extra :]
         shape = self.shape_of(call, own)
-        axes = self.memory_order(request, operands, shape)
+        strides = [broadcast_strides(operand, shape) for operand in operands]
+        axes = memory_order(shape, strides, request.extra + call.extra)
         dtype = self.result_dtype(call, own, autocast)
         value = value_output(dtype, self.value_shape(call, shape), axes)
 
@@ -105,13 +106,6 @@ class PointwiseFormula(Loss):
             return gradient_output(operands, request.extra + k, shape, axes)
 
         return request.outputs(value, request.computed(call, own, shape), gradient)
-
-    def memory_order(
-        self, request: Request, operands: Sequence[ArraySpec], shape: Shape
-    ) -> list[int]:
-        """The axes of `shape`, slowest first, as the operands of a request lie in memory."""
-        read = operands[request.denominator :]
-        return memory_order(shape, [broadcast_strides(operand, shape) for operand in read])
 
     def refusal(self, call: Call, operand: int) -> str:
         """A weight that divides the mean is refused."""

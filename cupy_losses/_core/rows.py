@@ -403,6 +403,8 @@ def row_space(
             strides.append(broadcast_strides(operand, shape))
         else:
             strides.append(of_rows(operand))
-    pairs = sorted(zip(names, strides, strict=True), key=lambda pair: pair[0] in OF_COUNT)
-    axes = memory_order(shape, [steps for _, steps in pairs])
+    # As the operands of the loss lie, then as grad_output, tangents, masks and weights do.
+    leading = request.extra - request.denominator
+    order = sorted(range(len(names)), key=lambda k: k < leading or names[k] in OF_COUNT)
+    axes = memory_order(shape, [strides[k] for k in order])
     return RowSpace(shape, axis, strides, axes)

@@ -114,8 +114,12 @@ def broadcast_axes(operand: ArraySpec, shape: Shape) -> tuple[int, ...]:
     )
 
 
-def memory_order(shape: Shape, strides: Sequence[Shape]) -> list[int]:
-    """The axes of length > 1, slowest first, as the first operand that moves along them lies."""
+def memory_order(shape: Shape, strides: Sequence[Shape], first: int = 0) -> list[int]:
+    """The axes of length > 1, slowest first, as the first operand that moves along them lies.
+
+    Operands before `first` come last.
+    """
+    strides = (*strides[first:], *strides[:first])
     # An operand's zero stride says nothing of its order: such axes are placed by the next operand.
     axes = [axis for axis in range(len(shape)) if shape[axis] > 1]
     order: list[int] = []

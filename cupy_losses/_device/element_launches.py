@@ -71,6 +71,7 @@ class ElementFunction:
     operands: tuple[ArraySpec, ...]
     addresses: tuple[Address, ...]
     strides: Sequence[Shape]
+    axes: Sequence[int]  # along which it is evaluated, slowest first
     misaligned: Sequence[int]
     fields: Callable[[Parameters], bytes]  # of the C++ object
     parameters: Parameters = ()
@@ -135,6 +136,7 @@ def identity(operand: ArraySpec, address: Address) -> ElementFunction:
         (operand,),
         (address,),
         [operand.strides],
+        memory_order(operand.shape, [operand.strides]),
         (0,),
         without_parameters,
     )
@@ -157,7 +159,7 @@ class Launches(Builder):
         divisor: float,
         scaled: bool = True,
     ) -> None:
-        space = coalesce(memory_order(shape, function.strides), shape, function.strides)
+        space = coalesce(function.axes, shape, function.strides)
         # A launch that may return at once, as its gradients were anticipated, has few blocks too.
         summed = values not in UNSUMMED or SLOT in factor
         schedule = _schedule(function.operands, function.misaligned, space, len(gradients), summed)
@@ -209,7 +211,6 @@ class Launches(Builder):
         self,
         function: ElementFunction,
         shape: Shape,
-        axes: Sequence[int],  # slowest first
         repeated: Sequence[int],
         operand: int,  # the one whose gradient it is, or -1 for the values
         quotient: Quotient,
@@ -218,12 +219,12 @@ class Launches(Builder):
         kept, terms = (
             coalesce(part, shape, function.strides)
             for part in (
-                [axis for axis in axes if axis not in repeated],
-                [axis for axis in axes if axis in repeated],
+                [axis for axis in function.axes if axis not in repeated],
+                [axis for axis in function.axes if axis in repeated],
             )
         )
         # Neighbouring threads on neighbouring sums where those are neighbours in memory.
-        beside = bool(kept.shape) and axes[-1] not in repeated
+        beside = bool(kept.shape) and function.axes[-1] not in repeated
         grid = _sum_grid(function.operands, kept, terms, beside)
         if grid.chunks == 1:
             self._add_sum(function, kept, terms, grid, operand, quotient)
@@ -310,13 +311,15 @@ class Launches(Builder):
         indices = [k for k in (where, weight) if k is not None]
         operands = tuple(problem.operands[k] for k in indices)
         shape = broadcast_shape(operands, [""] * len(operands))
+        strides = [broadcast_strides(operand, shape) for operand in operands]
         function = ElementFunction(
             expression,
             problem.real,
             "",
             operands,
             tuple(self._operand_addresses[k] for k in indices),
-            [broadcast_strides(operand, shape) for operand in operands],
+            strides,
+            memory_order(shape, strides),
             tuple(problem.misaligned[k] for k in indices),
             without_parameters,
         )
@@ -386,9 +389,11 @@ def _tiled_schedule(tiling: Tiling, operands: Sequence[ArraySpec], gradients: in
     direct = [o for k, o in enumerate(operands) if k not in tiling.staged]
     registers = sum(max(2, tiling.width * item_size(o.dtype) // 4) for o in direct)
     batches = -(-turns // max(1, TILED_REGISTERS // max(1, registers)))
-    # Three blocks, of 80 registers a thread, unless many operands or doubles take more.
+    # Three blocks, of 80 registers a thread, unless many operands, doubles, or staged operands of
+    # different sizes, such as a mask, take more.
     doubles = any(o.dtype == "float64" for o in operands)
-    resident = 2 if doubles or len(operands) + gradients > 4 else 3
+    differ = len({item_size(operands[k].dtype) for k in tiling.staged}) > 1
+    resident = 2 if doubles or len(operands) + gradients + differ > 4 else 3
     layout = template(
         "TileLayout",
         *map(str, (len(shape), len(operands))),

@@ -29,7 +29,9 @@ class _Planner(Launches):
         super().__init__(library, problem)
         self._loss = loss
         self._strides = [broadcast_strides(o, problem.shape) for o in problem.operands]
-        self._axes = memory_order(problem.shape, self._strides)
+        # As PointwiseFormula.outputs lie, whatever is requested.
+        first = problem.leading + problem.call.extra
+        self._axes = memory_order(problem.shape, self._strides, first)
         self._sums_rows = loss.row_means and problem.call.reduction == "none"
 
     def plan(self) -> Plan:
@@ -89,6 +91,7 @@ class _Planner(Launches):
             problem.operands[first:],
             self._operand_addresses[first:],
             self._strides[first:],
+            self._axes,
             problem.misaligned[first:],
             Fields(self._loss, problem.real),
             parameters,
@@ -112,7 +115,6 @@ class _Planner(Launches):
         self._add_sums(
             self._function(),
             problem.shape,
-            self._axes,
             repeated,
             operand,
             Quotient(

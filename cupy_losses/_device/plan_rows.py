@@ -139,7 +139,7 @@ class _Planner(RowLaunches):
         shape, repeated = space.shape, [a for a in space.axes if operand.shape[a] == 1]
         function = identity(ArraySpec(array.dtype, shape, array.strides), array.address)
         quotient = Quotient(operand.dtype, 1.0, NO_ADDRESS, address)
-        self._add_sums(function, shape, space.axes, repeated, -1, quotient)
+        self._add_sums(function, shape, repeated, -1, quotient)
 
     def _sum_denominator(self) -> Address:
         """The sum of the weights of the rows that are not ignored, or their number."""

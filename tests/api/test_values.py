@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cupy_losses import mse_loss, value_and_grad
+from cupy_losses import cross_entropy, mse_loss, value_and_grad, vjp
 
 from ..tables.arrays import DTYPES, Host, Library, ulps
 from ..tables.losses import LOSSES, SIMPLE, Case
@@ -167,6 +167,41 @@ def test_gradients_that_are_sums_lie_as_the_operands(library: Library) -> None:
         _, gradient = value_and_grad(mse_loss, 1)(vectors, targets)
     np.testing.assert_allclose(library.host(gradient), -2 * (a.T - b.T).mean(axis=0) / 12)
     assert library.host(gradient).strides == library.host(targets).strides
+
+
+def test_what_a_mask_and_a_weight_lie_like_decides_nothing(library: Library) -> None:
+    """Results lie as the operands of the loss do, and so do gradients."""
+    shape = (4, 3, 5)
+    rng = np.random.default_rng(0)
+    operands = [np.moveaxis(rng.random(shape, np.float32), 0, -1) for _ in "ab"]
+    shape = operands[0].shape
+    weight, cotangent = rng.random(shape, np.float32), rng.random(shape, np.float32)
+    where = rng.random(shape) < 0.7
+    input, target = map(library.array, operands)
+    given = {"weight": library.array(weight), "where": library.array(where)}
+    result = library.host(mse_loss(input, target, reduction="none", **given))
+    gradient = library.host(value_and_grad(mse_loss)(input, target, **given)[1])
+    of_each = vjp(
+        mse_loss,
+        (input, target),
+        library.array(cotangent),
+        reduction="none",
+        **given,
+    )
+    assert weight.strides != operands[0].strides
+    for array in result, gradient, library.host(of_each):
+        assert array.strides == operands[0].strides
+    expected = np.where(where, weight * np.subtract(*operands) ** 2, 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_what_a_cotangent_of_rows_lies_like_decides_nothing(library: Library) -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.random((2, 5, 3, 4), np.float32)
+    cotangent = rng.random((4, 3, 2), np.float32).T
+    primals = library.array(scores), library.array(rng.integers(0, 5, (2, 3, 4)))
+    gradient = vjp(cross_entropy, primals, library.array(cotangent), reduction="none")
+    assert library.host(gradient).strides == scores.strides
 
 
 @pytest.mark.parametrize("case", SIMPLE, ids=str)

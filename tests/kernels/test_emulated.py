@@ -468,6 +468,24 @@ def test_each_tile_is_a_block_of_large_arrays(
         assert [launch.grid[0] for launch in device.launches] == [blocks]
 
 
+def test_masks_that_lie_otherwise() -> None:
+    """The results lie as the operands of the loss do."""
+    emulator.require()
+    rng = np.random.default_rng(9)
+    a, b = rng.standard_normal((2, 40, 70)).astype(np.float32)
+    where = rng.random((70, 40)) < 0.7
+    with installed(seed=1) as device:
+        input, target = device.asarray(a).T, device.asarray(b).T
+        mask = device.asarray(where)
+        each = mse_loss(input, target, reduction="none", where=mask)
+        value, gradient = value_and_grad(mse_loss)(input, target, where=mask)
+        assert each.strides == gradient.strides == input.strides
+        np.testing.assert_array_equal(each.get(), np.where(where, (a - b).T ** 2, 0))
+        np.testing.assert_allclose(value.get(), each.get()[where].mean(), rtol=1e-6)
+        expected = np.where(where, 2 * (a - b).T / where.sum(), 0)
+        np.testing.assert_allclose(gradient.get(), expected, rtol=1e-6)
+
+
 @pytest.mark.quick
 def test_integer_weights_and_odd_arrays() -> None:
     emulator.require()
