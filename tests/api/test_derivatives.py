@@ -107,7 +107,6 @@ def test_along_tangents(
         np.testing.assert_allclose(product, exact, rtol=1e-6, atol=1e-7 * np.abs(exact).max())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # torch's own, when it first transforms
 def test_losses_of_rows(library: Library, rng: np.random.Generator) -> None:
     """Of cross_entropy, as torch.func has them."""
     logits, tangent = rng.standard_normal((2, 6, 5))

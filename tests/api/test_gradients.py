@@ -454,7 +454,6 @@ def test_double_backward_under_autocast(torch_library: Library) -> None:
     assert second.item() == 200_000
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_other_kinds_of_differentiation(torch_library: Library) -> None:
     """tests/torch/test_modes.py has them all, on the host."""
     input = torch.tensor([1.0, 2.0, 4.0], device=device(torch_library))

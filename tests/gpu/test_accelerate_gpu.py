@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:reduction.*mean. divides"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
 ]
 
 F: Any = torch.nn.functional

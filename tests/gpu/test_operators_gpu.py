@@ -17,7 +17,6 @@ from cupy_losses._torch import inductor
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, of its memory
     pytest.mark.filterwarnings("ignore:.*Profiler clears events"),

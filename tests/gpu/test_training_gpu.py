@@ -20,7 +20,6 @@ from cupy_losses import cross_entropy, mse_loss, nn, triplet_margin_loss, value_
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
 ]
 
 ROOT = Path(cupy_losses.__file__).parents[1]

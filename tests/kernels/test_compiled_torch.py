@@ -19,10 +19,7 @@ from ..emulator import installed
 from ..tools.levels import covering
 from .test_anticipation_torch import Emulated
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
-    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 Tensor = torch.Tensor
 COLUMNS = 16
 

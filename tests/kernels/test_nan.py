@@ -198,7 +198,6 @@ def test_infinite_scores(dtype: str, columns: int) -> None:
             np.testing.assert_array_equal(found.astype(np.float64), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize("columns", levels.first([5, 21, 210]))
 @pytest.mark.parametrize("dtype", levels.first(["float32", "bfloat16"]))
 def test_tangents_of_infinite_losses(dtype: str, columns: int) -> None:

@@ -17,10 +17,7 @@ from torch._inductor.utils import run_and_get_code
 import cupy_losses
 from cupy_losses import cross_entropy, mse_loss
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
-    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 Loss = Callable[..., Tensor]
 AT_ONCE = "cupy_losses_evaluate("
 BY_DISPATCHER = "torch.ops.cupy_losses.evaluate"

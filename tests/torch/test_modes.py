@@ -11,7 +11,7 @@ from ..tools.levels import case
 from .modes import COMPILED, EAGER, EXAMPLES, MODES, PAGE, REDUCTIONS, TRACED, Given, is_right
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:reduction.*mean. divides", "ignore:.*torch.jit", "ignore:Using a target size"
+    "ignore:reduction.*mean. divides", "ignore:Using a target size"
 )
 GIVEN = [Given(example, reduction) for example in EXAMPLES for reduction in REDUCTIONS]
 

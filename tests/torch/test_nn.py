@@ -25,10 +25,7 @@ from ..tables.losses import LOSSES, OF_TORCH, Case
 from ..tables.rows import ROWS
 from ..tools.levels import covering
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:reduction.*mean. divides"),  # kl_div's
-    pytest.mark.filterwarnings("ignore:.*torch.jit"),  # torch's own, when it first compiles
-]
+pytestmark = pytest.mark.filterwarnings("ignore:reduction.*mean. divides")  # kl_div's
 
 REDUCTIONS = ("none", "mean", "sum")
 DEPRECATED = {"size_average", "reduce"}

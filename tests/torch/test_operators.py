@@ -43,9 +43,7 @@ from ..tables.rows import ROWS, RowCase, tversky_loss
 from ..tools.levels import first
 
 # torch's own, when forward mode is first used, and where its compiler looks at tensors.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit", "ignore:The .grad attribute of a Tensor"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 Tensor = torch.Tensor
 evaluate = torch.ops.cupy_losses.evaluate.default
 

@@ -592,7 +592,6 @@ def test_options(name: str, options: Any, error: Any, message: str, library: Lib
 
 
 @pytest.mark.parametrize("loss", [F.cosine_embedding_loss, cupy_losses.cosine_embedding_loss])
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_signs_that_require_grad(loss: Any) -> None:
     """torch's graph does not lead to them."""
     x, y, sign = (torch.randn(n, dtype=torch.float64) for n in ((4, 3), (4, 3), 4))

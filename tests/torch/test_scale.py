@@ -17,7 +17,6 @@ from cupy_losses import cross_entropy, mse_loss
 from ..tables.arrays import Library
 from ..tools.levels import first
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
 

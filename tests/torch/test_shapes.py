@@ -18,7 +18,6 @@ from ..tables.arrays import Library
 from ..tables.shapes import ODD, Shapes, of_shapes
 
 Tensor = torch.Tensor
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 REDUCTIONS = ("none", "mean", "sum")
 every_shape = pytest.mark.parametrize(("name", "shapes"), ODD)
 

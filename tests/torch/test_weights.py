@@ -27,7 +27,6 @@ from ..tools.levels import case
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")
 MSE: Function = F.mse_loss
 F64 = torch.float64
 IGNORED = -100
