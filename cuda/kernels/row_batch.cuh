@@ -9,7 +9,8 @@
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
 
-constexpr int LINE = 128;  // bytes of a line of the cache
+constexpr int LINE = 128;      // bytes of a line of the cache
+constexpr int FEW_BYTES = 32;  // of what a thread holds
 
 // Which elements of a batch are there: ALL, or SOME, in the columns from 0 up to an end. The others
 // are left out, or HIDDEN from a loss that HIDES elements.
@@ -49,7 +50,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int S>
   using Kept = Select<IS_PAIR<S>, Packed<Stored<S>>, Stored<S>>;
 
-  // Those of the first vector, and the step from one to the next.
+  // Where the weights of the first vector are, and the step from one to the next.
   template <class E>
   struct OfClasses {
     const E* at;
@@ -261,17 +262,28 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // Vector p of array S, which is there, its elements `step` apart. If `aligned` it is one access.
   template <int S, class E>
   DEVICE Stored<S> vector_at(int p, E* from, long long step, bool aligned) const {
-    if (bool(Row::Rows::VECTORISED >> S & 1u) && aligned && is_full(p)) {
-      return load_vector<LENGTH>(static_cast<const E*>(from));
-    }
+    const bool at_once = bool(Row::Rows::VECTORISED >> S & 1u) && aligned && is_full(p);
+    if (at_once) return words_at<S, LENGTH>(from);
     Stored<S> vector;
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
       vector.at[j] = absent<S>();
-      if (holds(p, j)) vector.at[j] = from[j * step];
+      if (holds(p, j)) vector.at[j] = words_at<S, 1>(from + j * step).at[0];
     }
     return vector;
   }
+  // A few weights of classes as what does not change, else each would be loaded anew behind a
+  // store. On an H200 that halved the time of 10 classes with gradient, and it took longer for
+  // many.
+  template <int S, int W, class E>
+  static DEVICE Vector<E, W> words_at(const E* from) {
+    if constexpr (WEIGHS && S == CLASSES && VECTORS * sizeof(Stored<S>) <= FEW_BYTES) {
+      return load_constants<W>(from);
+    } else {
+      return load_vector<W>(from);
+    }
+  }
+
   // In shared memory each array has SLOTS vectors of each thread: first slot 0 of all neighbours,
   // then slot 1 of them, and so on.
   template <int S, class Team>

@@ -77,7 +77,7 @@ DEVICE Packed<Stored> packed(const Stored& vector) {
 }
 
 template <int W, class T>
-DEVICE Vector<T, W> load_vector(const T* from) {
+DEVICE Vector<T, W> load_words(const T* from, auto load) {
   using Unit = Word<sizeof(Vector<T, W>)>;
   constexpr int UNITS = sizeof(Vector<T, W>) / sizeof(Unit);
   union {
@@ -85,8 +85,17 @@ DEVICE Vector<T, W> load_vector(const T* from) {
     Vector<T, W> vector;
   } bits{};
 #pragma unroll
-  for (int i = 0; i < UNITS; ++i) bits.unit[i] = reinterpret_cast<const Unit*>(from)[i];
+  for (int i = 0; i < UNITS; ++i) bits.unit[i] = load(reinterpret_cast<const Unit*>(from) + i);
   return bits.vector;
+}
+template <int W, class T>
+DEVICE Vector<T, W> load_vector(const T* from) {
+  return load_words<W>(from, [](const auto* at) { return *at; });
+}
+// The same of what nobody writes meanwhile: it need not be loaded anew behind a store.
+template <int W, class T>
+DEVICE Vector<T, W> load_constants(const T* from) {
+  return load_words<W>(from, [](const auto* at) { return __ldg(at); });
 }
 
 // f(access, word) for each access that a vector takes at an address.
