@@ -230,8 +230,34 @@ def broadcast_section(path: Path) -> list[str]:
         f"{source(results, path).format(prefix='../')}.",
         table(header, lines),
         "Shapes of input and target. A gradient of what is broadcast is a sum, of a second pass. "
-        "`multilabel_soft_margin_loss` is that of each row. Since then, sums of float32 terms keep "
-        "the rounding error of each.",
+        "`multilabel_soft_margin_loss` is that of each row.",
+    ]
+
+
+def options_section(path: Path) -> list[str]:
+    """The part on the options of cross_entropy; none without results of them."""
+    path = path.with_name(f"{path.stem}-options.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    works = ("forward_ms", "eager_forward_ms", "value_and_grad_ms", "eager_forward_backward_ms")
+    lines: dict[str, list[str]] = {}
+    for row in results["options"]:
+        shape = " × ".join(map(str, row["shape"]))
+        ratios = [row["ratios"].get(work) for work in works]
+        line = lines.setdefault(f"`{row['loss']}` {shape}", [])
+        line += ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    header = ["times the bytes"]
+    for dtype in dict.fromkeys(row["dtype"] for row in results["options"]):
+        header += [f"{dtype}: forward", "eager", "with gradient", "eager"]
+    return [
+        "## Options of cross_entropy",
+        "`python -m benchmarks.sweep --only options --peers eager`: "
+        f"{source(results, path).format(prefix='../')}.",
+        table(header, [[name, *line] for name, line in lines.items()]),
+        "Times in units of the time of the bytes, as in the picture below; (N, C) or (N, C, d…). "
+        "With gradient: `value_and_grad`, and forward and backward of torch. Where eager is "
+        "missing, its loss was more than 1% off.",
     ]
 
 
@@ -402,12 +428,13 @@ SWEEPS = """
 `python -m benchmarks.sweep --output benchmarks/results/NAME.json` times `cross_entropy` of 2^27
 logits over class counts from 2 to 262144 (powers of two, counts of data sets and vocabularies, odd
 ones, small multiples), and with the classes along another axis than the last, forward and with the
-gradient; and the other losses over rows, of 3 to 10000 elements. Each loss, and a sample of its
-gradients, is checked against float64 first. torch, torch.compile, Liger-Kernel and QuACK are timed
-in the same run; those that are not installed are left out, and where one fails the result says why.
-`--quick` takes a few shapes, `--only classes_last`, `classes_strided` or `row_lengths` one part,
-`--classes 21 1000` these counts, `--dtype float16` another dtype than float32 and bfloat16,
-`--peers eager quack` these peers, `--peers` none. Most of the time goes to compilers: those of
+gradient; the other losses over rows, of 3 to 10000 elements; and the options of `cross_entropy`.
+Each loss, and a sample of its gradients, is checked against float64 first. torch, torch.compile,
+Liger-Kernel and QuACK are timed in the same run; those that are not installed are left out, and
+where one fails the result says why. `--quick` takes a few shapes, `--only classes_last`,
+`classes_strided`, `row_lengths` or `options` one part, `--classes 21 1000` these counts,
+`--dtype float16` another dtype than float32 and bfloat16, `--peers eager quack` these peers,
+`--peers` none. Most of the time goes to compilers: those of
 torch.compile and QuACK work anew for each shape.
 
 `python -m benchmarks.sweep --draw benchmarks/results/NAME.json PICTURE.svg` draws the times in
@@ -469,6 +496,7 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         *orders_section(results),
         *broadcast_section(path),
         *over_rows_section(rows, rows_path),
+        *options_section(path),
         "## Sweeps over shapes",
         *(" ".join(paragraph.split()) for paragraph in SWEEPS.split("\n\n")),
         "## Small arrays",

@@ -49,6 +49,16 @@ def classes(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     return [of_grid(shape, dtype, generator), target]
 
 
+IGNORED = -100  # torch's default of ignore_index
+
+
+def some_ignored(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """The same with a third of the rows ignored."""
+    input, target = classes(shape, dtype, generator)
+    ignored = torch.rand(target.shape, device=generator.device, generator=generator) < 1 / 3
+    return [input, target.masked_fill_(ignored, IGNORED)]
+
+
 def channels_last(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Scores whose classes are next to each other, of images, and the class of each pixel."""
     input, target = classes(shape, dtype, generator)
@@ -109,12 +119,21 @@ def of_table(case: RowCase) -> Draw:
     return draw
 
 
+def with_z_loss(
+    input: Tensor, target: Tensor, z_loss: float, reduction: str = "mean", **options: Any
+) -> Tensor:
+    """The cross_entropy of torch with a z-loss, as its users write it."""
+    losses = F.cross_entropy(input, target, reduction="none", **options)
+    losses = losses + z_loss * input.logsumexp(1) ** 2
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
 @dataclass(frozen=True)
 class Problem:
     """A loss over rows of one shape.
 
     Gradients are taken by the first `leaves` operands. `read` is what of a row has to be read, in
-    bytes, where that is not all of every operand.
+    bytes, where that is not all of every operand. With `weighted` each class has a weight.
     """
 
     name: str
@@ -123,6 +142,7 @@ class Problem:
     draws: Draw = classes
     leaves: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+    weighted: bool = False
     label: str = ""
     read: int | None = None
     backward: bool = True
@@ -137,13 +157,39 @@ class Problem:
     @property
     def ours(self) -> Callable[..., Tensor]:
         """The function of this package."""
-        return functools.partial(getattr(cupy_losses, self.name), **self.options)
+        weight = {} if self.weight is None else {"weight": self.weight}
+        return functools.partial(getattr(cupy_losses, self.name), **self.options, **weight)
 
     @property
     def eager(self) -> Callable[..., Tensor]:
-        """The function of torch."""
-        function, options = getattr(F, self.name), self.options
-        return lambda *operands, **more: function(*operands, **options, **more)
+        """The function of torch, of operands in any dtype."""
+        options, weight = self.options, self.weight
+        function: Callable[..., Tensor] = getattr(F, self.name)
+        if "z_loss" in options:
+            function = with_z_loss
+        if weight is None:
+            return lambda *operands, **more: function(*operands, **options, **more)
+        return lambda input, *others, **more: function(
+            input, *others, weight=weight.to(input), **options, **more
+        )
+
+    @functools.cached_property
+    def weight(self) -> Tensor | None:
+        """That of each class, in the dtype of the scores."""
+        if not self.weighted:
+            return None
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.linspace(0.5, 1.5, self.shape[1], device=device).to(self.dtype)
+
+    def divisor(self, operands: list[Tensor]) -> float:
+        """What a mean is divided by."""
+        target = operands[1]
+        if self.name != "cross_entropy" or target.is_floating_point():
+            return self.rows
+        counted = target[target != IGNORED]
+        if self.weight is None:
+            return counted.numel()
+        return self.weight.to(target.device).double()[counted].sum().item()
 
     @property
     def liger(self) -> Callable[..., Tensor] | None:
@@ -256,7 +302,7 @@ def check(problem: Problem, operands: list[Tensor], sample: int = 8) -> float:
 
     step = max(1, (1 << 26) // math.prod(problem.shape[1:]))
     parts = (_doubles(operands, slice(first, first + step)) for first in range(0, length, step))
-    expected = sum(exact(part).item() for part in parts) / problem.rows
+    expected = sum(exact(part).item() for part in parts) / problem.divisor(operands)
     error = error_in_ulps(problem.ours(*operands), expected)
     assert error <= (4 if problem.dtype == torch.float32 else 1), (problem, error)
     if problem.backward:
@@ -269,7 +315,7 @@ def _check_gradients(
 ) -> None:
     # float16 has no numbers for the gradients of a mean over millions of rows.
     reduction = "sum" if problem.dtype == torch.float16 else "mean"
-    divisor = 1 if reduction == "sum" else problem.rows
+    divisor = 1 if reduction == "sum" else problem.divisor(operands)
     both = value_and_grad(problem.ours, tuple(range(problem.leaves)))
     value, found = both(*operands, reduction=reduction)
     assert value == problem.ours(*operands, reduction=reduction)

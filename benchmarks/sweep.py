@@ -76,6 +76,34 @@ NLL_STRIDED = [
     (8, 32000, 512),
 ]
 
+# Those of cross_entropy with options: classes last, then strided ones.
+SHAPES_OF_OPTIONS: list[rows.Shape] = [
+    *((LOGITS // count, count) for count in (10, 21, 150, 1000, 32000)),
+    (8, 21, 1024, 1024),
+    (32, 21, 513, 513),
+    (16, 150, 128, 437),
+    (64, 1000, 63, 63),
+]
+QUICK_SHAPES_OF_OPTIONS = SHAPES_OF_OPTIONS[:1]
+OPTIONS: list[dict[str, Any]] = [
+    {"label": "cross_entropy(label_smoothing=0.1)", "options": {"label_smoothing": 0.1}},
+    {"label": "cross_entropy(weight)", "weighted": True},
+    {
+        "label": "cross_entropy(weight, label_smoothing=0.1)",
+        "weighted": True,
+        "options": {"label_smoothing": 0.1},
+    },
+    {"label": "cross_entropy(z_loss=0.0001)", "options": {"z_loss": 1e-4}},
+    {"label": "cross_entropy, a third ignored", "draws": rows.some_ignored},
+    {"label": "cross_entropy of probabilities", "draws": rows.probabilities},
+    {
+        "label": "cross_entropy of probabilities(weight, label_smoothing=0.1)",
+        "draws": rows.probabilities,
+        "weighted": True,
+        "options": {"label_smoothing": 0.1},
+    },
+]
+
 # The elements of a row of other losses.
 LENGTHS = [3, 7, 10, 16, 32, 50, 64, 100, 101, 127, 128, 200, 300, 512, 1000, 2048, 4096, 10000]
 QUICK_LENGTHS = [10, 1000]
@@ -85,7 +113,7 @@ RUNS = 9
 SLOW = 5.0  # milliseconds
 SLOW_RUNS = 3
 OURS = ("forward", "value_and_grad", "forward_backward")
-SECTIONS = ("classes_last", "classes_strided", "row_lengths")
+SECTIONS = ("classes_last", "classes_strided", "row_lengths", "options")
 CHECKED = 1 << 20  # logits whose gradients are checked, at both ends and in the middle
 
 
@@ -122,11 +150,18 @@ def row_lengths(length: int, dtype: str) -> list[rows.Problem]:
     ]
 
 
+def with_options(shape: rows.Shape, dtype: str) -> list[rows.Problem]:
+    """cross_entropy with each of its options."""
+    dtype_ = getattr(torch, dtype)
+    return [rows.Problem("cross_entropy", shape, dtype_, **fields) for fields in OPTIONS]
+
+
 def sections(
     classes: Sequence[int],
     strided: Sequence[tuple[rows.Shape, rows.Draw]],
     nll: Sequence[rows.Shape],
     lengths: Sequence[int],
+    of_options: Sequence[rows.Shape],
     dtypes: Sequence[str],
 ) -> dict[str, list[rows.Problem]]:
     """What is measured."""
@@ -138,6 +173,12 @@ def sections(
         ],
         "row_lengths": [
             problem for dtype in dtypes for n in lengths for problem in row_lengths(n, dtype)
+        ],
+        "options": [
+            problem
+            for dtype in dtypes
+            for shape in of_options
+            for problem in with_options(shape, dtype)
         ],
     }
 
@@ -236,7 +277,8 @@ def main() -> None:
     strided = QUICK_STRIDED if chosen.quick else STRIDED
     nll = NLL_STRIDED[:1] if chosen.quick else NLL_STRIDED
     lengths = QUICK_LENGTHS if chosen.quick else LENGTHS
-    every = sections(classes, strided, nll, lengths, chosen.dtype)
+    of_options = QUICK_SHAPES_OF_OPTIONS if chosen.quick else SHAPES_OF_OPTIONS
+    every = sections(classes, strided, nll, lengths, of_options, chosen.dtype)
     run({section: every[section] for section in chosen.only}, chosen.peers, chosen.output)
 
 

@@ -144,9 +144,10 @@ def test_grid_of_a_sweep() -> None:
     assert counts == sorted(counts)
     assert all(later <= 2 * count for count, later in itertools.pairwise(counts))
     assert set(sweep.QUICK_CLASSES) < set(counts)
-    problems = sweep.sections(counts, sweep.STRIDED, sweep.NLL_STRIDED, sweep.LENGTHS, sweep.DTYPES)
+    shapes = sweep.STRIDED, sweep.NLL_STRIDED, sweep.LENGTHS, sweep.SHAPES_OF_OPTIONS
+    problems = sweep.sections(counts, *shapes, sweep.DTYPES)
     assert [*problems] == [*sweep.SECTIONS]
-    of_classes, strided, of_lengths = problems.values()
+    of_classes, strided, of_lengths, of_options = problems.values()
     assert len(of_classes) == len(counts) * len(sweep.DTYPES)
     for problem in of_classes:
         size, count = math.prod(problem.shape), problem.shape[1]
@@ -158,6 +159,9 @@ def test_grid_of_a_sweep() -> None:
     assert set(sweep.QUICK_LENGTHS) < set(sweep.LENGTHS)
     assert (min(sweep.LENGTHS), max(sweep.LENGTHS)) == (3, 10_000)
     assert len({(p.shape, str(p), p.dtype) for p in of_lengths}) == len(of_lengths)
+    assert set(sweep.QUICK_SHAPES_OF_OPTIONS) < set(sweep.SHAPES_OF_OPTIONS)
+    assert len({(p.shape, str(p), p.dtype) for p in of_options}) == len(of_options)
+    assert all(math.prod(p.shape) * p.dtype.itemsize > 1.5 * cache for p in of_options)
 
 
 @pytest.mark.parametrize("length", [3, 40])
@@ -167,12 +171,27 @@ def test_losses_of_a_sweep(monkeypatch: pytest.MonkeyPatch, length: int, dtype: 
     monkeypatch.setattr(sweep, "LOGITS", 1200)
     problems = sweep.row_lengths(length, dtype)
     assert len({str(problem) for problem in problems}) == len(problems) == 7
-    for problem in problems:
+    of_options = sweep.with_options((1200 // length, length), dtype)
+    assert len({str(problem) for problem in of_options}) == len(of_options) == 7
+    for problem in problems + of_options:
         operands = problem.draw(0, "cpu")
         assert rows.check(problem, operands, 2) <= 2, problem
         every = sum(x.numel() * x.element_size() for x in operands)
         assert 0 < problem.bytes_read(operands) <= every
         assert problem.bytes_written(operands) <= every
+
+
+def test_options_of_cross_entropy_in_a_sweep() -> None:
+    """Each changes the loss, and is an option of ours and of torch's."""
+    for problem in sweep.with_options((40, 7), "float64"):
+        operands = problem.draw(0, "cpu")
+        loss = float(problem.eager(*operands))
+        assert loss == pytest.approx(float(problem.ours(*operands)), rel=1e-12)
+        assert float(problem.eager(*operands, reduction="sum")) / problem.divisor(
+            operands
+        ) == pytest.approx(loss)
+        plain = torch.nn.functional.cross_entropy(*operands)
+        assert (loss != float(plain)) == (problem.weighted or bool(problem.options))
 
 
 def test_operands_of_a_sweep() -> None:
@@ -368,6 +387,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
         monkeypatch.setattr(sweep, "QUICK_STRIDED", SWEPT[1:])
         monkeypatch.setattr(sweep, "NLL_STRIDED", [(2, 3, 40)])
         monkeypatch.setattr(sweep, "QUICK_LENGTHS", [9, 20])
+        monkeypatch.setattr(sweep, "QUICK_SHAPES_OF_OPTIONS", [(60, 6)])
         monkeypatch.setattr(sweep, "milliseconds", milliseconds)
         monkeypatch.setattr(sweep, "in_turn", in_turn)
         monkeypatch.setattr(sweep, "environment", lambda: ENVIRONMENT)
@@ -390,6 +410,7 @@ def test_a_sweep_is_written(swept: Path) -> None:
     losses = [row["loss"] for row in results["row_lengths"]]
     assert losses == 2 * losses[:7]
     assert results["row_lengths"][-1]["shape"] == [3, 51, 20]
+    assert {tuple(row["shape"]) for row in results["options"]} == {(60, 6)}
 
 
 def test_what_is_drawn(swept: Path) -> None:
