@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ import cupy_losses
 from cupy_losses import value_and_grad
 from cupy_losses._core.dtypes import dtype_name
 
-from .measure import gradients, in_turn, time_of_bytes
+from .measure import gradients, in_turn, one_by_one, time_of_bytes
 
 Shape = tuple[int, ...]
 # Input, of about 2^26 elements, and target.
@@ -48,13 +46,7 @@ def broadcast() -> list[dict[str, Any]]:
     for dtype in DTYPES:
         problems += [functools.partial(_mse, *shapes, dtype) for shapes in SHAPES]
         problems += [functools.partial(_means, shape, dtype) for shape in ROWS]
-    results = []
-    for seed, problem in enumerate(problems):
-        results.append(problem(seed))
-        print(_described(results[-1]), file=sys.stderr)
-        gc.collect()
-        torch.cuda.empty_cache()
-    return results
+    return one_by_one(problems, _described)
 
 
 def ratios(result: dict[str, Any]) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from cupy_losses._commands import environment as of_package
 
 RUNS = 15
 AHEAD = 2_000_000  # cycles of the device: a millisecond
+
+Result = dict[str, Any]
 
 
 def milliseconds(
@@ -60,6 +64,27 @@ def host_microseconds(works: dict[str, Callable[[], Any]], calls: int = 300) -> 
             times[name].append((time.perf_counter() - start) / calls * 1e6)
     torch.cuda.synchronize()
     return {name: statistics.median(batches[2:]) for name, batches in times.items()}
+
+
+def one_by_one(
+    problems: Iterable[Callable[[int], Result]], described: Callable[[Result], object] = dict
+) -> list[Result]:
+    """Measure each problem, given its number as a seed, and print its result.
+
+    None finds memory that another one has left behind.
+    """
+    results = []
+    for seed, measured in enumerate(problems):
+        results.append(measured(seed))
+        print(described(results[-1]), file=sys.stderr)
+        release_memory()
+    return results
+
+
+def release_memory() -> None:
+    """Give the device memory back that nothing refers to any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def gradients(loss: Callable[..., Any], leaves: Sequence[Any], others: Sequence[Any]) -> Any:

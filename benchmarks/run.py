@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
-import gc
 import json
 import math
 import os
@@ -46,7 +45,9 @@ from .measure import (
     host_microseconds,
     in_turn,
     milliseconds,
+    one_by_one,
     ratios,
+    release_memory,
     time_of_bytes,
     ulps,
 )
@@ -109,12 +110,8 @@ def autograd(loss: Callable[..., Any], input: Any, *others: Any) -> Callable[[],
 def bandwidth() -> list[dict[str, Any]]:
     """The mean and its gradient at 2^30 elements, beside eager, torch.compile and CuPy."""
     rows = []
-    for dtype, names in ((torch.float32, LOSSES), (torch.bfloat16, LOSSES)):
-        for seed, name in enumerate(names):
-            rows.append(_bandwidth_of(name, dtype, seed))
-            gc.collect()
-            torch.cuda.empty_cache()
-            cupy.get_default_memory_pool().free_all_blocks()
+    for dtype in (torch.float32, torch.bfloat16):
+        rows += one_by_one(functools.partial(_bandwidth_of, name, dtype) for name in LOSSES)
     return rows
 
 
@@ -152,6 +149,7 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
             "compiled_forward_backward_ms": autograd(compiled, leaf, target),
         }
     )
+    cupy.get_default_memory_pool().free_all_blocks()  # those of the expression
     return {
         "loss": name,
         "dtype": dtype_name(dtype),
@@ -167,13 +165,7 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
 
 def losses() -> list[dict[str, Any]]:
     """Every loss in float32 at 2^30 elements, beside eager and torch.compile."""
-    rows = []
-    for seed, row in enumerate(table.ROWS):
-        rows.append(_loss(row, (32768, 32768), seed))
-        print(rows[-1], file=sys.stderr)
-        gc.collect()
-        torch.cuda.empty_cache()
-    return rows
+    return one_by_one(functools.partial(_loss, row, (32768, 32768)) for row in table.ROWS)
 
 
 def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
@@ -243,13 +235,7 @@ ORDERS: list[tuple[str, Any, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 
 def orders() -> list[dict[str, Any]]:
     """MSE of operands whose memory orders differ, beside eager and torch.compile."""
-    results = []
-    for seed, problem in enumerate(ORDERS):
-        results.append(_order(*problem, seed))
-        print(_ratios(results[-1]), file=sys.stderr)
-        gc.collect()
-        torch.cuda.empty_cache()
-    return results
+    return one_by_one((functools.partial(_order, *problem) for problem in ORDERS), _ratios)
 
 
 def _order(
@@ -334,12 +320,7 @@ def rows() -> dict[str, Any]:
     pair = draw(1 << 30, torch.float32, 0)
     mse = in_turn({"mse_forward_ms": functools.partial(cupy_losses.mse_loss, *pair)})
     del pair
-    problems = []
-    for seed, problem in enumerate(over_rows.PROBLEMS):
-        problems.append(_problem(problem, seed))
-        print(problems[-1], file=sys.stderr)
-        gc.collect()
-        torch.cuda.empty_cache()
+    problems = one_by_one(functools.partial(_problem, problem) for problem in over_rows.PROBLEMS)
     memory = [_memory_of(problem) for problem in over_rows.MAIN[:2]]
     return {"mse_forward_bytes": 8 << 30, **mse, "problems": problems, "memory": memory}
 
@@ -486,8 +467,7 @@ def memory() -> dict[str, Any]:
             peak = torch.cuda.max_memory_allocated() - before
             result[f"{label}{name}"] = {"kept_without_grad": forward, "peak_forward_backward": peak}
             del input, target
-            gc.collect()
-            torch.cuda.empty_cache()
+            release_memory()
     return result
 
 

@@ -14,7 +14,6 @@ orders` it shows the orders too. Measuring needs no matplotlib, drawing no GPU.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import sys
@@ -28,7 +27,7 @@ import torch
 from cupy_losses._commands.peers import message
 
 from . import picture, rows
-from .measure import environment, in_turn, milliseconds, ratios
+from .measure import environment, in_turn, milliseconds, ratios, release_memory
 
 LOGITS = 1 << 27
 POWERS_OF_TWO = [1 << exponent for exponent in range(1, 19)]
@@ -243,8 +242,7 @@ def run(problems: dict[str, list[rows.Problem]], names: Sequence[str], output: P
             results[section].append(measure(problem, problem.draw(seed), names))
             output.write_text(json.dumps(results, indent=2) + "\n")
             print(described(results[section][-1], time.perf_counter() - start), file=sys.stderr)
-            gc.collect()
-            torch.cuda.empty_cache()
+            release_memory()
 
 
 def parser() -> argparse.ArgumentParser:
