@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import subprocess
@@ -18,6 +19,10 @@ RUNS = 15
 AHEAD = 2_000_000  # cycles of the device: a millisecond
 
 Result = dict[str, Any]
+Loss = Callable[..., Any]
+Works = dict[str, Callable[[], Any]]
+# The functions of one loss, by what the names of their times begin with: "" for this package's.
+Peers = dict[str, Loss]
 
 
 def milliseconds(
@@ -85,6 +90,27 @@ def release_memory() -> None:
     """Give the device memory back that nothing refers to any more."""
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def compiled(function: Loss, **options: Any) -> Loss:
+    """What torch.compile makes of a function, as in a process that has compiled nothing else."""
+    torch._dynamo.reset()
+    return torch.compile(function, **options)
+
+
+def beside_torch(ours: Loss, eager: Loss, **options: Any) -> Peers:
+    """Our function, torch's, and what torch.compile makes of that with these options."""
+    return {"": ours, "eager_": eager, "compiled_": compiled(eager, **options)}
+
+
+def of_each(peers: Peers, name: str, work: Callable[[Loss], Callable[[], Any]]) -> Works:
+    """The same work by each of the functions."""
+    return {f"{peer}{name}": work(loss) for peer, loss in peers.items()}
+
+
+def forward_works(peers: Peers, operands: Sequence[Any]) -> Works:
+    """Forward passes."""
+    return of_each(peers, "forward_ms", lambda loss: functools.partial(loss, *operands))
 
 
 def gradients(loss: Callable[..., Any], leaves: Sequence[Any], others: Sequence[Any]) -> Any:

@@ -24,7 +24,7 @@ from cupy_losses._commands.peers import cross_entropy_of
 from cupy_losses._core.dtypes import dtype_name
 from tests.tables.rows import ROWS, RowCase
 
-from .measure import error_in_ulps, gradients
+from .measure import Peers, Works, compiled, error_in_ulps, gradients
 
 Tensor = Any
 Shape = tuple[int, ...]  # rows and the elements of each; of cross_entropy also (N, C, d...)
@@ -242,30 +242,18 @@ class Problem:
         }
 
 
-def _compiled(problem: Problem) -> Callable[..., Tensor]:
-    torch._dynamo.reset()
-    return torch.compile(problem.eager)
-
-
 PEERS: dict[str, Callable[[Problem], Callable[..., Tensor] | None]] = {
     "eager": lambda problem: problem.eager,
-    "compiled": _compiled,
+    "compiled": lambda problem: compiled(problem.eager),
     "liger": lambda problem: problem.liger,
     "quack": lambda problem: problem.quack,
 }
 
-Works = dict[str, Callable[[], Any]]
 
-
-def peers(problem: Problem, names: Sequence[str]) -> dict[str, Callable[..., Tensor]]:
+def peers(problem: Problem, names: Sequence[str]) -> Peers:
     """Our function and those that are there of the peers, by what their results begin with."""
     found = {f"{name}_": function for name in names if (function := PEERS[name](problem))}
     return {"": problem.ours, **found}
-
-
-def forward_works(peers: dict[str, Callable[..., Tensor]], operands: list[Tensor]) -> Works:
-    """Forward passes."""
-    return {f"{peer}forward_ms": functools.partial(loss, *operands) for peer, loss in peers.items()}
 
 
 def value_and_grad_work(problem: Problem, operands: list[Tensor]) -> Callable[[], Any]:
@@ -273,9 +261,7 @@ def value_and_grad_work(problem: Problem, operands: list[Tensor]) -> Callable[[]
     return functools.partial(value_and_grad(problem.ours, tuple(range(problem.leaves))), *operands)
 
 
-def backward_works(
-    problem: Problem, peers: dict[str, Callable[..., Tensor]], operands: list[Tensor]
-) -> Works:
+def backward_works(problem: Problem, peers: Peers, operands: list[Tensor]) -> Works:
     """Forward and backward passes."""
     leaves, others = operands[: problem.leaves], operands[problem.leaves :]
     works: Works = {}

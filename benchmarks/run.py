@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,17 @@ from . import rows as over_rows
 from .broadcast import broadcast
 from .measure import (
     RUNS,
+    Peers,
+    Works,
+    beside_torch,
     environment,
     error_in_ulps,
+    forward_works,
     gradients,
     host_microseconds,
     in_turn,
     milliseconds,
+    of_each,
     one_by_one,
     ratios,
     release_memory,
@@ -107,6 +112,13 @@ def autograd(loss: Callable[..., Any], input: Any, *others: Any) -> Callable[[],
     return work
 
 
+def backward_works(peers: Peers, operands: Sequence[Any]) -> Works:
+    """Forward and backward passes, of which the first operand has the gradient from now on."""
+    leaf, *others = operands
+    leaf.requires_grad_()
+    return of_each(peers, "forward_backward_ms", lambda loss: autograd(loss, leaf, *others))
+
+
 def bandwidth() -> list[dict[str, Any]]:
     """The mean and its gradient at 2^30 elements, beside eager, torch.compile and CuPy."""
     rows = []
@@ -119,9 +131,8 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
     size = 1 << 30
     item = torch.finfo(dtype).bits // 8
     input, target = draw(size, dtype, seed)
-    ours, eager = getattr(cupy_losses, name), getattr(F, name)
-    torch._dynamo.reset()
-    compiled = torch.compile(eager)
+    ours = getattr(cupy_losses, name)
+    peers = beside_torch(ours, getattr(F, name))
     both = value_and_grad(ours)
 
     value, gradient = both(input, target)
@@ -129,11 +140,9 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
     assert error <= 1, (name, dtype, error)
     check_gradient(name, input, target, gradient)
 
-    works: dict[str, Callable[[], Any]] = {
+    works: Works = {
         "copy_ms": lambda: gradient.copy_(input),
-        "forward_ms": lambda: ours(input, target),
-        "eager_forward_ms": lambda: eager(input, target),
-        "compiled_forward_ms": lambda: compiled(input, target),
+        **forward_works(peers, [input, target]),
         "value_and_grad_ms": lambda: both(input, target),
     }
     if name in CUPY_EXPRESSIONS and dtype == torch.float32:
@@ -141,14 +150,7 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
         works["cupy_expression_forward_ms"] = lambda: CUPY_EXPRESSIONS[name](*arrays)
     times = in_turn(works)
     gradient = None  # also out of the reach of the copy above
-    leaf = input.requires_grad_()
-    times |= in_turn(
-        {
-            "forward_backward_ms": autograd(ours, leaf, target),
-            "eager_forward_backward_ms": autograd(eager, leaf, target),
-            "compiled_forward_backward_ms": autograd(compiled, leaf, target),
-        }
-    )
+    times |= in_turn(backward_works(peers, [input, target]))
     cupy.get_default_memory_pool().free_all_blocks()  # those of the expression
     return {
         "loss": name,
@@ -170,9 +172,8 @@ def losses() -> list[dict[str, Any]]:
 
 def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
     operands = row.draw(shape, seed)
-    ours, eager = row.ours, row.eager
-    torch._dynamo.reset()
-    compiled = torch.compile(eager)
+    ours = row.ours
+    peers = beside_torch(ours, row.eager)
 
     value, gradient = value_and_grad(ours)(*operands)
     exact = sum(
@@ -191,30 +192,16 @@ def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
         )
     del gradient, part, expected
 
-    times = in_turn(
-        {
-            "forward_ms": lambda: ours(*operands),
-            "eager_forward_ms": lambda: eager(*operands),
-            "compiled_forward_ms": lambda: compiled(*operands),
-        }
-    )
-    leaf, *others = operands
-    leaf.requires_grad_()
-    times |= in_turn(
-        {
-            "forward_backward_ms": autograd(ours, leaf, *others),
-            "eager_forward_backward_ms": autograd(eager, leaf, *others),
-            "compiled_forward_backward_ms": autograd(compiled, leaf, *others),
-        }
-    )
+    times = in_turn(forward_works(peers, operands))
+    times |= in_turn(backward_works(peers, operands))
     size = sum(x.numel() for x in operands)
     return {
         "loss": str(row),
         "dtype": "float32",
-        "elements": leaf.numel(),
+        "elements": operands[0].numel(),
         "relative_error": error,
         "forward_bytes": 4 * size,
-        "gradient_bytes": 4 * (size + leaf.numel()),
+        "gradient_bytes": 4 * (size + operands[0].numel()),
         **times,
     }
 
@@ -253,9 +240,8 @@ def _order(
         )
         for flat, order in zip(draw(size, dtype, seed), (first, second), strict=True)
     )
-    ours, eager = cupy_losses.mse_loss, F.mse_loss
-    torch._dynamo.reset()
-    compiled = torch.compile(eager, dynamic=False)
+    ours = cupy_losses.mse_loss
+    peers = beside_torch(ours, F.mse_loss, dynamic=False)
     one, both = value_and_grad(ours), value_and_grad(ours, (0, 1))
 
     value, slopes = both(input, target)
@@ -276,20 +262,18 @@ def _order(
 
     times = in_turn(
         {
-            "forward_ms": lambda: ours(input, target),
+            **forward_works(peers, [input, target]),
             "value_and_grad_ms": lambda: one(input, target),
             "both_gradients_ms": lambda: both(input, target),
-            "eager_forward_ms": lambda: eager(input, target),
-            "compiled_forward_ms": lambda: compiled(input, target),
         }
     )
     leaf = input.detach().requires_grad_()
     times |= in_turn(
-        {
-            "forward_backward_ms": lambda: gradients(ours, [leaf], [target]),
-            "eager_forward_backward_ms": lambda: gradients(eager, [leaf], [target]),
-            "compiled_forward_backward_ms": lambda: gradients(compiled, [leaf], [target]),
-        }
+        of_each(
+            peers,
+            "forward_backward_ms",
+            lambda loss: functools.partial(gradients, loss, [leaf], [target]),
+        )
     )
     return {
         "orders": name,
@@ -330,7 +314,7 @@ def _problem(problem: over_rows.Problem, seed: int) -> dict[str, Any]:
     error = over_rows.check(problem, operands)
     names = ("eager", "compiled", "liger") if problem.compiled else ("eager", "liger")
     peers = over_rows.peers(problem, names)
-    works = over_rows.forward_works(peers, operands)
+    works = forward_works(peers, operands)
     if problem.backward:
         works["value_and_grad_ms"] = over_rows.value_and_grad_work(problem, operands)
     pair = draw(problem.bytes_read(operands) // 8, torch.float32, seed)

@@ -27,7 +27,15 @@ import torch
 from cupy_losses._commands.peers import message
 
 from . import picture, rows
-from .measure import environment, in_turn, milliseconds, ratios, release_memory
+from .measure import (
+    Works,
+    environment,
+    forward_works,
+    in_turn,
+    milliseconds,
+    ratios,
+    release_memory,
+)
 
 LOGITS = 1 << 27
 POWERS_OF_TWO = [1 << exponent for exponent in range(1, 19)]
@@ -198,7 +206,7 @@ def measure(problem: rows.Problem, operands: list[Any], names: Sequence[str]) ->
         except Exception as failure:  # of others' code: of any kind
             del peers[prefix]
             failures[f"{prefix}forward_ms"] = message(failure)
-    works = rows.forward_works(peers, operands)
+    works = forward_works(peers, operands)
     works["value_and_grad_ms"] = rows.value_and_grad_work(problem, operands)
     times = timed(works, failures)
     times |= timed(rows.backward_works(problem, peers, operands), failures)
@@ -206,7 +214,7 @@ def measure(problem: rows.Problem, operands: list[Any], names: Sequence[str]) ->
     return {**result, "ratios": ratios(result), "failures": failures}
 
 
-def timed(works: rows.Works, failures: dict[str, str]) -> dict[str, float]:
+def timed(works: Works, failures: dict[str, str]) -> dict[str, float]:
     """The device times of those that do not fail; the slow ones with fewer runs."""
     first: dict[str, float] = {}
     for name, work in works.items():

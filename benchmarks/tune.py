@@ -28,7 +28,7 @@ from cupy_losses._core.dtypes import dtype_name
 from cupy_losses._device import engine, row_striding, row_team, row_tiling
 
 from . import rows, sweep
-from .measure import environment, in_turn
+from .measure import environment, forward_works, in_turn
 
 DTYPES = ("float32", "bfloat16")
 QUICK = 2  # shapes of each constant
@@ -111,7 +111,7 @@ def measure(
     for value in values:
         with value_of(constant, value):
             rows.check(problem, operands, max(1, sweep.CHECKED // math.prod(problem.shape[1:])))
-            passes = rows.forward_works({"": problem.ours}, operands)
+            passes = forward_works({"": problem.ours}, operands)
             passes["value_and_grad_ms"] = rows.value_and_grad_work(problem, operands)
             for name, work in passes.items():
                 work()
