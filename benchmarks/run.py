@@ -332,26 +332,29 @@ def _memory_of(problem: over_rows.Problem) -> dict[str, Any]:
     leaf = input.detach().requires_grad_()
     overwriting = value_and_grad(functools.partial(problem.ours, overwrite_input=True))
     # Those that write over the input come last.
-    works: dict[str, Callable[[], Any]] = {
+    works: Works = {
         "peak": functools.partial(gradients, problem.ours, [leaf], others),
         "eager_peak": functools.partial(gradients, problem.eager, [leaf], others),
         "overwriting_peak": functools.partial(overwriting, input, *others),
     }
     if problem.liger:
         works["liger_peak"] = functools.partial(gradients, problem.liger, [leaf], others)
-    result: dict[str, Any] = {
+    result = {
         "loss": str(problem),
         "shape": problem.whole_shape,
         "dtype": dtype_name(problem.dtype),
         "gradient_bytes": problem.bytes_written([input]),
     }
-    for name, work in works.items():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        result[name] = torch.cuda.max_memory_allocated() - before
-    return result
+    return result | {name: _peak(work) for name, work in works.items()}
+
+
+def _peak(work: Callable[[], Any]) -> int:
+    """What the device holds during the work beyond what it held before, in bytes."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def instructions() -> list[dict[str, Any]]:
@@ -445,10 +448,7 @@ def memory() -> dict[str, Any]:
             forward = torch.cuda.memory_allocated() - before
             del kept
             input.requires_grad_()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            loss(input, target).backward()
-            peak = torch.cuda.max_memory_allocated() - before
+            peak = _peak(autograd(loss, input, target))
             result[f"{label}{name}"] = {"kept_without_grad": forward, "peak_forward_backward": peak}
             del input, target
             release_memory()
