@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.nn._reduction import legacy_get_string
 from torch.overrides import has_torch_function
 
 from .. import classification, divergence, embedding, multiclass, ranking, regression
@@ -30,6 +29,7 @@ from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.locks import table_lock
+from .._torch.deprecated import DEPRECATED, are_given, take_reduction
 from .._torch.dynamo import unread
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
@@ -39,7 +39,6 @@ Function = types.FunctionType
 Parameters = dict[str, inspect.Parameter]
 
 _FAMILIES = (regression, classification, ranking, divergence, multiclass, embedding)
-_DEPRECATED = ("size_average", "reduce")
 # To read an attribute of another type may do anything.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 # What a node of a graph of torch.compile takes.
@@ -148,14 +147,14 @@ class Replaced:
         not_plain, key = self._decisive()
         constants, options = self._constants(), []
         for name in names:
-            if name in self._operands or name in _DEPRECATED:
+            if name in self._operands or name in DEPRECATED:
                 continue
             constants[f"default_{name}"] = self._parameters[name].default
             options.append(f"if {name} is not default_{name}:")
             options.append(f"    given[{name!r}] = {name}")
         deprecated = []
-        if set(_DEPRECATED) <= set(names):
-            given = " or ".join(f"{name} is not None" for name in _DEPRECATED)
+        if set(DEPRECATED) <= set(names):
+            given = " or ".join(f"{name} is not None" for name in DEPRECATED)
             deprecated = [f"if {given}:", f"    return in_new_words({', '.join(names)})"]
         text = _TEMPLATE.format(
             name=self.name,
@@ -238,7 +237,7 @@ class Replaced:
         tensors = {name: named[name] for name in self._tensors}
         if reason := rules.kind_problem(tensors):
             return self._by_torch(tally_of(Kind(self.name, "", -1, reason)), *args)
-        if any(named.get(name) is not None for name in _DEPRECATED):
+        if are_given(named):
             return self._in_new_words(*args)
         with rules.unrecorded():
             reason, example = rules.decide(self.name, self.prepare, tensors)
@@ -273,8 +272,8 @@ class Replaced:
         named = self._named(args)
         if named["reduction"] == "batchmean":  # torch divides by the batch as well
             return self._by_torch(tally_of(Kind(self.name, "", -1, rules.REFUSED)), *args)
-        old = [named.pop(name) for name in _DEPRECATED]
-        return self._function(**named | {"reduction": legacy_get_string(*old)})
+        reduction = take_reduction(named)
+        return self._function(**named | {"reduction": reduction})
 
     def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(self._parameters, args, strict=True))

@@ -18,6 +18,7 @@ require_torch(__name__)
 
 import torch  # noqa: E402
 
+from .._torch.deprecated import DEPRECATED  # noqa: E402
 from . import functional  # noqa: E402
 
 Array = Any
@@ -50,7 +51,7 @@ def subclass_of_torch(base: type[Module], loss: str) -> type[Module]:
     Its arguments, but those that are deprecated, are attributes of the same names.
     """
     parameters = inspect.signature(base).parameters
-    options = [name for name in parameters if name not in ("size_average", "reduce")]
+    options = [name for name in parameters if name not in DEPRECATED]
     signature = inspect.signature(base.forward)
     _, *operands = signature.parameters.values()
     bound, count = _binding(f"{base.__name__}.forward", operands), len(operands)

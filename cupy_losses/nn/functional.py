@@ -1,8 +1,8 @@
 """The losses with the signatures of torch: `import cupy_losses.nn.functional as F`.
 
-A loss that `torch.nn.functional` has takes torch's arguments here: names, order, defaults and the
-deprecated `size_average` and `reduce`, as the installed torch has them. A loss that torch does not
-have is the function of `cupy_losses` itself.
+A loss that `torch.nn.functional` has takes torch's arguments here: names, order and defaults, as
+the installed torch has them, those that are deprecated too. A loss that torch does not have is the
+function of `cupy_losses` itself.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional
-from torch.nn._reduction import legacy_get_string
 
 import cupy_losses
 
 from .._api import compiled, functions
 from .._api.public import is_loss
 from .._libraries import torch as _  # noqa: F401  the operator, for saved programs
+from .._torch.deprecated import DEPRECATED, are_given, take_reduction
 
 Array = Any
 
@@ -35,7 +35,7 @@ def with_signature_of_torch(
     """
     signature = inspect.signature(of_torch)
     names, of_loss = frozenset(signature.parameters), inspect.signature(loss).parameters
-    name = of_torch.__name__
+    name, deprecated = of_torch.__name__, frozenset(DEPRECATED)
     positional = [
         name
         for name, parameter in signature.parameters.items()
@@ -67,7 +67,7 @@ def with_signature_of_torch(
         if kwargs:
             if not names.issuperset(kwargs):
                 check(args, kwargs)
-            if "size_average" in kwargs or "reduce" in kwargs:
+            if not deprecated.isdisjoint(kwargs):
                 _replace_deprecated(name, kwargs)
         return loss(*args, **kwargs)
 
@@ -83,16 +83,15 @@ def with_signature_of_torch(
 
 
 def _replace_deprecated(name: str, kwargs: dict[str, Any]) -> None:
-    """Put a reduction in place of `size_average` and `reduce`, which are taken out."""
-    old = kwargs.pop("size_average", None), kwargs.pop("reduce", None)
-    if old == (None, None):
-        return
-    if name == "kl_div" and kwargs.get("reduction") == "batchmean":
+    """Put a reduction in place of the arguments that are deprecated."""
+    if name == "kl_div" and kwargs.get("reduction") == "batchmean" and are_given(kwargs):
         raise ValueError(
-            "size_average and reduce must be None with reduction 'batchmean': torch does as they "
-            "say, and divides by the batch size as well"
+            f"{' and '.join(DEPRECATED)} must be None with reduction 'batchmean': torch does as "
+            "they say, and divides by the batch size as well"
         )
-    kwargs["reduction"] = legacy_get_string(*old)
+    reduction = take_reduction(kwargs)
+    if reduction is not None:
+        kwargs["reduction"] = reduction
 
 
 def absent(name: str, module: str, of_torch: ModuleType) -> AttributeError:
