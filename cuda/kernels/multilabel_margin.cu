@@ -23,19 +23,7 @@
 // kernels/rows.cu are.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
-
-// 1 / C sum over targets t and all j that are none of max(0, 1 - x_t + x_j). A label that is listed
-// twice counts twice.
-template <class T>
-struct MultilabelMargin : OfRow {
-  static constexpr int OPERANDS = 2;
-
-  // An element violates a target if the sum of both is positive.
-  template <class N>
-  DEVICE N threshold(N score) const {
-    return 1.0 - score;
-  }
-};
+#include "losses/multilabel_margin.cuh"
 
 // THREADS_PER_ROW threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements
 // at a time, and compare these with PIECE targets. A row of one thread has no more than PIECE
@@ -94,17 +82,6 @@ struct MarginLists {
   Count violated[Team::PIECE][Team::ROWS], times[Team::PIECE][Team::ROWS];
 };
 
-// a b + c from 0 to 1, and 0 for NaN, in one instruction.
-DEVICE float saturated_fma(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-  float result;
-  asm("fma.rn.ftz.sat.f32 %0, %1, %2, %3;" : "=f"(result) : "f"(a), "f"(b), "f"(c));
-  return result;
-#else
-  return __saturatef(fmaf(a, b, c));
-#endif
-}
-
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
 struct MarginWorker {
@@ -118,8 +95,9 @@ struct MarginWorker {
   static constexpr int TOGETHER = ELEMENTS < 4 ? ELEMENTS : 4;
   static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
+  using Arithmetic = Violations<N, sizeof(N) == sizeof(float) && !Team::ALONE>;
   static constexpr bool GRADIENT = WANTED != 0;
-  // A gradient is constant but for jumps: along a tangent it is 0.
+  // Along a tangent gradients are 0.
   static constexpr bool COUNTS = GRADIENT && TANGENTS == 0;
   static_assert(WANTED <= 1u, "only the elements have a gradient");
   static_assert(ELEMENTS % TOGETHER == 0, "batches are of 1, 2, 4 or more elements");
@@ -163,7 +141,7 @@ struct MarginWorker {
     const T nothing = without_loss<T>(ignored ? IGNORED : targets.valid ? ACTIVE : INVALID);
     const T weight = ignored ? T(0) : sample_weight<T>(context);
     if constexpr (VJP) factor = row.grad_output();
-    const T share = quotient(T(1) / T(columns), factor, reciprocal);
+    const T share = quotient(loss.slope(columns), factor, reciprocal);
     const T scale = ignored ? T(0) : weight * share + nothing;
     const Writer writer{row, present, scale, nothing};
 
@@ -182,7 +160,7 @@ struct MarginWorker {
     T value = nothing;
     if constexpr (VALUED) {
       const N total = total_of_row(sum);
-      value += weight * derivative(total / Real<T>(T(columns)));
+      value += weight * derivative(loss.value(total, columns));
     }
     return {value, weight};
   }
@@ -241,7 +219,8 @@ struct MarginWorker {
       }
     }
     DEVICE void write_target(Column column, T times, T violated) const {
-      if (present) *row.template address<Row::INPUTS>(column) = of(-times * violated);
+      if (!present) return;
+      *row.template address<Row::INPUTS>(column) = of(Loss::count_of_target(times, violated));
     }
   };
 
@@ -421,7 +400,7 @@ struct MarginWorker {
         N threshold = N(Real<T>(T(-INFINITY)));
         if (from + k < targets.count) {
           const Column column = lists.column[k][Team::row()];
-          threshold = scaled_threshold(loss.threshold(row.template number<0>(column)));
+          threshold = Arithmetic::scaled(loss.threshold(row.template number<0>(column)));
         }
         lists.threshold[k][Team::row()] = threshold;
       }
@@ -436,7 +415,7 @@ struct MarginWorker {
       if constexpr (Team::ALONE) {
         threshold[t] = N(Real<T>(T(-INFINITY)));
         if (t < targets.count) {
-          threshold[t] = scaled_threshold(loss.threshold(row.template number<0>(targets.own[t])));
+          threshold[t] = Arithmetic::scaled(loss.threshold(row.template number<0>(targets.own[t])));
         }
       } else {
         threshold[t] = lists.threshold[first + t][Team::row()];
@@ -456,10 +435,9 @@ struct MarginWorker {
     for (int e = 0; e < ELEMENTS; ++e) {
 #pragma unroll
       for (int t = 0; t < PIECE; ++t) {
-        const N violation = scaled_violation(threshold[t], x[e]);
-        if (SUMMED && SCALED) parts[e % TOGETHER] = parts[e % TOGETHER] + violation;
+        const N violation = Arithmetic::violation(threshold[t], x[e]);
+        if (SUMMED) Arithmetic::add(parts[e % TOGETHER], violation);
         if (violation > 0.0) {
-          if (SUMMED && !SCALED) parts[e % TOGETHER] = parts[e % TOGETHER] + violation;
           if (SUMMED && COUNTS) of_element[e] += 1.0f;
           if (OF_TARGETS) of_target[t] += 1.0f;
         }
@@ -472,29 +450,11 @@ struct MarginWorker {
     }
     return parts[0];
   }
-  // One instruction adds a scaled threshold and a scaled element and limits the violation to 0
-  // ... 1. If the sum of violations is below 1, none was cut off. Scaling by a power of two is
-  // exact.
-  static constexpr bool SCALED = sizeof(N) == sizeof(float) && !Team::ALONE;
-  static constexpr float SCALE = 1.0f / (1 << 24);
-  static DEVICE N scaled_violation(N threshold, N x) {
-    if constexpr (SCALED) {
-      return N(saturated_fma(x.value, SCALE, threshold.value));
-    } else {
-      return threshold + x;
-    }
-  }
-  static DEVICE N scaled_threshold(N threshold) {
-    if constexpr (SCALED) return threshold * Real<T>(T(SCALE));
-    return threshold;
-  }
   // Adds a sum of violations, by the elements at `first` of a piece of the list.
   DEVICE void add(RunningSum<N>& sum, N all, const Row& row, const Targets& targets, Column begin,
                   Column first, int piece) const {
-    if constexpr (!SCALED) {
-      sum += all;
-    } else if (all < 1.0) {
-      sum += all * Real<T>(T(1) / SCALE);
+    if (Arithmetic::is_whole(all)) {
+      sum += Arithmetic::unscaled(all);
     } else {
       add_large(sum, row, targets, begin, first, piece);
     }
@@ -510,7 +470,7 @@ struct MarginWorker {
 #pragma unroll 1
       for (int t = 0; t < PIECE; ++t) {
         const N threshold = lists.threshold[piece + t][Team::row()];
-        const N violation = threshold * Real<T>(T(1) / SCALE) + x;
+        const N violation = Arithmetic::unscaled(threshold) + x;
         if (violation > 0.0) sum += violation;
       }
     }

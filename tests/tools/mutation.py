@@ -54,6 +54,7 @@ ROW_FILES = (
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/tile_copy.cuh",
+    "losses/multilabel_margin.cuh",
     "losses/row_combinators.cuh",
     "losses/row_sums.cuh",
     "losses/rows.cuh",
@@ -64,7 +65,7 @@ STRIDED_FILES = (
     "kernels/strided_rows.cu",
     "kernels/strided_batch.cuh",
 )
-MULTILABEL_FILE = "kernels/multilabel_margin.cu"
+MULTILABEL_FILES = ("kernels/multilabel_margin.cu", "losses/multilabel_margin.cuh")
 GATHERED_FILE = "kernels/gathered_rows.cu"
 FILES = (
     "kernels/pointwise.cu",
@@ -581,7 +582,7 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(tiles)
     elif mutant.file in STRIDED_FILES:
         batteries.append(strided)
-    elif mutant.file == MULTILABEL_FILE:
+    elif mutant.file in MULTILABEL_FILES:
         batteries.append(multilabel)
     elif mutant.file == GATHERED_FILE:
         batteries.append(gathered)
