@@ -405,6 +405,7 @@ struct RowWorker {
     if (SHARED && releases) elements.release(row);
     if (context.status != ACTIVE) {
       const T number = without_loss<T>(context.status);
+      elements.find_weights(row);  // which nothing reads: write() names all numbers of an element
       write(Range<Loss::OPERANDS>(), row, elements, [&](auto, const auto&) { return number; });
       return;
     }

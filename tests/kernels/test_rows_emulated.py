@@ -264,6 +264,26 @@ def test_the_last_slot_of_a_row_is_padded(
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("columns", [8, 40, 1001])
+def test_ignored_rows_beside_the_weights_of_elements(columns: int) -> None:
+    """Their gradients are written without the weights, which no element of theirs was read with."""
+    emulator.require()
+    rng = np.random.default_rng(columns)
+    input, weight = rng.standard_normal((7, columns), np.float32), rng.random(columns, np.float32)
+    target = np.array([0, -100, 3, -100, 5, -100, -100])
+    gradient_of = value_and_grad(functools.partial(cross_entropy, label_smoothing=0.1))
+    expected = gradient_of(input, target, weight=weight)
+    for tiled in (True, False):
+        with pytest.MonkeyPatch.context() as patch, installed(seed=1) as device:
+            if not tiled:
+                patch.setattr(row_tiling_schedule, "row_tile", lambda *_, **__: None)
+            found = gradient_of(
+                *map(device.asarray, (input, target)), weight=device.asarray(weight)
+            )
+            np.testing.assert_allclose(found[0].get(), expected[0], rtol=1e-6)
+            np.testing.assert_allclose(found[1].get(), expected[1], rtol=1e-5, atol=1e-8)
+
+
 def test_losses_that_hide_elements_say_so() -> None:
     text = sources.source("kernels/rows.cu")
     rules = {"true": True, "false": False}
