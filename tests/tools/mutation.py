@@ -183,6 +183,22 @@ EQUIVALENT: dict[str, str] = {
     ),
     "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
+    "static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW < 32 &&": (
+        "rows of a warp are taken in other batches"
+    ),
+    "static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW <= 31 &&": (
+        "rows of a warp are taken in other batches"
+    ),
+    "Team::RANKS != 1 && !Team::EXACT && !Team::HELD;": "rows are taken in other batches",
+    "PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES < MOST_AT_ONCE;": (
+        "a row is taken in several batches"
+    ),
+    "PADDED && Team::SLOTS * WIDTH + Elements::NUMBER_BYTES <= MOST_AT_ONCE;": (
+        "more rows are taken at once"
+    ),
+    "PADDED && Team::SLOTS + WIDTH * Elements::NUMBER_BYTES <= MOST_AT_ONCE;": (
+        "more rows are taken at once"
+    ),
     "if (begin > share.end) return;": "a batch of no elements",
     "if (first <= end) f(load<0, LAST>(rows, first));": "a batch of no elements",
     (
