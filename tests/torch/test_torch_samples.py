@@ -23,7 +23,11 @@ from ..tools.requirements import missing
 from .test_nn import NAMES
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:reduction.*mean. divides", "ignore:Using a target size", "ignore:.*is broadcast"
+    "ignore:reduction.*mean. divides",
+    "ignore:Using a target size",
+    "ignore:.*is broadcast",
+    # From numba-cuda, which torch imports with its samples where it is installed.
+    "ignore:The 'generic' unit for NumPy timedelta",
 )
 
 Tensor = torch.Tensor
