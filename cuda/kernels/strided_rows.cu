@@ -130,11 +130,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Tile& own,
                             Index tile, unsigned char* memory, bool leaves) const {
     const Rows& rows = own.rows;
+    // Of rows that the next tile has, too, that one leaves the contexts.
+    const Index own_end = (tile + 1) * Team::OWN_ROWS;
+    const Index left_end = own_end < n ? own_end : own_end + Team::OVERLAP;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
       if constexpr (PHASE == MERGE) return left<Context>(memory, index);
       const Context found = context_of(row, prefetched, present);
-      if (PHASE == SPLIT && leaves) left<Context>(memory, index) = found;
+      if (PHASE == SPLIT && leaves && index < left_end) left<Context>(memory, index) = found;
       return found;
     };
     if constexpr (Team::THREADS_PER_ROW == 1) {
@@ -211,9 +214,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // The same for a tile whose elements are read again, by all threads of the block: gradients of
   // the sectors that begin in its own rows. In a column, thread t takes row t of those behind the
   // begin of the first such sector. Columns whose distance is the elements of a sector begin at the
-  // same place of one.
+  // same place of one. Each of `blocks` takes a part of the columns.
   DEVICE void differentiate_sectors(Index tile, const Context* contexts_of_rows,
-                                    const Finished* finished) const {
+                                    const Finished* finished, int block, int blocks) const {
     static_assert(WIDTH == 1, "a thread has one row");
     using E = typename Row::template Element<Row::INPUTS>;
     constexpr int SECTOR = Team::OVERLAP;
@@ -221,7 +224,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     const Index begin = tile * Team::OWN_ROWS, end = begin + Team::OWN_ROWS;
     const unsigned place = place_in_sector(begin), place_of_next = place_in_sector(end);
     const unsigned step = unsigned(layout.template step<Row::INPUTS>());
-    for (Column part = Team::thread();; part += Team::THREADS_PER_ROW) {
+    const Column parts = Column(blocks) * Team::THREADS_PER_ROW;
+    for (Column part = Column(block) * Team::THREADS_PER_ROW + Team::thread();; part += parts) {
       const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
       if (first >= Column(columns)) break;
       const unsigned behind = unsigned(first) * step;
@@ -516,7 +520,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
 
     if constexpr (GRADIENTS && OVERLAPS) {
-      work.differentiate_sectors(tile, contexts_of_rows, finished);
+      work.differentiate_sectors(tile, contexts_of_rows, finished, split, blocks);
     } else if constexpr (GRADIENTS && Team::STAYS) {
       if (Team::IN_STEP || rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {

@@ -14,7 +14,7 @@ from .launch import int64, iteration_space
 from .plan import VECTOR_BYTES, Address, bits, template
 
 SECTOR_BYTES = 32  # of device memory, which are written at once
-LONG_STRETCH = 1024  # rows, so that tiles do not often reach from one into the next
+LONG_STRETCH = 32  # rows, so that many tiles do not reach from one into the next
 
 
 @dataclass(frozen=True)

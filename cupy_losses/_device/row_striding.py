@@ -75,7 +75,10 @@ NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of thre
 MOST_THREADS = 1024  # of a block, for such gradients of longer rows
 OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
 STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
-STATE_BYTES_OF_MANY = 36 << 10  # the same with MOST_THREADS, of whose rows more is kept besides
+# The same with MOST_THREADS. What else is kept of their rows is about as much as of two shares; any
+# device has room for all of it.
+STATE_BYTES_OF_MANY = 62 << 10
+BESIDES = 2
 
 # The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
 # where rows stay and a thread has one of up to four bytes an element; of gradients of such rows
@@ -270,7 +273,8 @@ def _in_shares(
     shares = -(-batches // (section * share))
 
     tiles = -(-rows // NEIGHBOURS)
-    is_split = columns * words > SHARE_WORDS * MOST_SHARES and tiles <= FEW_TILES
+    is_long = columns * words > SHARE_WORDS * MOST_SHARES
+    is_split = is_long and tiles <= FEW_TILES
     if gradients:
         threads_per_row = CACHED_THREADS if shares <= CACHED_THREADS else MANY_THREADS
     elif width == 2:
@@ -281,10 +285,12 @@ def _in_shares(
     of_row = shares * state
     while threads_per_row > 1 and threads // threads_per_row * of_row > STATE_BYTES:
         threads //= 2
-    of_many = MOST_THREADS // threads_per_row * (of_row if in_pairs else of_row // width)
-    if in_parts and not is_split and of_many <= STATE_BYTES_OF_MANY:
+    of_many = MOST_THREADS // threads_per_row * (shares + BESIDES) * (state // width)
+    # A sector has so many rows of half precision that only those too long for the cache gain.
+    gains = width == 1 or (is_long and not in_pairs)
+    if in_parts and gains and of_many <= STATE_BYTES_OF_MANY:
         threads = MOST_THREADS
-    overlaps = not is_split and OVERLAPPED * overlap <= threads // threads_per_row
+    overlaps = gains and OVERLAPPED * overlap <= threads // threads_per_row
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
     of_block, sections = 0, share * shares

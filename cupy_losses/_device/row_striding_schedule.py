@@ -66,7 +66,7 @@ def strided_rows_schedule(
 
 def bytes_between_sections(operands: RowOperands, strided: StridedRows) -> int:
     """The bytes that the first of two launches leaves for the second one."""
-    tiles = -(-operands.rows.number // strided.tile_rows)
+    tiles = -(-operands.rows.number // (strided.tile_rows - strided.overlap))
     of_row = LEFT_BYTES + state_bytes(operands) * strided.sections
     return of_row * strided.tile_rows * tiles
 
@@ -91,10 +91,8 @@ def _team_type(operands: RowOperands, strided: StridedRows, arrays: Sequence[Row
 def _overlap(operands: RowOperands, outputs: Sequence[RowArray]) -> int:
     """How many rows that lie side by side two tiles may share: those of a sector of gradients.
 
-    None of gradients that overwrite an operand: the other tile may not have read it yet. None of
-    half precision, where a sector has too many.
+    None of gradients that overwrite an operand: the other tile may not have read it yet.
     """
-    sizes = [item_size(array.dtype) for array in (operands.main, *outputs)]
-    if len(outputs) > 1 or operands.loss.overwrites or min(sizes) < 4:
+    if len(outputs) > 1 or operands.loss.overwrites:
         return 0
-    return SECTOR_BYTES // sizes[-1]
+    return SECTOR_BYTES // item_size(outputs[0].dtype)

@@ -112,7 +112,8 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (150, 64, False, 0),
         (300, 128, False, 8),
         (1000, 64, False, 8),
-        (2000, 32, False, 8),
+        (2000, 64, False, 8),
+        (5000, 64, False, 8),
     ):
         team = strided_rows(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
         assert (team.threads // team.threads_per_row, team.in_step) == (rows_of_tile, in_step)
@@ -122,14 +123,20 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         assert aligned.overlap == 0
         assert aligned.count == team.count
         assert aligned.threads <= team.threads
-    for columns, in_pairs, rows_of_tile in (
-        (300, False, 128),
-        (1000, False, 64),
-        (1000, True, 32),  # pairs of rows
-        (2000, False, 32),
+    for columns, in_pairs, rows_of_tile, overlap in (
+        (300, False, 32, 0),
+        (2000, False, 32, 0),
+        (2100, False, 64, 16),  # too long for the cache
+        (2100, True, 32, 0),  # pairs of rows
     ):
-        team = strided_rows(columns, (2,), STATE, MANY, True, in_parts=True, in_pairs=in_pairs)
+        team = strided_rows(
+            columns, (2,), STATE, MANY, True, in_parts=True, overlap=16, in_pairs=in_pairs
+        )
         assert team.threads // team.threads_per_row == rows_of_tile
+        assert team.overlap == overlap
+    few = strided_rows(5000, (4,), STATE, 1000, True, in_parts=True, overlap=8)
+    assert few.of_block > 0
+    assert few.overlap == 8
 
 
 @pytest.mark.quick
@@ -409,6 +416,8 @@ IN_PARTS = [
     ("float64", (1, 21, 1027)),
     ("float64", (1, 120, 1027)),
     ("float32", (1, 1030, 1025)),
+    ("float32", (1, 2100, 1031)),  # tiles that overlap, of several blocks each
+    ("bfloat16", (1, 2100, 1027)),
 ]
 
 
@@ -465,6 +474,36 @@ def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) 
         assert name.split("StridedTeam<")[1].split(">")[0].endswith(", 8")
     for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "overlap"), [("float32", 8), ("bfloat16", 16)])
+def test_blocks_share_tiles_that_overlap(
+    dtype: str, overlap: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are in two tiles have one place for what the first launch leaves of them."""
+    monkeypatch.setattr(row_striding, "SHARE_WORDS", 4)
+    monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
+    rng = np.random.default_rng(17)
+    x = (3 * rng.standard_normal((2, 530, 131))).astype(DTYPES[dtype])
+    target = rng.integers(0, 530, (2, 131))
+    target[:, ::7] = -100
+    bits = []
+    for in_parts in (True, False):
+        if not in_parts:
+            monkeypatch.setattr(row_arrays, "LONG_STRETCH", 1 << 30)
+        with installed(multiprocessors=3, seed=1) as device:
+            got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
+            assert phases(device) >= {"SPLIT", "MERGE"}
+            teams = [name.split("StridedTeam<")[1] for name in strided_kernels(device)]
+            overlaps = {team.split(">")[0].split(", ")[-1] for team in teams}
+            assert overlaps == {str(overlap if in_parts else 0)}
+            bits.append([a.get().tobytes() for a in got])
+    assert bits[0] == bits[1]
+    for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
+        rtol, atol = (2e-6, 1e-9) if dtype == "float32" else (1e-2, 1e-7)
+        np.testing.assert_allclose(
+            np.float64(result.get()), np.float64(wanted), rtol=rtol, atol=atol
+        )
 
 
 @pytest.mark.parametrize("shape", levels.first([(2, 21, 34), (1, 90, 34), (1, 1100, 5)]))
