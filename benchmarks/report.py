@@ -347,11 +347,8 @@ def accelerated_section(path: Path) -> list[str]:
     ]
 
 
-def host_section(path: Path) -> list[str]:
-    """The part on NumPy arrays; none without results of them."""
-    path = path.with_name("host.json")
-    if not path.exists():
-        return []
+def host_table(path: Path) -> list[str]:
+    """What was measured on NumPy arrays, on one CPU."""
     results = json.loads(path.read_text())
     e = results["environment"]
     lines = []
@@ -367,15 +364,27 @@ def host_section(path: Path) -> list[str]:
     header = ["CPU time, µs", "forward", "× NumPy", "× torch"]
     header += ["value_and_grad", "× NumPy", "× torch", "MiB", "NumPy's"]
     return [
-        "## The host backend",
-        f"`python -m benchmarks.host`: {e['cpu']}, NumPy {e['numpy']}, torch {e['torch']}, Python "
-        f"{e['python']}, {e['date']} ([{path.name}](../benchmarks/results/{path.name})), medians "
-        "in turn with plain NumPy in the dtype of the operands, and with torch on one thread.",
+        f"{e['cpu']}, NumPy {e['numpy']}, torch {e['torch']}, Python {e['python']}, {e['date']} "
+        f"([{path.name}](../benchmarks/results/{path.name})):",
         table(header, lines),
+    ]
+
+
+def host_section(path: Path) -> list[str]:
+    """The part on NumPy arrays; none without results of them."""
+    paths = [path.with_name(name) for name in ("host.json", "host-epyc.json")]
+    tables = [part for own in paths if own.exists() for part in host_table(own)]
+    if not tables:
+        return []
+    return [
+        "## The host backend",
+        "`python -m benchmarks.host`, medians in turn with plain NumPy in the dtype of the "
+        "operands, and with torch on one thread. A time is bold where neither of them takes less. "
+        "MiB is the peak of what is allocated beside the results.",
+        *tables,
         "This backend computes in float64 whatever the operands are, a bounded chunk at a time, as "
         "NumPy's functions go one after the other. torch's functions for the CPU compute float32 "
-        "in float32, some in one pass. A time is bold where neither of them takes less. MiB is the "
-        "peak of what is allocated beside the results.",
+        "in float32, some in one pass.",
     ]
 
 

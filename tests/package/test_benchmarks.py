@@ -565,6 +565,17 @@ def test_figures_of_the_host_in_the_readme() -> None:
     forward, both = (ratios("float32", "torch", what) for what in ("forward", "both"))
     assert f"of that table take {forward} as long as torch's own on one thread" in readme
     assert f"with their gradients {both}." in readme
+    losses = {row["loss"] for row in large}
+    elsewhere = [
+        row
+        for row in results("host-epyc.json")["problems"]
+        if row["loss"] in losses and row["dtype"] == "float32" and math.prod(row["shape"]) == 10**6
+    ]
+    most = [
+        max(row[f"{what}_us"] / row[f"torch_{what}_us"] for row in elsewhere)
+        for what in ("forward", "both")
+    ]
+    assert "On an AMD EPYC they take up to {:.1f} and {:.1f} times as long.".format(*most) in readme
 
 
 def test_figures_of_first_calls_in_the_readme() -> None:
