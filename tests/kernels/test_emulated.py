@@ -198,23 +198,27 @@ def _summed(full: Host, shape: tuple[int, ...]) -> Host:
 def compiled_kernels(request: pytest.FixtureRequest) -> None:
     """Compile all that the selected tests of this file run, once for all processes."""
     emulator.require()
-    selected: dict[str, dict[str, dict[str, Any]]] = {"specialisation": {}, "order": {}}
+    specialisations: dict[str, dict[str, Any]] = {}
+    orders: dict[str, dict[str, Any]] = {}
     for item in request.session.items:
-        if isinstance(item, pytest.Function) and item.module.__name__ == __name__:
-            kind = item.originalname.rpartition("_")[2]
-            if kind in selected:  # but for weights, the seeds run the same kernels
-                parameters: Any = item.callspec.params
-                given = {k: v for k, v in parameters.items() if k != "seed"}
-                if kind == "specialisation":
-                    given["weighted"] = is_weighted(**given, seed=parameters["seed"])
-                selected[kind][str(given)] = given
+        if not isinstance(item, pytest.Function):
+            continue
+        if item.function in (test_every_specialisation, test_second_order):
+            # But for weights, the seeds run the same kernels.
+            parameters: Any = item.callspec.params
+            given = {k: v for k, v in parameters.items() if k != "seed"}
+            if item.function is test_second_order:
+                orders[str(given)] = given
+            else:
+                given["weighted"] = is_weighted(**given, seed=parameters["seed"])
+                specialisations[str(given)] = given
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with installed(run_kernels=False) as device:
-            for given in selected["specialisation"].values():
+            for given in specialisations.values():
                 for shape in given["layout"].shapes:
                     list(exercise(device, shape=shape, **given))
-            for given in selected["order"].values():
+            for given in orders.values():
                 list(second_order(device, **given))
             jobs = list(dict.fromkeys(device.jobs()))
     with (cache_folder() / "precompile.lock").open("w") as lock:
