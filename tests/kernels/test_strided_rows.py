@@ -484,8 +484,8 @@ def test_blocks_share_tiles_that_overlap(
     monkeypatch.setattr(row_striding, "SHARE_WORDS", 4)
     monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
     rng = np.random.default_rng(17)
-    x = (3 * rng.standard_normal((2, 530, 131))).astype(DTYPES[dtype])
-    target = rng.integers(0, 530, (2, 131))
+    x = (3 * rng.standard_normal((2, 530, 137))).astype(DTYPES[dtype])
+    target = rng.integers(0, 530, (2, 137))
     target[:, ::7] = -100
     bits = []
     for in_parts in (True, False):

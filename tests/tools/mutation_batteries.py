@@ -400,6 +400,7 @@ def strided(device: Device) -> None:
             ENOUGH_THREADS=enough,
         ):
             check(draw((2, 460, 40)))
+            check(draw((2, 460, 117)))  # tiles that overlap, the last one of nearly all its rows
             check(draw((1, 784, 20)))  # 49 sections
             check(draw((1, 1800, 10), BFLOAT16))
             check(draw((1, 530, 64), BFLOAT16))  # a whole tile of pairs
