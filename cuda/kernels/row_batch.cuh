@@ -123,11 +123,8 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   }
   // Reads single elements unless `aligned`.
   template <class Team>
-  DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift = 0) {
-    fetch<Team>(row, shared, slot, shift, shift % LENGTH == 0);
-  }
-  template <class Team>
-  DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift, bool aligned) {
+  DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift = 0,
+                    bool aligned = true) {
     (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
     find_weights(row);
   }

@@ -130,6 +130,19 @@ RULES: list[tuple[str, str, str]] = [
 
 # Equivalent mutants, by what the changed line becomes, if need be behind the file, and why.
 EQUIVALENT: dict[str, str] = {
+    (
+        "static constexpr bool WEIGHS = Loss::WEIGHTED || bool(Loss::READS >> Loss::OPERANDS & 1u);"
+    ): "where weights are is found, and they are not read",
+    "return LENGTH == 1 ? holds(p, 0) : column(p) >= 0 && column(p) + LENGTH < end;": (
+        "the last vector is taken element by element: slower"
+    ),
+    "return LENGTH == 1 ? holds(p, 0) : column(p) > 0 && column(p) + LENGTH <= end;": (
+        "the first vector is taken element by element: slower"
+    ),
+    (
+        "DEVICE void add_product(int place, auto a, auto b) "
+        "{ ::add_product(half[place / 2].sum, a, b); }"
+    ): "terms are added in other groups",
     "const Index left_end = own_end <= n ? own_end : own_end + Team::OVERLAP;": (
         "contexts of rows that are not there"
     ),
