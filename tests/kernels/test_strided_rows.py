@@ -404,8 +404,8 @@ def test_any_place_in_memory(dtype: str) -> None:
         assert alone.tobytes() == each[1:2, 5:6].tobytes()
 
 
-# With an odd number of pixels classes begin within sectors of memory; with a few more than 1024,
-# tiles reach from an image into the next one.
+# With an odd number of pixels classes begin within sectors of memory, and tiles reach from an image
+# into the next one.
 IN_PARTS = [
     ("float32", (2, 21, 1031)),
     ("float32", (2, 230, 1031)),  # tiles that overlap
