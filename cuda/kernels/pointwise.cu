@@ -12,10 +12,11 @@
 // block computes which segment.
 #include "kernels/elements.cuh"
 
-// The blocks that a multiprocessor is to hold: two, of 64 registers a thread, for dense operands;
-// one, of 128, for those with more dimensions, which would spill.
-template <class Layout>
-constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
+// The blocks that a multiprocessor is to hold: two, of 64 registers a thread; one, of 128, where
+// more dimensions, arrays and doubles would spill.
+template <class T, class Layout, unsigned WANTED>
+constexpr int resident_blocks =
+    Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) ? 2 : 1;
 
 // EACH_VALUE writes n values, a reduction one.
 // `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
@@ -24,7 +25,7 @@ constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;
 // backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
-__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<Layout>)
+__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<T, Layout, WANTED>)
     pointwise(Loss loss, double scale, Layout layout, long long n, long long segments,
               double divisor, const double* denominator, const Result* grad_output, double* guess,
               Result* value, unsigned* counter, double* partials, P... pointer) {

@@ -18,7 +18,7 @@ struct Reciprocal32 {
 // by a size is then a product with its reciprocal, which the host has computed. Offset is a shorter
 // type where all offsets fit, `unsigned` only if none runs backwards.
 template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long,
-          unsigned CROSSING = 0>
+          unsigned CROSSING = 0, unsigned REPEATED = 0>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
@@ -81,6 +81,12 @@ struct Layout {
   DEVICE Vector<T, W> load_vector(const T* operand, const Location& at) const {
     if constexpr (bool(VECTORISED >> K & 1u)) {
       return ::load_vector<W>(operand + at.offset[K]);
+    } else if constexpr (bool(REPEATED >> K & 1u)) {
+      const T element = operand[at.offset[K]];
+      Vector<T, W> vector;
+#pragma unroll
+      for (int j = 0; j < W; ++j) vector.at[j] = element;
+      return vector;
     } else {
       constexpr bool CROSSES = bool(CROSSING >> K & 1u);
       Vector<T, W> vector;

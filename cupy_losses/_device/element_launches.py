@@ -43,7 +43,7 @@ THREADS = 512
 VECTORS_PER_THREAD = 4
 MAX_SEGMENTS = 4096
 STREAMED_BYTES = 1 << 27
-BATCH_ELEMENTS = 32  # of all operands, in the arithmetic type
+BATCH_ELEMENTS = 48  # of all operands, that a thread has at once, at most
 
 # A block of the kernel `tiled`: several of them fill a multiprocessor, as each waits for its tile.
 # TILED_REGISTERS of a thread wait for the direct operands, while others do for the staged ones.
@@ -55,6 +55,7 @@ TILED_REGISTERS = 16
 SUM_THREADS = 256
 SUM_BLOCKS = 1024
 BATCH_TERMS = 8  # the vectors of a thread that are loaded at once, at most
+SUM_ELEMENTS = 32  # those of these vectors, of all operands, at most
 PLAIN_TERMS = 8  # of half precision, that are added before a rounding error is kept
 ENOUGH_THREADS = 1 << 16  # with so many, a sum need not be the work of a whole block
 VECTORS_OF_THREAD = 4  # of a sum that is the work of a few neighbouring threads, or more
@@ -251,7 +252,7 @@ class Launches(Builder):
         sizes = [item_size(o.dtype) for o in function.operands]
         space = _joined(terms, kept) if grid.beside else _joined(kept, terms)
         layout, layout_bytes = _layout(space, sizes, function.misaligned, grid.width)
-        batch = min(BATCH_TERMS, max(1, BATCH_ELEMENTS // (grid.width * len(sizes))))
+        batch = min(BATCH_TERMS, max(1, SUM_ELEMENTS // (grid.width * len(sizes))))
         halves = all(item_size(o.dtype) == 2 for o in function.operands if o.dtype in FLOATING)
         along = -1
         if len(terms.shape) == 1:
@@ -372,7 +373,8 @@ def _schedule(
     vectors = VECTORS_PER_THREAD if summed else 1
     batch = 1
     if len(operands) <= 3 and not gradients:
-        batch = min(vectors, BATCH_ELEMENTS // (width * len(operands)))
+        most = max(1, BATCH_ELEMENTS // (width * len(operands)))
+        batch = min(vectors, 1 << (most.bit_length() - 1))
     elif len(operands) + gradients <= 3 and len(space.shape) == 2:
         batch = min(vectors, 2)  # rows or columns: the short operand is in the cache
     sizes = [item_size(o.dtype) for o in operands]
@@ -438,9 +440,12 @@ def _layout(
         starts = [misaligned[k], *(size * outer for outer in step[:-1] if not crosses)]
         if k not in crossing and step[-1] == 1 and not any(start % access for start in starts):
             vectors.append(k)
+    repeated = [
+        k for k, step in enumerate(strides) if width > 1 and step[-1] == 0 and k not in crossing
+    ]
     arguments = [*map(str, (len(shape), len(sizes))), bits(vectors), _index(shape)]
-    if crosses:
-        arguments += [_offset(space), bits(crossing)]
+    if len(shape) > 1 or repeated:
+        arguments += [_offset(space), bits(crossing), bits(repeated)]
     return template("Layout", *arguments), iteration_space(IterationSpace(shape, strides))
 
 

@@ -159,7 +159,20 @@ def test_a_dense_operand_that_begins_anywhere(apart: int, vectors: str, device: 
     value = mse_loss(view, device.asarray(y), reduction="none")
     is_rounded(value, (x[apart:].reshape(70, 5) - y.astype(np.float64)) ** 2)
     (name,) = names(device)
-    assert f"Layout<2, 2, {vectors}, unsigned, int, 2u>" in name
+    assert f"Layout<2, 2, {vectors}, unsigned, int, 2u, 0u>" in name
+
+
+@pytest.mark.parametrize("shape", [(30, 1), ()])
+def test_an_element_that_is_a_whole_vector_is_read_once(shape: Shape, device: Device) -> None:
+    """So that what a loss computes of it alone is computed once a vector."""
+    x, y = drawn(9, (30, 8), shape)
+    value, gradient = value_and_grad(mse_loss)(device.asarray(x), device.asarray(y))
+    slope = 2 * (x.astype(np.float64) - y.astype(np.float64))
+    is_rounded(value, (slope**2 / 4).mean())
+    is_rounded(gradient, slope / slope.size)
+    (name,) = names(device)
+    dimensions = max(1, len(shape))
+    assert f"Layout<{dimensions}, 2, 1u, unsigned, int, 0u, 2u>" in name
 
 
 def test_rows_that_run_backwards_are_crossed(device: Device) -> None:

@@ -499,9 +499,10 @@ IDLE: dict[str, str] = {
     (
         "static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;"
     ): "another number of sums",
-    "constexpr int resident_blocks = Layout::DIMS == 1 ? 2 : 1;": (
-        "launch bounds, which tests/kernels/test_static.py checks"
-    ),
+    (
+        "Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) "
+        "? 2 : 1;"
+    ): "launch bounds, which tests/kernels/test_static.py checks",
 }
 
 
