@@ -281,6 +281,8 @@ class RowFormula(Loss):
                     meant = f"; classes lie along axis {axis}: pass axis=-1 if they are the last"
                 elif role == INDEX and operand.shape == named[first].shape:
                     meant = self._of_one_hot(call, name)
+                elif role == INDEX and operand.shape == (*expected[:axis], 1, *expected[axis:]):
+                    meant = f"; pass {name}.squeeze({axis})"
                 raise ValueError(
                     f"{name} must have shape {expected} beside {first} of shape "
                     f"{named[first].shape}, got {operand.shape}{meant}"

@@ -164,6 +164,10 @@ def test_targets_that_are_no_classes(library: Library, ones: Any) -> None:
         ValueError, match=r"got \(2, 3\); pass target.argmax\(-1\) if it is one-hot"
     ):
         multi_margin_loss(ones, one_hot)
+    for shape, column in (((3, 2), (3, 1)), ((3, 2, 4), (3, 1, 4))):
+        input, target = library.array(np.ones(shape)), library.array(np.zeros(column, np.int64))
+        with pytest.raises(ValueError, match=r"got \(3, 1.*\); pass target.squeeze\(1\)$"):
+            cross_entropy(input, target)
     with pytest.raises(TypeError, match=r"got float32; pass target.argmax\(1\) if it is one-hot"):
         nll_loss(ones, ones)
     floating = library.array(np.ones(2, np.float32))
