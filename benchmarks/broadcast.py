@@ -1,4 +1,4 @@
-"""MSE of operands of which one is broadcast, and means of rows, beside eager and torch.compile.
+"""Losses of operands of which one is broadcast, and means of rows, beside eager and torch.compile.
 
 `python -m benchmarks.run --only broadcast` measures them. Gradients of what is broadcast are sums.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,10 @@ SHAPES: list[tuple[Shape, Shape]] = [
 ]
 # torch.compile takes long to compile, so that it is timed at these alone, in float32.
 COMPILED: list[tuple[Shape, Shape]] = [SHAPES[k] for k in (1, 4, 6)]
+# Losses of a third array, which a keyword names, with a number for each class or for each row.
+OF_THREE = {"binary_cross_entropy_with_logits": "pos_weight", "gaussian_nll_loss": "var"}
+# Shapes of their input and target. torch.compile is timed at the first, in float32.
+ROWS_OF_THREE: list[Shape] = [(67108, 1000), (3195660, 21)]
 # Rows whose means multilabel_soft_margin_loss returns with reduction none.
 ROWS: list[Shape] = [(1 << 26 >> 4, 16), (223696, 300), (67108, 1000)]
 DTYPES = (torch.float32, torch.bfloat16)
@@ -45,6 +49,11 @@ def broadcast() -> list[dict[str, Any]]:
     problems: list[Callable[[int], dict[str, Any]]] = []
     for dtype in DTYPES:
         problems += [functools.partial(_mse, *shapes, dtype) for shapes in SHAPES]
+        problems += [
+            functools.partial(_of_three, name, shape, dtype)
+            for name in OF_THREE
+            for shape in ROWS_OF_THREE
+        ]
         problems += [functools.partial(_means, shape, dtype) for shape in ROWS]
     return one_by_one(problems, _described)
 
@@ -83,8 +92,58 @@ def _mse(shape: Shape, of_target: Shape, dtype: Any, seed: int) -> dict[str, Any
         works[f"{name}_ms"] = functools.partial(value_and_grad(ours, wanted), input, target)
         moved[f"{name}_bytes"] = bytes_read + sum((input, target)[k].nbytes for k in wanted)
         for peer, loss in peers.items():
-            works[f"{peer}_{name}_ms"] = functools.partial(_gradients, loss, input, target, wanted)
+            works[f"{peer}_{name}_ms"] = functools.partial(
+                _gradients, loss, (input, target), wanted
+            )
     return _result("mse_loss", (shape, of_target), dtype, moved, in_turn(works))
+
+
+def _of_three(name: str, shape: Shape, dtype: Any, seed: int) -> dict[str, Any]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    of_third = shape[1:] if OF_THREE[name] == "pos_weight" else (shape[0], 1)
+    input, target, third = (
+        torch.empty(each, dtype=dtype, device="cuda").uniform_(0.01, 0.99, generator=generator)
+        for each in (shape, shape, of_third)
+    )
+
+    def loss_of(module: Any) -> Callable[..., Any]:
+        loss = getattr(module, name)
+        return lambda input, target, third: loss(input, target, **{OF_THREE[name]: third})
+
+    ours, eager = loss_of(cupy_losses), loss_of(F)
+    _check_of_three(ours, eager, input, target, third)
+    peers = {"eager": eager}
+    if dtype == torch.float32 and shape == ROWS_OF_THREE[0]:
+        torch._dynamo.reset()
+        peers["compiled"] = torch.compile(eager, dynamic=False)
+    operands = input, target, third
+    works: dict[str, Callable[[], Any]] = {
+        "forward_ms": functools.partial(ours, *operands),
+        "input_ms": functools.partial(value_and_grad(ours), *operands),
+    }
+    for peer, loss in peers.items():
+        works[f"{peer}_forward_ms"] = functools.partial(loss, *operands)
+        works[f"{peer}_input_ms"] = functools.partial(_gradients, loss, operands, (0,))
+    bytes_read = input.nbytes + target.nbytes + third.nbytes
+    moved = {"forward_bytes": bytes_read, "input_bytes": bytes_read + input.nbytes}
+    return _result(name, (shape, of_third), dtype, moved, in_turn(works))
+
+
+def _check_of_three(
+    ours: Callable[..., Any], eager: Callable[..., Any], input: Any, target: Any, third: Any
+) -> None:
+    """Raise unless loss and gradient of some rows are those of float64, within a few roundings."""
+    rows = 4096
+    some = [x[:rows] if len(x) == len(input) else x for x in (input, target, third)]
+    exact = [x.double() for x in some]
+    exact[0].requires_grad_()
+    expected = eager(*exact)
+    expected.backward()
+    value, slope = value_and_grad(ours)(*some)
+    rtol = max(1e-5, 2 * torch.finfo(input.dtype).eps)
+    torch.testing.assert_close(value.double(), expected.detach(), rtol=rtol, atol=0.0)
+    atol = rtol * float(exact[0].grad.abs().max())
+    torch.testing.assert_close(slope.double(), exact[0].grad, rtol=rtol, atol=atol)
 
 
 def _means(shape: Shape, dtype: Any, seed: int) -> dict[str, Any]:
@@ -109,10 +168,8 @@ def _means(shape: Shape, dtype: Any, seed: int) -> dict[str, Any]:
     return _result(f"{name}, none", (shape, shape), dtype, moved, times)
 
 
-def _gradients(loss: Callable[..., Any], input: Any, target: Any, wanted: tuple[int, ...]) -> Any:
-    operands = [
-        x.detach().requires_grad_() if k in wanted else x for k, x in enumerate((input, target))
-    ]
+def _gradients(loss: Callable[..., Any], arrays: Sequence[Any], wanted: tuple[int, ...]) -> Any:
+    operands = [x.detach().requires_grad_() if k in wanted else x for k, x in enumerate(arrays)]
     return gradients(lambda *_: loss(*operands), [operands[k] for k in wanted], [])
 
 

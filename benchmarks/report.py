@@ -229,7 +229,8 @@ def broadcast_section(path: Path) -> list[str]:
         "`python -m benchmarks.run --only broadcast`: "
         f"{source(results, path).format(prefix='../')}.",
         table(header, lines),
-        "Shapes of input and target. A gradient of what is broadcast is a sum, of a second pass. "
+        "Shapes of input and target, or of these and of `pos_weight` or `var`. A gradient of what "
+        "is broadcast is a sum, of a second pass. "
         "`multilabel_soft_margin_loss` is that of each row.",
     ]
 
