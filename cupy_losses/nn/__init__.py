@@ -9,6 +9,7 @@ buffer; the operands, weights of elements or rows and a mask are passed to `forw
 from __future__ import annotations
 
 import inspect
+import linecache
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from . import functional  # noqa: E402
 
 Array = Any
 Module = torch.nn.Module
+Forward = Callable[..., Array]
 Members = dict[str, Callable[..., Any]]
 
 # Of all other losses torch's class has the name of the function.
@@ -41,10 +43,6 @@ def class_name(loss: str) -> str:
     return _ABBREVIATED.get(loss) or _OF_TORCH.get(name.lower(), name)
 
 
-# A forward pass finds its function by name, as torch's do: torch.compile can not read functions
-# that closures hold, where it reads the code that makes the module too.
-
-
 def subclass_of_torch(base: type[Module], loss: str) -> type[Module]:
     """Make the module of a loss that torch has, from torch's module.
 
@@ -52,18 +50,7 @@ def subclass_of_torch(base: type[Module], loss: str) -> type[Module]:
     """
     parameters = inspect.signature(base).parameters
     options = [name for name in parameters if name not in DEPRECATED]
-    signature = inspect.signature(base.forward)
-    _, *operands = signature.parameters.values()
-    bound, count = _binding(f"{base.__name__}.forward", operands), len(operands)
-
-    def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
-        if kwargs or len(args) != count:
-            # The names may be others than those of the function, as `log_input` is.
-            args = tuple(bound(args, kwargs).values())
-        function = getattr(functional, loss)
-        return function(*args, **{name: getattr(self, name) for name in options})
-
-    forward.__signature__ = signature  # type: ignore[attr-defined]
+    forward = _forward(loss, inspect.signature(base.forward), options)
     summary = f"A drop-in for `torch.nn.{base.__name__}`, whose arguments it takes."
     return _make(base.__name__, base, loss, summary, {"forward": forward})
 
@@ -95,20 +82,40 @@ def module_of(loss: str, name: str) -> type[Module]:
             else:
                 setattr(self, option, value)
 
-    def forward(self: Module, *args: Any, **kwargs: Any) -> Array:
-        function = getattr(functional, loss)
-        return function(*args, **kwargs, **{option: getattr(self, option) for option in names})
-
     def extra_repr(self: Module) -> str:
         shown = [option for option in names if option != "weight"]
         return ", ".join(f"{option}={getattr(self, option)!r}" for option in shown)
 
     __init__.__signature__ = inspect.Signature([_SELF, *options])  # type: ignore[attr-defined]
-    forward.__signature__ = inspect.Signature([_SELF, *arrays])  # type: ignore[attr-defined]
+    forward = _forward(loss, inspect.Signature([_SELF, *arrays]), names)
     members: Members = {"__init__": __init__, "forward": forward, "extra_repr": extra_repr}
     summary = f"The module of `cupy_losses.{loss}`, which describes the arguments."
     module = _make(name, Module, loss, summary, members)
     return module
+
+
+def _forward(loss: str, signature: inspect.Signature, options: Sequence[str]) -> Forward:
+    """The forward pass of a module: arrays come as arguments, options are attributes.
+
+    It is written out, so that torch.fx, which reads the code of a function and not its signature,
+    finds the arguments. Its function is found by name, as torch's are: torch.compile can not read
+    functions that closures hold, where it reads the code that makes the module too.
+    """
+    parameters = [*signature.parameters.values()]
+    passed = [
+        p.name if p.default is p.empty else f"{p.name}={p.name}"
+        for p in parameters[1:]  # without self
+    ]
+    passed += [f"{name}=self.{name}" for name in options]
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
+    text = f"def forward{plain}:\n    return functional.{loss}({', '.join(passed)})\n"
+    made: dict[str, Any] = {"functional": functional}
+    file = f"<{__name__}: {loss}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    exec(compile(text, file, "exec"), made)
+    forward: Forward = made["forward"]
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    return forward
 
 
 def _binding(

@@ -233,6 +233,17 @@ def test_symbolic_trace() -> None:
     assert torch.equal(loaded(X, Y), F.l1_loss(X, Y))
 
 
+@pytest.mark.parametrize("name", [name for name in nn.__all__ if name != "functional"])
+def test_symbolic_trace_of_a_module(name: str) -> None:
+    """A module alone is traced as one of torch's is: a node for its loss, its arguments' names."""
+    module = getattr(nn, name)
+    graph = torch.fx.symbolic_trace(module())
+    (_,) = (node for node in graph.graph.nodes if is_loss(node.target))
+    parameters = inspect.signature(module.forward).parameters
+    arguments = [node.target for node in graph.graph.nodes if node.op == "placeholder"]
+    assert ["self", *arguments] == [*parameters]
+
+
 square = cupy_losses.pointwise_loss("square", lambda x, y: (x - y) ** 2)
 
 
