@@ -43,7 +43,8 @@ THREADS = 512
 VECTORS_PER_THREAD = 4
 MAX_SEGMENTS = 4096
 STREAMED_BYTES = 1 << 27
-BATCH_ELEMENTS = 48  # of all operands, that a thread has at once, at most
+BATCH_ELEMENTS = 32  # of all operands, that a thread has at once, at most
+BATCH_HALVES = 48  # the same where all are of half precision
 
 # A block of the kernel `tiled`: several of them fill a multiprocessor, as each waits for its tile.
 # TILED_REGISTERS of a thread wait for the direct operands, while others do for the staged ones.
@@ -55,7 +56,6 @@ TILED_REGISTERS = 16
 SUM_THREADS = 256
 SUM_BLOCKS = 1024
 BATCH_TERMS = 8  # the vectors of a thread that are loaded at once, at most
-SUM_ELEMENTS = 32  # those of these vectors, of all operands, at most
 PLAIN_TERMS = 8  # of half precision, that are added before a rounding error is kept
 ENOUGH_THREADS = 1 << 16  # with so many, a sum need not be the work of a whole block
 VECTORS_OF_THREAD = 4  # of a sum that is the work of a few neighbouring threads, or more
@@ -251,8 +251,8 @@ class Launches(Builder):
     ) -> None:
         sizes = [item_size(o.dtype) for o in function.operands]
         space = _joined(terms, kept) if grid.beside else _joined(kept, terms)
-        batch = min(BATCH_TERMS, max(1, SUM_ELEMENTS // (grid.width * len(sizes))))
-        halves = all(item_size(o.dtype) == 2 for o in function.operands if o.dtype in FLOATING)
+        batch = min(BATCH_TERMS, max(1, BATCH_ELEMENTS // (grid.width * len(sizes))))
+        halves = _are_halves(function.operands)
         # With short offsets single elements of half precision took up to half as long again for
         # neighbouring sums, on an H200; all others took less time.
         is_short = not (grid.beside and halves and grid.width == 1)
@@ -378,7 +378,8 @@ def _schedule(
     vectors = VECTORS_PER_THREAD if summed else 1
     batch = 1
     if len(operands) <= 3 and not gradients:
-        most = max(1, BATCH_ELEMENTS // (width * len(operands)))
+        at_once = BATCH_HALVES if _are_halves(operands) else BATCH_ELEMENTS
+        most = max(1, at_once // (width * len(operands)))
         batch = min(vectors, 1 << (most.bit_length() - 1))
     elif len(operands) + gradients <= 3 and len(space.shape) == 2:
         batch = min(vectors, 2)  # rows or columns: the short operand is in the cache
@@ -412,6 +413,11 @@ def _tiled_schedule(tiling: Tiling, operands: Sequence[ArraySpec], gradients: in
     tile = template("Rectangle", *map(str, extents), tiling.flat, str(resident))
     fields = int64(*shape, *(length for step in strides for length in step))
     return _Schedule("tiled", TILED_THREADS, layout, tile, fields, tiling.tiles, tiling.tiles)
+
+
+def _are_halves(operands: Sequence[ArraySpec]) -> bool:
+    """Whether all that are floating are of half precision."""
+    return all(item_size(o.dtype) == 2 for o in operands if o.dtype in FLOATING)
 
 
 def _width(operands: Sequence[ArraySpec], space: IterationSpace) -> int:
