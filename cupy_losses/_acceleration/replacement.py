@@ -12,7 +12,6 @@ was off is compiled anew where it is on, and the other way round; it keeps both.
 from __future__ import annotations
 
 import inspect
-import linecache
 import textwrap
 import types
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.locks import table_lock
+from .._core.written import written
 from .._torch.deprecated import DEPRECATED, are_given, take_reduction
 from .._torch.dynamo import unread
 from . import rules
@@ -363,12 +363,7 @@ def _code_of(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
     As constants they need no names in torch's module, which another thread could still look up when
     acceleration ends.
     """
-    made: dict[str, Any] = {}
-    file = f"<cupy_losses.accelerate: {name}>"
-    # What `inspect` and tracebacks show; without a time, it stays.
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    exec(compile(text, file, "exec"), made)
-    code: types.CodeType = made[name].__code__
+    code = written(text, name, f"<cupy_losses.accelerate: {name}>").__code__
     by_mark = {_mark(n): constant for n, constant in constants.items()}
     return code.replace(
         co_consts=tuple(

@@ -9,7 +9,6 @@ buffer; the operands, weights of elements or rows and a mask are passed to `forw
 from __future__ import annotations
 
 import inspect
-import linecache
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ require_torch(__name__)
 
 import torch  # noqa: E402
 
+from .._core.written import written  # noqa: E402
 from .._torch.deprecated import DEPRECATED  # noqa: E402
 from . import functional  # noqa: E402
 
@@ -109,11 +109,8 @@ def _forward(loss: str, signature: inspect.Signature, options: Sequence[str]) ->
     passed += [f"{name}=self.{name}" for name in options]
     plain = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
     text = f"def forward{plain}:\n    return functional.{loss}({', '.join(passed)})\n"
-    made: dict[str, Any] = {"functional": functional}
     file = f"<{__name__}: {loss}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    exec(compile(text, file, "exec"), made)
-    forward: Forward = made["forward"]
+    forward: Forward = written(text, "forward", file, {"functional": functional})
     forward.__signature__ = signature  # type: ignore[attr-defined]
     return forward
 
