@@ -75,6 +75,12 @@ class Library:
             return array.numpy()
         return array.get() if self.name == "cupy" else array
 
+    def strides(self, array: Array) -> tuple[int, ...]:
+        """The strides of an array in bytes. Its copy in NumPy can have others."""
+        if self.is_torch:
+            return tuple(step * array.element_size() for step in array.stride())
+        return tuple(array.strides)
+
 
 def _base(host: Host) -> Host:
     """The one-dimensional memory that an array is a view of."""
