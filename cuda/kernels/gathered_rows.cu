@@ -92,7 +92,7 @@ struct GatheringTeam {
   static constexpr bool BESIDE = BESIDE_;
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A tile has
 // `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one of
 // `slices` of the gradients of its rows; with several there are no values.
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     gathered_rows(Loss loss, double scale, Layout layout, int rows, int slices,
                   Reciprocal32 by_columns, long long n, long long columns, long long segments,
                   double divisor, const double* denominator, const Result* grad_output,
-                  double* guess, Result* value, unsigned* counter, double* partials, P... pointer) {
+                  double* anticipation_or_output, Result* value, unsigned* counter,
+                  double* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Column = typename Row::Column;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   static_assert(WANTED <= 1 && Loss::READS == 0 && (Loss::SINGLE || !GRADIENTS),
                 "gradients are 0 but for the class");
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   if (denominator != nullptr) divisor = *denominator;
   const Pointers pointers{{pointer}...};

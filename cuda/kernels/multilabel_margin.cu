@@ -637,7 +637,7 @@ template <class Team>
 constexpr int resident_blocks = Team::RESIDENT;
 #endif
 
-// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands.
 // Blocks stride over segments, and a segment over groups of rows. The dynamic shared memory holds
 // the marks of `window` columns of each row of a block.
@@ -646,8 +646,9 @@ template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned
 __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
     multilabel_margin(Loss loss, double scale, Layout layout, long long window, long long n,
                       long long columns, long long segments, double divisor,
-                      const double* denominator, const Result* grad_output, double* guess,
-                      Result* value, unsigned* counter, double* partials, P... pointer) {
+                      const double* denominator, const Result* grad_output,
+                      double* anticipation_or_output, Result* value, unsigned* counter,
+                      double* partials, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -655,7 +656,7 @@ __global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
   using Column = typename Layout::Column;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto given = Factor::of<(WANTED != 0)>(grad_output, guess);
+  const auto given = Factor::of<(WANTED != 0)>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};

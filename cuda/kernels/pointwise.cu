@@ -21,19 +21,21 @@ constexpr int resident_blocks =
 // EACH_VALUE writes n values, a reduction one.
 // `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
 // at `denominator`. `scale` multiplies both, and so does a number behind all other pointers: see
-// Scaling. `grad_output` and `guess` say what gradients are multiplied by besides: see Factor. A
+// Scaling. A pass with gradients has a grad_output, an Anticipation or both: see Factor. One
+// without leaves the denominator that it adds up in place of the Anticipation: see NoFactor. A
 // backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<T, Layout, WANTED>)
     pointwise(Loss loss, double scale, Layout layout, long long n, long long segments,
-              double divisor, const double* denominator, const Result* grad_output, double* guess,
-              Result* value, unsigned* counter, double* partials, P... pointer) {
+              double divisor, const double* denominator, const Result* grad_output,
+              double* anticipation_or_output, Result* value, unsigned* counter, double* partials,
+              P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto factor = Factor::of<WANTED != 0>(grad_output, guess);
+  const auto factor = Factor::of<WANTED != 0>(grad_output, anticipation_or_output);
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
@@ -41,10 +43,8 @@ __global__ void __launch_bounds__(Tile::THREADS, resident_blocks<T, Layout, WANT
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
-  double* const counted = factor.template counted<false>(divisor);
-  constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
-  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling, counted};
+  const auto reduction = reduction_of_elements<VALUES, Tile::THREADS, Loss>(
+      factor, value, counter, partials, segments, divisor, scaling);
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {

@@ -110,7 +110,8 @@ template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Resul
 DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter, double* partials,
                               long long segments, double divisor, const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
-  double* const counted = given.template counted<COUNTS>(divisor);
+  if constexpr (COUNTS) given.store_divisor(divisor);
+  double* const output = given.template denominator_output<COUNTS>();
   return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
-      value, counter, partials, segments, divisor, scaling, counted};
+      value, counter, partials, segments, divisor, scaling, output};
 }

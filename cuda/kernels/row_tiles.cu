@@ -468,7 +468,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. The dynamic
 // shared memory holds two tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
@@ -476,15 +476,15 @@ template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     row_tiles(Loss loss, double scale, Layout layout, TilePlaces<Layout::ARRAYS> places,
               long long n, long long columns, long long segments, double divisor,
-              const double* denominator, const Result* grad_output, double* guess, Result* value,
-              unsigned* counter, double* partials, P... pointer) {
+              const double* denominator, const Result* grad_output, double* anticipation_or_output,
+              Result* value, unsigned* counter, double* partials, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};

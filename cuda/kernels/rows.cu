@@ -17,7 +17,7 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
-// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands. Any
 // mean may have all rows ignored. Blocks, or clusters, stride over groups of as many rows as a
 // block holds at a time, so that all read what lies together. The sum of one of them is a segment.
@@ -34,8 +34,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, double scale, Layout layout, long long kept, int apart, long long n,
              long long columns, long long segments, double divisor, const double* denominator,
-             const Result* grad_output, double* guess, Result* value, unsigned* counter,
-             double* partials, P... pointer) {
+             const Result* grad_output, double* anticipation_or_output, Result* value,
+             unsigned* counter, double* partials, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -47,10 +47,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Share = typename Work::Share;
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
-  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   if constexpr (VALUES == COUNT) {
-    if (Factor::anticipates(guess, n)) {
+    if (Factor::anticipates(anticipation_or_output, n)) {
       if (blockIdx.x == 0 && threadIdx.x == 0) *value = double(n);
       return;
     }

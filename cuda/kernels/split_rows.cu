@@ -23,8 +23,9 @@ template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VAL
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
                long long n, long long columns, long long segments, double divisor,
-               const double* denominator, const Result* grad_output, double* guess, Result* value,
-               unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
+               const double* denominator, const Result* grad_output, double* anticipation_or_output,
+               Result* value, unsigned* counter, double* partials, unsigned char* memory,
+               P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   constexpr bool SUMS = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   static_assert(Team::ROWS == 1, "a block works on a split");
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, nullptr};

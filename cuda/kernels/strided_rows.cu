@@ -365,7 +365,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and guess are as in
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A row has
 // `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the sections
 // of a tile; `memory` is what SPLIT leaves. The dynamic shared memory holds the states of all
@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     strided_rows(Loss loss, double scale, Layout layout, long long section_batches,
                  int share_sections, int shares, int per_block, long long n, long long columns,
                  long long segments, double divisor, const double* denominator,
-                 const Result* grad_output, double* guess, Result* value, unsigned* counter,
-                 double* partials, unsigned char* memory, P... pointer) {
+                 const Result* grad_output, double* anticipation_or_output, Result* value,
+                 unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, OWN_ROWS = Team::OWN_ROWS,
                 THREADS_PER_ROW = Team::THREADS_PER_ROW;
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, guess);
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};

@@ -271,15 +271,16 @@ template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
     tiled(Loss loss, double scale, Layout layout, long long tiles, long long segments,
-          double divisor, const double* denominator, const Result* grad_output, double* guess,
-          Result* value, unsigned* counter, double* partials, P... pointer) {
+          double divisor, const double* denominator, const Result* grad_output,
+          double* anticipation_or_output, Result* value, unsigned* counter, double* partials,
+          P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   using OnTiles = TileWorker<Work, Layout, Tile, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto factor = Factor::of<WANTED != 0>(grad_output, guess);
+  const auto factor = Factor::of<WANTED != 0>(grad_output, anticipation_or_output);
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
   if (denominator != nullptr) divisor = *denominator;
@@ -287,10 +288,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
-  double* const counted = factor.template counted<false>(divisor);
-  constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
-  const Reduction<VALUES, Tile::THREADS, EMPTY_IS_ZERO, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling, counted};
+  const auto reduction = reduction_of_elements<VALUES, Tile::THREADS, Loss>(
+      factor, value, counter, partials, segments, divisor, scaling);
 
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();

@@ -17,11 +17,12 @@ enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, MEAN_OF_VALUES, COUNT };
 
 // What the derivatives of a mean are divided by, given its denominator. A mask or an ignored index
 // may leave nothing, and the denominator is 0 then. The mean of nothing is 0 / 0, which is NaN. Its
-// derivatives are 0, as if there were infinitely many elements. Where the mean cannot be empty, a
-// denominator of 0 is a sum of weights, and the derivatives are divided by 0 as the mean is.
-template <bool CAN_BE_EMPTY>
+// derivatives are 0, as if there were infinitely many elements: EMPTY_IS_ZERO. Where a mean cannot
+// be empty, a denominator of 0 is a sum of weights, and the derivatives are divided by 0 as the
+// mean is.
+template <bool EMPTY_IS_ZERO>
 DEVICE double denominator_of_derivatives(double denominator) {
-  return CAN_BE_EMPTY && denominator == 0.0 ? 1.0 / denominator : denominator;
+  return EMPTY_IS_ZERO && denominator == 0.0 ? 1.0 / denominator : denominator;
 }
 
 // What multiplies a reduced loss and its derivatives: a number, times one in memory if there is a
@@ -70,85 +71,92 @@ struct Reciprocal {
   }
 };
 
-// The scaled quotient of a sum and its denominator. EMPTY_IS_ZERO where the sum is one of
-// derivatives of a mean that may have nothing left.
+// The scaled quotient of a sum and its denominator. EMPTY_IS_ZERO where the sum is one of the
+// derivatives of a mean that can be empty.
 template <bool EMPTY_IS_ZERO, class Result>
 DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) {
   const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
   return Reciprocal<double>(divisor, sum.total(), scale).times<Result>(1.0);
 }
 
-// The numbers of a call that anticipates grad_output and its denominator, in the order that
-// cupy_losses/_device/anticipation.py knows.
-enum Guess {
+// The numbers of a call whose gradients anticipate grad_output and the denominator: a slot of
+// cupy_losses/_device/anticipation.py, which knows their order.
+enum Anticipation {
   ANTICIPATED,  // what a forward pass multiplies by
   USED,         // what it multiplied by
   COUNTED,      // the rows that it counted on its way
   DIVIDED_BY,   // the number of rows that another pass counted ahead, or anticipated
 };
 
-// A pass without gradients has no factor. `guess` is null or a number, which becomes the
-// denominator of a mean that this pass adds up.
+// A pass without gradients multiplies by 1. The denominator of a mean that it adds up goes to
+// `output` too, unless that is null.
 struct NoFactor {
   static constexpr double value = 1.0;
   static constexpr bool is_done = false;
-  double* denominator;
+  double* output;
 
+  DEVICE void store_divisor(double) const {}
   template <bool COUNTS>
-  DEVICE double* counted(double) const {
-    return denominator;
+  DEVICE double* denominator_output() const {
+    return output;
   }
 };
 
 // What a pass multiplies gradients by: grad_output where that is known, in a forward pass that
 // writes gradients the one that is anticipated, else 1.
 //
-// `guess` is null or the numbers of a Guess. A pass without grad_output takes ANTICIPATED. The
-// backward pass stores grad_output as ANTICIPATED for a later call. If grad_output equals USED and
-// COUNTED equals DIVIDED_BY, it does nothing else. Where the gradients of a call without a backward
-// pass are computed anew, the address of grad_output is that of the Guess: its number is USED, so
-// that the counts alone decide. No pass reads the numbers that it writes, so that all blocks agree.
+// `anticipation` is null or the numbers of an Anticipation. A pass without grad_output takes
+// ANTICIPATED. The backward pass stores grad_output as ANTICIPATED for a later call. If grad_output
+// equals USED and COUNTED equals DIVIDED_BY, it does nothing else. A call without a backward pass
+// checks the count alone: it gives their address as that of grad_output, which stands for USED. No
+// pass reads the numbers that it writes, so that all blocks agree.
 struct Factor {
   double value = 1.0;
   bool is_done = false;
   double* counts = nullptr;  // COUNTED and what follows it, where this pass writes them
 
-  // That of a pass that writes GRADIENTS, or none.
+  // That of a pass that writes GRADIENTS, and has an anticipation; or none, and where the
+  // denominator goes.
   template <bool GRADIENTS>
-  static DEVICE auto of(const auto* grad_output, double* guess) {
+  static DEVICE auto of(const auto* grad_output, double* anticipation_or_output) {
     if constexpr (GRADIENTS) {
-      return Factor(grad_output, guess);
+      return Factor(grad_output, anticipation_or_output);
     } else {
-      return NoFactor{guess};
+      return NoFactor{anticipation_or_output};
     }
   }
 
-  // Where a pass leaves the number of rows, if it COUNTS them, or null; leaves what it divides by.
-  template <bool COUNTS>
-  DEVICE double* counted(double divisor) const {
-    if (!COUNTS || counts == nullptr) return nullptr;
+  // Stores what a pass that counts rows divides its gradients by.
+  DEVICE void store_divisor(double divisor) const {
+    if (counts == nullptr) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) counts[DIVIDED_BY - COUNTED] = divisor;
-    return counts;
+  }
+  // Where a pass leaves the number of rows, if it COUNTS them, or null.
+  template <bool COUNTS>
+  DEVICE double* denominator_output() const {
+    return COUNTS ? counts : nullptr;
   }
   // Whether the last call had all of `n` rows, so that a pass ahead of this one need not count.
-  static DEVICE bool anticipates(const double* guess, long long n) {
-    return guess != nullptr && guess[COUNTED] == double(n);
+  // That pass has the anticipation, too.
+  static DEVICE bool anticipates(const double* anticipation, long long n) {
+    return anticipation != nullptr && anticipation[COUNTED] == double(n);
   }
 
  private:
-  DEVICE Factor(const auto* grad_output, double* guess) {
-    const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
+  DEVICE Factor(const auto* grad_output, double* anticipation) {
+    const bool stores = anticipation != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
-      const bool follows = static_cast<const void*>(grad_output) != guess;
-      value = follows ? convert<double>(*grad_output) : guess[USED];
-      if (guess != nullptr) {
-        is_done = same_bits(value, guess[USED]) && same_bits(guess[COUNTED], guess[DIVIDED_BY]);
+      const bool follows = static_cast<const void*>(grad_output) != anticipation;
+      value = follows ? convert<double>(*grad_output) : anticipation[USED];
+      if (anticipation != nullptr) {
+        is_done = same_bits(value, anticipation[USED]) &&
+                  same_bits(anticipation[COUNTED], anticipation[DIVIDED_BY]);
       }
-      if (stores) guess[ANTICIPATED] = value;
-    } else if (guess != nullptr) {
-      value = guess[ANTICIPATED];
-      counts = guess + COUNTED;
-      if (stores) guess[USED] = value;
+      if (stores) anticipation[ANTICIPATED] = value;
+    } else if (anticipation != nullptr) {
+      value = anticipation[ANTICIPATED];
+      counts = anticipation + COUNTED;
+      if (stores) anticipation[USED] = value;
     }
   }
 
@@ -157,12 +165,17 @@ struct Factor {
   }
 };
 
-// The sum and the denominator of a call. The elements (or rows) form segments, each the work of one
-// block, and the last block adds them up. With more than one segment, `counter` (zeroed) and
-// `partials` (2 doubles a segment, 4 where the pass adds up the denominator) are workspace of this
-// launch alone. Nothing is stored where `value` is null. `denominator` is that of SUM_OF_VALUES.
-// `scaling` multiplies the quotient. For a COUNT, blocks add theirs to the value, which is a zeroed
-// double.
+// The reduction of a launch, over its elements or rows. These form segments. A segment is the work
+// of one block, which stores its partial sum. The last block to finish adds up the partial sums,
+// and divides.
+//   value        the result, or null where none is wanted
+//   counter      zeroed: how many blocks, or groups of segments, are done
+//   partials     the partial sums: 2 doubles a segment, 4 where the pass adds up the denominator
+//   segments     with one alone, the counter and the partial sums are not used
+//   denominator  that of SUM_OF_VALUES
+//   scaling      multiplies the quotient
+// The counter and the partial sums belong to this launch alone. A COUNT needs neither: each block
+// adds its own to the value, a zeroed double.
 template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
@@ -173,7 +186,7 @@ struct Reduction {
   long long segments;
   double denominator;
   Scaling scaling;
-  double* counted = nullptr;  // where the denominator goes too, if it is added up
+  double* denominator_output = nullptr;  // where a denominator that is added up goes too
 
   // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
   template <bool ALONE = false, class T>
@@ -269,7 +282,7 @@ struct Reduction {
   }
   DEVICE void write(const Sums& sums) const {
     const double divisor = SUMS == 2 ? sums[SUMS - 1].total() : denominator;
-    if (SUMS == 2 && counted != nullptr) *counted = divisor;
+    if (SUMS == 2 && denominator_output != nullptr) *denominator_output = divisor;
     *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
   }
 };

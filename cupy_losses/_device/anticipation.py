@@ -17,7 +17,7 @@ from .._core.shapes import ArraySpec
 from .launch import Chooser, Parameters
 from .library import Array, DeviceLibrary
 
-SLOT_BYTES = 32  # a Guess, see cuda/reduction/reduction.cuh
+SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/reduction.cuh
 COUNTED_OFFSET = 16  # where its number COUNTED lies
 SLOTS = 32  # of a block of memory, 1 KiB
 
@@ -30,7 +30,7 @@ def _keep_for_replays(memory: Any) -> None:
 
 
 class Slots:
-    """The memory of a plan for its guesses: a slot for each call that waits for its backward pass.
+    """The memory of a plan: a slot for each call that waits for its backward pass.
 
     A call takes the lowest free slot of its stream and has it to itself until it is done. All
     kernels that use a slot are on one stream. So no slot changes while a kernel reads it, and what

@@ -30,8 +30,10 @@ def test_constants(file: str, name: str) -> None:
     assert found == [str(CONSTANTS[file, name])]
 
 
-def test_the_numbers_of_a_guess() -> None:
-    (body,) = re.findall(r"enum Guess \{(.*?)\}", sources.source("reduction/reduction.cuh"), re.S)
+def test_the_numbers_of_an_anticipation() -> None:
+    (body,) = re.findall(
+        r"enum Anticipation \{(.*?)\}", sources.source("reduction/reduction.cuh"), re.S
+    )
     names = re.findall(r"^\s*(\w+),", body, re.M)
     assert len(names) * 8 == anticipation.SLOT_BYTES
     assert names.index("COUNTED") * 8 == anticipation.COUNTED_OFFSET

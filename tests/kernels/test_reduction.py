@@ -73,7 +73,7 @@ def pointwise(
         (
             *(b"\0", scale, space(n, *count * [(1,)]), n, segments, divisor),
             None if denominator is None else np.array([denominator]),
-            *(None, None),  # no grad_output, no guess
+            *(None, None),  # neither grad_output nor an Anticipation
             *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
             *(*operands, *wanted.values()),
         ),
@@ -280,7 +280,7 @@ def rows(
             *(segments, np.int32(0), n, COLUMNS, segments),  # every block keeps what it reads
             divisor,
             None if denominator is None else np.array([denominator]),
-            *(None, None),  # no grad_output, no guess
+            *(None, None),  # neither grad_output nor an Anticipation
             *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1))),
             *arrays,
         ),

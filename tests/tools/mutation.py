@@ -325,7 +325,7 @@ EQUIVALENT: dict[str, str] = {
     "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
         "only the first operand has an element of its own"
     ),
-    "const bool stores = guess != nullptr && blockIdx.x == 0 && threadIdx.x == 1;": (
+    "const bool stores = anticipation != nullptr && blockIdx.x == 0 && threadIdx.x == 1;": (
         "any one thread may store"
     ),
     "kernels/split_rows.cu: if (threadIdx.x == 1) {": (
