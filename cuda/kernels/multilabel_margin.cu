@@ -631,10 +631,10 @@ struct MarginWorker {
 // The compiler holds more in registers for these architectures, and would spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 template <class Team>
-constexpr int resident_blocks = (Team::RESIDENT + 1) / 2;
+constexpr int blocks_per_multiprocessor = (Team::RESIDENT + 1) / 2;
 #else
 template <class Team>
-constexpr int resident_blocks = Team::RESIDENT;
+constexpr int blocks_per_multiprocessor = Team::RESIDENT;
 #endif
 
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
@@ -643,7 +643,7 @@ constexpr int resident_blocks = Team::RESIDENT;
 // the marks of `window` columns of each row of a block.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, resident_blocks<Team>)
+__global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>)
     multilabel_margin(Loss loss, double scale, Layout layout, long long window, long long n,
                       long long columns, long long segments, double divisor,
                       const double* denominator, const Result* grad_output,

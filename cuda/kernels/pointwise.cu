@@ -15,7 +15,7 @@
 // The blocks that a multiprocessor is to hold: two, of 64 registers a thread; one, of 128, where
 // more dimensions, arrays and doubles would spill.
 template <class T, class Layout, unsigned WANTED>
-constexpr int resident_blocks =
+constexpr int blocks_per_multiprocessor =
     Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) ? 2 : 1;
 
 // EACH_VALUE writes n values, a reduction one.
@@ -26,7 +26,7 @@ constexpr int resident_blocks =
 // backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
-__global__ void __launch_bounds__(Tile::THREADS, resident_blocks<T, Layout, WANTED>)
+__global__ void __launch_bounds__(Tile::THREADS, blocks_per_multiprocessor<T, Layout, WANTED>)
     pointwise(Loss loss, double scale, Layout layout, long long n, long long segments,
               double divisor, const double* denominator, const Result* grad_output,
               double* anticipation_or_output, Result* value, unsigned* counter, double* partials,

@@ -35,11 +35,11 @@ struct RowLayout {
 template <class T, class Loss, class Layout, unsigned TANGENTS, bool VJP, class Pointers>
 struct RowOf {
   using Scalar = T;
-  using Rows = Layout;
   using Column = typename Layout::Column;
   using N = Select<(TANGENTS != 0), Dual<Real<T>>, Real<T>>;
 
   static constexpr bool HAS_GRAD_OUTPUT = VJP;
+  static constexpr unsigned VECTORISED = Layout::VECTORISED;
   static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 32);
   static constexpr int SAMPLE = FIRST + Loss::OPERANDS + int(Loss::WEIGHTED);
   static constexpr int INPUTS = SAMPLE + sample_arrays<Loss>;

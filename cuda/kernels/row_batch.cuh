@@ -9,8 +9,8 @@
 #include "kernels/row.cuh"
 #include "memory/async_copy.cuh"
 
-constexpr int LINE = 128;      // bytes of a line of the cache
-constexpr int FEW_BYTES = 32;  // of what a thread holds
+constexpr int LINE_BYTES = 128;  // of a line of the cache
+constexpr int FEW_BYTES = 32;    // of what a thread holds
 
 // Which elements of a batch are there: ALL, or SOME, in the columns from 0 up to an end. The others
 // are left out, or HIDDEN from a loss that HIDES elements.
@@ -259,7 +259,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // Vector p of array S, which is there, its elements `step` apart. If `aligned` it is one access.
   template <int S, class E>
   DEVICE Stored<S> vector_at(int p, E* from, long long step, bool aligned) const {
-    const bool at_once = bool(Row::Rows::VECTORISED >> S & 1u) && aligned && is_full(p);
+    const bool at_once = bool(Row::VECTORISED >> S & 1u) && aligned && is_full(p);
     if (at_once) return words_at<S, LENGTH>(from);
     Stored<S> vector;
 #pragma unroll
@@ -304,7 +304,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   // Whether vectors of an array are copied without waiting.
   template <int S>
   static constexpr bool is_copied =
-      ASYNCHRONOUS_COPIES && bool(Row::Rows::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
+      ASYNCHRONOUS_COPIES && bool(Row::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
   template <int S, class Team, bool KEPT>
   DEVICE void prefetch_array(const Row& row, unsigned char*& shared, int slot) const {
     if constexpr (in_batch<S>) {
@@ -339,11 +339,11 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int S>
   DEVICE void release_array(const Row& row) const {
     if constexpr (ASYNCHRONOUS_COPIES && in_batch<S> && sizeof(Stored<S>) >= 16 &&
-                  bool(Row::Rows::VECTORISED >> S & 1u)) {
+                  bool(Row::VECTORISED >> S & 1u)) {
 #pragma unroll
       for (int p = 0; p < VECTORS; ++p) {
         const auto* const from = address<S>(row, p);
-        const auto behind = reinterpret_cast<unsigned long long>(from) % LINE;
+        const auto behind = reinterpret_cast<unsigned long long>(from) % LINE_BYTES;
         if (behind < sizeof(Stored<S>) && is_full(p)) {
           release_line(reinterpret_cast<const char*>(from) - behind);
         }

@@ -243,7 +243,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
       for (int j = 0; j < SIZE; ++j) unit.at[j] = N(0.0);
     } else if constexpr (K == Loss::OPERANDS) {
       // In pairs, a unit may begin at an odd column.
-      constexpr bool VECTORS = bool(Row::Rows::VECTORISED >> (FIRST + K) & 1u);
+      constexpr bool VECTORS = bool(Row::VECTORISED >> (FIRST + K) & 1u);
       Vector<T, SIZE> weights;
       if (VECTORS && (!Team::PAIRED || column % SIZE == 0)) {
         weights = load_wide<SIZE, true>(row.template address<FIRST + K>(column));

@@ -42,8 +42,9 @@ struct Team {
   // different banks of shared memory, so that all its threads read their words at once.
   static constexpr int NEIGHBOURS = THREADS_PER_ROW < 32 ? THREADS_PER_ROW : 32;
   static constexpr int VECTORS_OF_LINE = 8;  // in cupy_losses/_device/row_team.py
-  static constexpr int LINE = NEIGHBOURS < VECTORS_OF_LINE ? NEIGHBOURS : VECTORS_OF_LINE;
-  static constexpr int BETWEEN = SHIFTS                 ? LINE
+  // In vectors: of a stretch whose row may begin anywhere.
+  static constexpr int ALIGNMENT = NEIGHBOURS < VECTORS_OF_LINE ? NEIGHBOURS : VECTORS_OF_LINE;
+  static constexpr int BETWEEN = SHIFTS                 ? ALIGNMENT
                                  : THREADS_PER_ROW < 32 ? (THREADS_PER_ROW + 3) / 4
                                                         : 0;
   static constexpr int PLACES_OF_STRETCH = SLOTS * NEIGHBOURS + BETWEEN;
@@ -129,7 +130,7 @@ struct RowWorker {
     Column end = begin;
     if (present) end += Team::EXACT ? size : min(size, max(Column(columns) - begin, Column(0)));
     int shift = 0;
-    if constexpr (Team::SHIFTS) shift = row.template shift<Team::LINE * WIDTH>();
+    if constexpr (Team::SHIFTS) shift = row.template shift<Team::ALIGNMENT * WIDTH>();
     return {row, begin, end, shift};
   }
   // The share moved back to the start of its cache line, equally long. These columns are copied,
@@ -247,7 +248,7 @@ struct RowWorker {
         prefetch(next);
       }
     } else if constexpr (Loss::READS != 0) {
-      constexpr bool FIRST = Team::EXACT && Team::GROUPS == 1;
+      constexpr bool FIRST_BATCH = Team::EXACT && Team::GROUPS == 1;
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
       for (int group = 0; group < Team::GROUPS; ++group) {
@@ -261,12 +262,12 @@ struct RowWorker {
           if (context.status == ACTIVE) fetch(elements, share, first, context, true);
           Team::wait_for_neighbours();
           prefetch(next, group);
-          if (context.status == ACTIVE) take<FIRST>(state, elements, share, context);
+          if (context.status == ACTIVE) take<FIRST_BATCH>(state, elements, share, context);
         } else {
           batch_of_words(share, first, [&](auto elements, int slot) {
             if (context.status != ACTIVE) return;
             fetch(elements, share, slot, context, share.shift % UNIT == 0);
-            take<FIRST>(state, elements, share, context);
+            take<FIRST_BATCH>(state, elements, share, context);
           });
           if constexpr (REPLACE) {
             Team::wait_for_neighbours();
@@ -332,7 +333,7 @@ struct RowWorker {
       const Column begin = aligned(share, slots).begin + Column(slots) * SLOT;
       const Column first = begin + Column(Team::neighbour()) * WIDTH;
       const bool ends = share.begin < share.end && share.end == Column(columns);
-      if (ends && Team::neighbour() < Team::LINE && first < share.end) {
+      if (ends && Team::neighbour() < Team::ALIGNMENT && first < share.end) {
         const AtTheEnd elements{first, SLOT, share.end};
         differentiate_elements<SHARED>(share.row, elements, slots, context, done, false);
       }
@@ -352,10 +353,10 @@ struct RowWorker {
     }
     elements.template fetch<Team>(share.row, shared, slot, share.shift, aligned);
   }
-  template <bool FIRST, class E>
+  template <bool FIRST_BATCH, class E>
   DEVICE void take(State& state, E& elements, const Share& share, const auto& context) const {
     if constexpr (Loss::HIDES && FEW<E>) elements.hide(context.column);
-    loss.template add<FIRST>(state, share.row, context, elements);
+    loss.template add<FIRST_BATCH>(state, share.row, context, elements);
   }
   // Waits for the copies that a group reads: where rows may begin anywhere, up to the first line of
   // the next one.
@@ -392,7 +393,7 @@ struct RowWorker {
   DEVICE void prefetch_end(const Share& share) const {
     const Column begin = aligned(share, Team::SLOTS).begin + Team::SLOTS * SLOT;
     const Column first = begin + Column(Team::neighbour()) * WIDTH;
-    if (Team::neighbour() < Team::LINE && first < share.end) {
+    if (Team::neighbour() < Team::ALIGNMENT && first < share.end) {
       const AtTheEnd elements{first, SLOT, Column(columns)};
       elements.template prefetch<Team, (WANTED != 0)>(share.row, shared, Team::SLOTS);
     }

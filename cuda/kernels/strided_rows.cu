@@ -157,10 +157,10 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       ((contexts[V] = contexts_of_rows[Team::row() + V]), ...);
     }
   }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows, auto& contexts) const {
     const auto largest = batch.largest_of_rows();
-    (add_of<FIRST, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
+    (add_of<FIRST_BATCH, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
   }
   // What SPLIT leaves of a section, behind the contexts of all rows.
   DEVICE State& left_state(unsigned char* memory, long long tiles, long long section, int v) const {
@@ -298,7 +298,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (sizeof(Step) == 4) step = opaque(step);
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
   }
-  template <bool FIRST, int R, class B>
+  template <bool FIRST_BATCH, int R, class B>
   DEVICE void add_of(State& state, B& batch, const Row& row, auto& context, T largest) const {
     // Of few elements those of ignored rows are added, too: a branch would take longer.
     if (!Team::AHEAD && context.status != ACTIVE) return;
@@ -309,7 +309,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     } else if constexpr (Loss::HIDES) {
       if (Team::AHEAD || batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
     }
-    loss.template add<FIRST>(state, row, context, elements);
+    loss.template add<FIRST_BATCH>(state, row, context, elements);
   }
 
   template <int... I>

@@ -89,18 +89,18 @@ struct PlainSum {
   friend DEVICE PlainSum operator+(PlainSum a, PlainSum b) { return {a.sum + b.sum}; }
 };
 
-// Adds a number, or another sum, to a sum, which is empty where FIRST.
-template <bool FIRST, class N>
+// Adds a number, or another sum, to a sum, which is empty where FIRST_BATCH.
+template <bool FIRST_BATCH, class N>
 DEVICE void put(RunningSum<N>& sum, N x) {
-  if constexpr (FIRST) {
+  if constexpr (FIRST_BATCH) {
     sum = RunningSum<N>::of(x);
   } else {
     sum += x;
   }
 }
-template <bool FIRST, class Sum>
+template <bool FIRST_BATCH, class Sum>
 DEVICE void put(Sum& sum, const Sum& more) {
-  sum = FIRST ? more : sum + more;
+  sum = FIRST_BATCH ? more : sum + more;
 }
 
 template <class T>

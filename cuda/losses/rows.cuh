@@ -11,12 +11,12 @@
 //                    takes the element of the class from all elements of the row, where one thread
 //                    has these: prologue() need not read it then
 //   State<N>         what a row accumulates; empty() has nothing
-//   add<FIRST>(state, row, context, elements)
-//                    takes a batch of elements, to an empty state where FIRST; elements.each(f)
-//                    calls f(place, column, x) for each, get<k>(x) being its number in operand k
-//                    and `place` that in its vector; an f that takes it may be told `counts`, too:
-//                    it is false of what the row does not have, whose numbers are 0;
-//                    elements.largest(y) is the largest number of the first operand, or y
+//   add<FIRST_BATCH>(state, row, context, elements)
+//                    takes a batch of elements, to an empty state where FIRST_BATCH;
+//                    elements.each(f) calls f(place, column, x) for each, get<k>(x) being its
+//                    number in operand k and `place` that in its vector; an f that takes it may be
+//                    told `counts`, too: it is false of what the row does not have, whose numbers
+//                    are 0; elements.largest(y) is the largest number of the first operand, or y
 //                    Where elements are held in registers, add() and epilogue() get those of any
 //                    row. They must not read what only the context of an active row has.
 //   ANCHORED         whether there is add_anchored(state, context, elements): it takes them to an
@@ -141,7 +141,7 @@ struct LinearPart {
     DEVICE void add(auto...) {}
   };
   static DEVICE LinearPart zero() { return {}; }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void take(Batch) {}
   DEVICE void rescale(auto) {}
   DEVICE void operator+=(const LinearPart&) {}
@@ -161,10 +161,10 @@ struct LinearPart<N, OF_DISTANCES> {
     }
   };
   static DEVICE LinearPart zero() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void take(const Batch& batch) {
-    put<FIRST>(mass, batch.mass.total());
-    put<FIRST>(spread, batch.spread.total());
+    put<FIRST_BATCH>(mass, batch.mass.total());
+    put<FIRST_BATCH>(spread, batch.spread.total());
   }
   // Moves the maximum down by `by`.
   DEVICE void rescale(T by) { spread += product(mass.total(), Real<T>(by)); }
@@ -195,9 +195,9 @@ struct LinearPart<N, OF_ELEMENTS> {
     DEVICE void add(int place, Real<T>, N x, T) { sum.add(place, x); }
   };
   static DEVICE LinearPart zero() { return {RunningSum<N>::zero()}; }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void take(const Batch& batch) {
-    put<FIRST>(sum, batch.sum.total());
+    put<FIRST_BATCH>(sum, batch.sum.total());
   }
   DEVICE void rescale(T) {}
   DEVICE void operator+=(const LinearPart& more) { sum = sum + more.sum; }
@@ -216,11 +216,11 @@ struct Softmax : LinearPart<N, LINEAR> {
   static DEVICE Softmax empty() { return {Part::zero(), lowest<T>(), Sum::zero()}; }
   DEVICE Part& linear() { return *this; }
   DEVICE const Part& linear() const { return *this; }
-  // Rescales the sums to another maximum, unless this is the FIRST one.
-  template <bool FIRST = false>
+  // Rescales the sums to another maximum, unless it is the first one: of a FIRST_BATCH.
+  template <bool FIRST_BATCH = false>
   DEVICE Terms rescale(T to) {
     const Terms terms = Terms::up_to(to);
-    if constexpr (!FIRST) {
+    if constexpr (!FIRST_BATCH) {
       sum.scale(terms.from(Terms::up_to(maximum)));
       linear().rescale(maximum - to);
     }
@@ -274,12 +274,12 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   template <class N>
   using State = Softmax<N, LINEAR, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
-  template <bool FIRST, class N>
+  template <bool FIRST_BATCH, class N>
   DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     // Not -inf, even if all that this thread has is.
-    const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
-    const auto terms = state.template rescale<FIRST>(maximum);
-    add_terms<FIRST>(state, terms, target, elements);
+    const T maximum = elements.largest(FIRST_BATCH ? lowest<T>() : state.maximum);
+    const auto terms = state.template rescale<FIRST_BATCH>(maximum);
+    add_terms<FIRST_BATCH>(state, terms, target, elements);
   }
   // The same with terms relative to that of the class, as if it were the largest one: no element is
   // compared. Half precision leaves room for the errors of terms above 1. The sum must not be too
@@ -387,7 +387,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
 
  private:
   // Adds the terms of all other classes, and the linear part of all.
-  template <bool FIRST, class N, class Elements>
+  template <bool FIRST_BATCH, class N, class Elements>
   DEVICE void add_terms(State<N>& state, const Terms& terms, const auto& target,
                         const Elements& elements) const {
     SumsOfPlaces<decltype(state.sum), N, Elements::WIDTH, Elements::COUNT> sums;
@@ -397,8 +397,8 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
       if ((HIDES || column != target.column) && (counts && ...)) sums.add(place, own);
       linear.add(place, weight_of(x, counts...), get<0>(x), state.maximum);
     });
-    put<FIRST>(state.sum, sums.total());
-    state.template take<FIRST>(linear);
+    put<FIRST_BATCH>(state.sum, sums.total());
+    state.template take<FIRST_BATCH>(linear);
   }
   // That of a class; of none it is 0.
   static DEVICE Real<T> weight_of(const auto& x, auto... counts) {
@@ -421,10 +421,10 @@ struct CrossEntropyOfProbabilities : OfRow {
   template <class N>
   using State = Softmax<N, OF_DISTANCES, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
-  template <bool FIRST, class N, class Elements>
+  template <bool FIRST_BATCH, class N, class Elements>
   DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
-    const T maximum = elements.largest(FIRST ? lowest<T>() : state.maximum);
-    const auto terms = state.template rescale<FIRST>(maximum);
+    const T maximum = elements.largest(FIRST_BATCH ? lowest<T>() : state.maximum);
+    const auto terms = state.template rescale<FIRST_BATCH>(maximum);
     // Where one element is by far the largest and has nearly all of the probability, the loss is
     // what the others add to its term, 1.
     SumsOfPlaces<RunningSum<N>, N, Elements::WIDTH, Elements::COUNT> sums;
@@ -435,8 +435,8 @@ struct CrossEntropyOfProbabilities : OfRow {
       if (is_there) sums.add(place, term(terms, get<0>(x)));
       linear.add(place, is_there ? probability : decltype(probability)(0.0), get<0>(x), maximum);
     });
-    put<FIRST>(state.sum, sums.total());
-    state.template take<FIRST>(linear);
+    put<FIRST_BATCH>(state.sum, sums.total());
+    state.template take<FIRST_BATCH>(linear);
   }
 
   template <class N>
@@ -554,7 +554,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
     }
   };
 
-  template <bool FIRST, class N>
+  template <bool FIRST_BATCH, class N>
   DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
     const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
@@ -565,8 +565,8 @@ struct MultiMargin : OfClass<WEIGHTED_> {
         slopes = slopes + slope(violation);
       }
     });
-    put<FIRST>(state.sum, sum);
-    put<FIRST>(state.slope, slopes);
+    put<FIRST_BATCH>(state.sum, sum);
+    put<FIRST_BATCH>(state.slope, slopes);
   }
 
   template <class N>
@@ -623,7 +623,7 @@ struct CosineEmbedding : OfRow {
     }
   };
 
-  template <bool FIRST, class N>
+  template <bool FIRST_BATCH, class N>
   DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
     N product = N(0.0), square1 = N(0.0), square2 = N(0.0);
     // Zeros add nothing.
@@ -632,9 +632,9 @@ struct CosineEmbedding : OfRow {
       add_product(square1, get<0>(x), get<0>(x));
       add_product(square2, get<1>(x), get<1>(x));
     });
-    put<FIRST>(state.product, product);
-    put<FIRST>(state.square1, square1);
-    put<FIRST>(state.square2, square2);
+    put<FIRST_BATCH>(state.product, product);
+    put<FIRST_BATCH>(state.square1, square1);
+    put<FIRST_BATCH>(state.square2, square2);
   }
 
   template <class N>
@@ -826,7 +826,7 @@ struct TripletMargin : OfRow {
   template <class N>
   using State = Distances<typename Metric::template State<N>>;
 
-  template <bool FIRST, class Row>
+  template <bool FIRST_BATCH, class Row>
   DEVICE void add(auto& state, const Row&, const Always&, auto& elements) const {
     using N = typename Row::N;
     const Metric metric{p};

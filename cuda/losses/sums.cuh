@@ -22,9 +22,9 @@ struct Accumulated {
   DEVICE Y of(Y y) const {
     return y;
   }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void add(N added) {
-    put<FIRST>(sum, added);
+    put<FIRST_BATCH>(sum, added);
   }
   DEVICE N total() const { return sum.total(); }
   using Part = Nothing;
@@ -41,17 +41,17 @@ struct Accumulated<N, true> {
     return {merge(a.of_terms, b.of_terms)};
   }
   // The maximum is finite: exp(inf) is infinite then, and no NaN.
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void rescale(T maximum) {
-    of_terms.template rescale<FIRST>(maximum < -lowest<T>() ? maximum : -lowest<T>());
+    of_terms.template rescale<FIRST_BATCH>(maximum < -lowest<T>() ? maximum : -lowest<T>());
   }
   template <class Y>
   DEVICE Y of(Y y) const {
     return term(Terms<T>::up_to(of_terms.maximum), y);
   }
-  template <bool FIRST>
+  template <bool FIRST_BATCH>
   DEVICE void add(N added) {
-    put<FIRST>(of_terms.sum, added);
+    put<FIRST_BATCH>(of_terms.sum, added);
   }
   DEVICE N total() const { return Real<T>(of_terms.maximum) + log(of_terms.sum.total()); }
   // The part that a term has of the sum.
@@ -87,15 +87,15 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
     }
   };
 
-  template <bool FIRST, class N>
+  template <bool FIRST_BATCH, class N>
   DEVICE void add(State<N>& state, const auto&, const Always&, auto& elements) const {
-    (rescale<I, FIRST>(get<I>(state.sums), elements), ...);
+    (rescale<I, FIRST_BATCH>(get<I>(state.sums), elements), ...);
     N sum[SUMS];
     ((sum[I] = N(0.0)), ...);
     elements.each([&](int, auto, const auto& x) {
       ((sum[I] = sum[I] + get<I>(state.sums).of(formula.term(Constant<I>(), get<K>(x)...))), ...);
     });
-    (get<I>(state.sums).template add<FIRST>(sum[I]), ...);
+    (get<I>(state.sums).template add<FIRST_BATCH>(sum[I]), ...);
   }
 
   template <class N, bool ANY>
@@ -134,14 +134,14 @@ struct OfSums<T, Formula, Indices<I...>, Indices<K...>> : OfRow {
 
  private:
   // Exponentials are of the distances from the largest term so far.
-  template <int S, bool FIRST>
+  template <int S, bool FIRST_BATCH>
   DEVICE void rescale(auto& sum, auto& elements) const {
     if constexpr (IS_LOG<S>) {
       T maximum = sum.of_terms.maximum;
       elements.each([&](int, auto, const auto& x) {
         maximum = larger(maximum, plain(formula.term(Constant<S>(), get<K>(x)...)));
       });
-      sum.template rescale<FIRST>(maximum);
+      sum.template rescale<FIRST_BATCH>(maximum);
     }
   }
   // The loss as a function of one of the sums.

@@ -14,7 +14,7 @@ from .plan import VECTOR_BYTES, Plan, Problem, template
 from .row_arrays import RowArray
 from .row_function import loss_function
 from .row_launches import RowLaunches
-from .row_schedule import Results, Schedule, resident_blocks
+from .row_schedule import Results, Schedule, blocks_per_multiprocessor
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
@@ -156,7 +156,7 @@ class _Planner(RowLaunches):
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
             threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
-        types = layout, team.c_type(resident_blocks(self._problem, team.threads, threads))
+        types = layout, team.c_type(blocks_per_multiprocessor(self._problem, team.threads, threads))
         segments = min(-(-rows.number // team.rows), WORKING_THREADS // team.threads)
         return Schedule(
             kernel="multilabel_margin",

@@ -12,11 +12,11 @@ from .launch import int32, reciprocal
 from .plan import template
 from .row_arrays import SECTOR_BYTES, RowArray
 from .row_operands import RowOperands
-from .row_schedule import Schedule, resident_blocks
+from .row_schedule import Schedule, blocks_per_multiprocessor
 
 # As measured on an H100.
 THREADS = 256  # of a block, and rows of a tile at most
-THREADS_OF_MULTIPROCESSOR = 1536  # resident at once, with 40 registers each; gradients need 64
+THREADS_WITHOUT_GRADIENTS = 1536  # resident at once, with 40 registers each
 TILE_BYTES = 512 << 10  # of its gradients, or one row
 LONG_BYTES = 8 << 10  # of a row; cuda/kernels/rows.cu writes the gradients of longer ones
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
@@ -69,8 +69,8 @@ def gathered_rows_schedule(
     """By kernels/gathered_rows.cu."""
     layout, fields = operands.layout([*operands.inputs, *outputs], ())
     segments = min(-(-operands.rows.number // gathering.rows), SEGMENTS)
-    of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_OF_MULTIPROCESSOR
-    resident = resident_blocks(operands.problem, THREADS, of_multiprocessor)
+    of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_WITHOUT_GRADIENTS
+    resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
     team = template("GatheringTeam", str(THREADS), str(resident), gathering.beside)
     return Schedule(

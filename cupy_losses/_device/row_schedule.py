@@ -76,7 +76,7 @@ class Schedule:
         return (min(self.workers, at_once) if limited else self.workers) * self.blocks, 1
 
 
-def resident_blocks(
+def blocks_per_multiprocessor(
     problem: Problem, threads: int, of_multiprocessor: int = THREADS_OF_MULTIPROCESSOR
 ) -> int:
     """How many blocks a multiprocessor is to hold; half as many where numbers are wide."""

@@ -10,7 +10,7 @@ from .launch import int32, int64
 from .plan import UNSUMMED, Address
 from .row_function import RowFunction
 from .row_operands import RowOperands
-from .row_schedule import LEFT_BYTES, Results, Schedule, resident_blocks
+from .row_schedule import LEFT_BYTES, Results, Schedule, blocks_per_multiprocessor
 from .row_team import MAX_RANKS, RowTeam
 
 
@@ -88,7 +88,7 @@ def _types(
     threads = team.threads_of_multiprocessor(
         operands.loss.hides, _vector_bytes(team, function), bool(results.wanted)
     )
-    resident = resident_blocks(operands.problem, team.threads, threads)
+    resident = blocks_per_multiprocessor(operands.problem, team.threads, threads)
     return (layout, team.c_type(resident)), fields
 
 

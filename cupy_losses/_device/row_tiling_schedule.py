@@ -10,7 +10,7 @@ from .plan import bits, template
 from .row_arrays import RowArray
 from .row_function import number_bytes, state_bytes
 from .row_operands import RowOperands
-from .row_schedule import Schedule, resident_blocks
+from .row_schedule import Schedule, blocks_per_multiprocessor
 from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
 
 
@@ -54,7 +54,7 @@ def row_tiles_schedule(
         *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
         tile.paired,
         str(tile.parts),
-        str(resident_blocks(operands.problem, tile.threads)),
+        str(blocks_per_multiprocessor(operands.problem, tile.threads)),
         bits(tile.elements),
         bits(tile.numbers),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .._core.dtypes import item_size
 from .._core.shapes import ArraySpec, IterationSpace, Shape
 
-LINE = 128  # bytes that are read at once where they are neighbours, of either order
+LINE_BYTES = 128  # read at once where they are neighbours, of either order
 STAGED_BYTES = 16 << 10  # of a tile of one operand: enough in flight, and several blocks fit
 SHARED_BYTES = 36 << 10  # of all of them; with the gaps between rows less than the 48 KiB there are
 # Where a dimension is 2, reads along the other one leave half of a sector, which the cache keeps.
@@ -65,8 +65,8 @@ def tiling_of(
     if min(lengths) < SMALLEST_DIMENSION:
         return None
     direct = [k for k in range(len(operands)) if k not in staged]
-    row_line = LINE // min(sizes[k] for k in staged)
-    column_line = LINE // min((sizes[k] for k in direct), default=4)
+    row_line = LINE_BYTES // min(sizes[k] for k in staged)
+    column_line = LINE_BYTES // min((sizes[k] for k in direct), default=4)
     elements = STAGED_BYTES // max(sizes[k] for k in staged)
     while elements * sum(sizes[k] for k in staged) > SHARED_BYTES:
         elements //= 2

@@ -282,6 +282,6 @@ def test_tiles_read_whole_lines(dtype: str) -> None:
             continue
         assert tiles.staged == (1,)
         for extent, length in ((tiles.rows, rows), (tiles.columns, columns)):
-            assert extent == length or extent * size >= tiling.LINE / 2
+            assert extent == length or extent * size >= tiling.LINE_BYTES / 2
         present = rows * columns / (tiles.tiles * tiles.rows * tiles.columns)
         assert present >= 0.5 if rows * columns < 10**5 else present > 0.75
