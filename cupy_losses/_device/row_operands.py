@@ -61,7 +61,7 @@ class RowOperands:
         """How the rows of the first operand lie, and what is read of each element."""
         rows, main = self.rows, self.main
         size = item_size(main.dtype)
-        starts = (*rows.steps(main), main.misaligned // size)
+        begin = main.misaligned // size
         if main.dtype not in FLOATING:
             size = min(item_size(a.dtype) for a in self.own if a.streamed and a.dtype in FLOATING)
         streamed = tuple(item_size(a.dtype) for a in self.inputs if a.streamed)
@@ -71,7 +71,8 @@ class RowOperands:
             size,
             streamed,
             rows.step(main),
-            starts,
+            tuple(rows.steps(main)),
+            begin,
             precise=self.loss.precise,
             hides=self.loss.hides,
         )

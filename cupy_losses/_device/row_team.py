@@ -71,7 +71,8 @@ class RowMemory:
             narrowest one that is.
         element_sizes: Those of an element of each array that is read element by element.
         step: From an element of the first operand to the next one of its row, in elements.
-        starts: From a row to the next ones, and where the first one begins, in elements.
+        row_steps: From a row to the next one along each axis, in elements.
+        begin: Where the first row begins behind an aligned address, in elements.
         precise: Whether parts of a row cost much to merge.
         hides: Whether a row may be padded, with elements that the kernels hide.
 
@@ -82,7 +83,8 @@ class RowMemory:
     size: int
     element_sizes: tuple[int, ...]
     step: int
-    starts: tuple[int, ...]
+    row_steps: tuple[int, ...]
+    begin: int
     _: KW_ONLY
     precise: bool
     hides: bool
@@ -177,7 +179,7 @@ class RowTeam:
         neighbours = self.threads_per_row
         if not self.shifts or neighbours >= WARP or len(memory.element_sizes) > 1:
             return self
-        step = memory.starts[-2] * memory.size if len(memory.starts) > 1 else 0
+        step = memory.row_steps[-1] * memory.size if memory.row_steps else 0
         line = min(neighbours, VECTORS_OF_LINE) * VECTOR_BYTES
         of_stretch = self._places_of_stretch * VECTOR_BYTES
 
@@ -313,7 +315,7 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
         held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
     team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
     # What is held is read number by number where it is not aligned.
-    if not held and any(start % team.width for start in memory.starts):
+    if not held and any(start % team.width for start in (*memory.row_steps, memory.begin)):
         return replace(team, exact=False, shifts=True)
     return team
 

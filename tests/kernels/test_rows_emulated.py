@@ -376,13 +376,13 @@ def test_odd_shapes(name: str, operands: Shapes) -> None:
 def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
     """Those of 223 halves are a multiple of 32 words apart, those of 333 are not."""
 
-    def team(columns: int, size: int, starts: tuple[int, ...]) -> RowTeam:
-        memory = RowMemory(100, columns, size, (size,), 1, starts, precise=False, hides=True)
+    def team(columns: int, size: int, step: int) -> RowTeam:
+        memory = RowMemory(100, columns, size, (size,), 1, (step,), 0, precise=False, hides=True)
         return row_team.row_team(memory, False, 0)
 
     with installed():
-        waiting, dense = team(223, 2, (223, 0)), team(333, 2, (333, 0))
-        strided, aligned = team(223, 2, (231, 0)), team(1000, 2, (1000, 0))
+        waiting, dense = team(223, 2, 223), team(333, 2, 333)
+        strided, aligned = team(223, 2, 231), team(1000, 2, 1000)
     assert waiting.shifts
     assert waiting.apart in range(16, 128, 16)
     assert waiting.shared_bytes(16) - waiting.places * 16 == waiting.stretches * waiting.apart
@@ -405,7 +405,8 @@ def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
                 size,
                 sizes,
                 1,
-                (columns, 0),
+                (columns,),
+                0,
                 precise=precise,
                 hides=hides,
             )
@@ -424,8 +425,8 @@ def test_with_gradients_longer_rows_are_read_twice(sizes: tuple[int, ...], rows:
 
     def splits(architecture: int, kib: int, more: int = 0) -> int:
         columns = (kib << 10) // sum(sizes) // 8 * 8 + more  # whole vectors
-        starts = (columns, 0)
-        memory = RowMemory(rows, columns, sizes[0], sizes, 1, starts, precise=False, hides=True)
+        steps = (columns,)
+        memory = RowMemory(rows, columns, sizes[0], sizes, 1, steps, 0, precise=False, hides=True)
         return row_team.row_team(memory, True, -architecture).splits
 
     for architecture, kib in longest.items():
