@@ -39,10 +39,13 @@ class _Planner(RowLaunches):
 
     @property
     def _anticipates_count(self) -> bool:
-        """Whether gradients are divided by all rows, or are if the last call had all.
+        """Whether gradients are divided by a number of rows that is not known yet.
 
-        The pass that writes them counts too, so that it shows whether that was right. What is
-        overwritten can not be read again.
+        Some rows of a mean may be ignored. Up to FEW_ELEMENTS, none are anticipated to be. Beyond,
+        none are if the last call had all rows, and else a launch ahead counts them. The pass that
+        writes the gradients counts the rows too. If it finds another number, the gradients are
+        computed anew: by the backward pass of an early request, else by a launch right behind.
+        That reads the operands again, so that none of them may have been overwritten.
         """
         problem, request = self._problem, self._problem.request
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
@@ -98,14 +101,13 @@ class _Planner(RowLaunches):
             schedule = gathered_rows_schedule(operands, self._gathering, outputs)
             self._add(loss_function(operands), schedule, results)
             return
-        team = row_team(operands.memory, bool(outputs), self._problem.device)
         if tile := None if summed else tile_of(operands, outputs):
             schedule = row_tiles_schedule(operands, tile, outputs)
             self._add(loss_function(operands), schedule, results)
         elif strided := strided_rows_of(operands, outputs):
             self._add_side_by_side(strided, results)
         else:
-            self._add_by_team(team, results)
+            self._add_by_team(results)
 
     def _add_side_by_side(self, strided: StridedRows, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
@@ -119,9 +121,10 @@ class _Planner(RowLaunches):
             schedule = strided_rows_schedule(operands, strided, made, phase, memory)
             self._add(function, schedule, made)
 
-    def _add_by_team(self, team: RowTeam, results: Results) -> None:
+    def _add_by_team(self, results: Results) -> None:
         """Add a launch by kernels/rows.cu, or two by kernels/split_rows.cu."""
         operands = self._operands
+        team = row_team(operands.memory, bool(results.outputs), self._problem.device)
         is_held = team.held and team.threads_per_row == 1
         function = loss_function(operands, operands.rows.columns if is_held else 0)
         if not team.splits:

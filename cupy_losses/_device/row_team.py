@@ -217,12 +217,22 @@ class RowTeam:
         return min(groups, max(workers, 1))
 
     def threads_of_multiprocessor(self, hides: bool, vector_bytes: int, gradients: bool) -> int:
-        """The threads that a multiprocessor is to hold; `vector_bytes`: of all that is read."""
+        """The threads that a multiprocessor is to hold: fewer have more registers each.
+
+        Gradients take the most where a thread has a batch of BATCH_BYTES in registers. A row of
+        few vectors that may be padded is one batch.
+
+        Args:
+            hides: Whether a row may be padded, with elements that the kernels hide.
+            vector_bytes: The bytes of a vector, of all operands together.
+            gradients: Whether gradients are written.
+
+        """
         if gradients:
             few = self.threads_per_row <= WARP and self.slots * vector_bytes <= BATCH_BYTES
-            at_once = hides and few
-            whole = (self.slots if at_once else self.batch) * vector_bytes == BATCH_BYTES
-            return THREADS_WITH_GRADIENTS if whole else THREADS_OF_MULTIPROCESSOR
+            batch = self.slots if hides and few else self.batch
+            is_most = batch * vector_bytes == BATCH_BYTES
+            return THREADS_WITH_GRADIENTS if is_most else THREADS_OF_MULTIPROCESSOR
         return THREADS_WITH_HELD if self.held else THREADS_OF_MULTIPROCESSOR
 
     def c_type(self, resident: int) -> str:
