@@ -44,9 +44,16 @@ _MOST = 64  # scales of a plan
 
 
 class _Chunk(NamedTuple):
-    """Some rows of a request, their weights, which are ignored and which have no valid target.
+    """Some rows of a request.
 
-    Before elements are read, `rows` has indices and labels alone.
+    Attributes:
+        shape: Their shape, without the elements of a row.
+        rows: What the formula gets of them: indices and labels alone where no elements are read.
+        sample_weight: The weight of each row, if there are any.
+        grad_output: That of each row, in a VJP.
+        ignored: Which rows do not count, if any.
+        invalid: Which of the others have a target that is out of range, if any.
+
     """
 
     shape: Shape
@@ -100,7 +107,11 @@ def in_shape(array: Array, shape: Shape) -> Array:
 
 @functools.lru_cache(maxsize=1024)
 def _lie_beside(shape: Shape, strides: Shape) -> bool:
-    """Whether rows are to lie beside each other: they are short, or their elements lie apart."""
+    """Whether a copy of rows is to have the first elements of all rows, then the second ones.
+
+    So it is where rows are short, or where neighbouring rows are nearer in memory than the elements
+    of a row.
+    """
     *beside, along = map(abs, strides)
     return shape[-1] < _SHORT or any(0 < step < along for step in beside)
 
@@ -108,8 +119,8 @@ def _lie_beside(shape: Shape, strides: Shape) -> bool:
 class _Elements:
     """An operand whose rows are taken some at a time, in float64 and in two axes.
 
-    Where rows are short, or their elements lie apart, the rows lie beside each other in memory: so
-    NumPy adds or compares many rows at a time.
+    NumPy adds or compares along the innermost axis. Where rows lie beside each other, that is the
+    axis of many rows, and not the one of the few elements of each.
     """
 
     def __init__(self, view: Array) -> None:
@@ -222,7 +233,7 @@ class _Operands:
         everything = slice(None)
         whole = (*index, *(everything,) * (len(self.rows) - len(index)))
         at = (*whole[: self.axis], everything, *whole[self.axis :])
-        # An integer in the index takes its axis away, so that the rows' own axis moves less.
+        # Each integer in the index removes an axis in front of that of the elements.
         axis = self.axis - sum(isinstance(i, int) for i in whole[: self.axis])
         return at, np.moveaxis(along_rows, -1, axis)
 
@@ -380,8 +391,9 @@ def _rows_at_a_time(columns: int) -> int:
 def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
     """Parts of about `size` elements, each of which has the results that it has in one piece.
 
-    A part is chunks of one length, behind each other: alone, it is divided into the same ones. The
-    chunks of a loss that gathers are others, on which its gradients do not depend.
+    Bits depend on the chunks that a part is divided into. A part is some neighbouring chunks of one
+    length, so that it is divided into the same ones as in one piece. Where a loss gathers, chunks
+    are longer. Its gradients do not depend on them.
     """
 
     def kind(place: Place) -> tuple[Place, list[int]]:
