@@ -142,13 +142,8 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
   }
 };
 
-// The reduction of a pass over elements, which a mask may leave out.
+// The reduction of a pass over elements. Where a mask leaves nothing, derivatives of a mean are 0.
+// A type: of a function that makes it, some kernels took two registers more.
 template <Values VALUES, int THREADS, class Loss, class Result, class Scaling>
-DEVICE auto reduction_of_elements(const auto& factor, Result* value, unsigned* counter,
-                                  double* partials, long long segments, double divisor,
-                                  const Scaling& scaling) {
-  constexpr bool EMPTY_IS_ZERO = is_masked<Loss> && is_derivative<Loss>;
-  double* const output = factor.template denominator_output<false>();
-  return Reduction<VALUES, THREADS, EMPTY_IS_ZERO, Result, Scaling>{
-      value, counter, partials, segments, divisor, scaling, output};
-}
+using ReductionOfElements =
+    Reduction<VALUES, THREADS, is_masked<Loss> && is_derivative<Loss>, Result, Scaling>;

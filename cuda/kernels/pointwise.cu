@@ -18,11 +18,10 @@ template <class T, class Layout, unsigned WANTED>
 constexpr int blocks_per_multiprocessor =
     Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) ? 2 : 1;
 
-// EACH_VALUE writes n values, a reduction one.
-// `divisor` is the denominator of SUM_OF_VALUES and of gradients, unless another pass has left one
-// at `denominator`. `scale` multiplies both, and so does a number behind all other pointers: see
-// Scaling. A pass with gradients has a grad_output, an Anticipation or both: see Factor. One
-// without leaves the denominator that it adds up in place of the Anticipation: see NoFactor. A
+// EACH_VALUE writes n values, a reduction one. `divisor` is the denominator of SUM_OF_VALUES and of
+// gradients, unless another pass has left one at `denominator`. `scale` multiplies both, and so
+// does a number behind all other pointers: see Scaling. A pass with gradients has a grad_output, an
+// Anticipation or both: see Factor. One without leaves its denominator there: see NoFactor. A
 // backward pass that computes gradients anew has no `value`.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
@@ -43,8 +42,9 @@ __global__ void __launch_bounds__(Tile::THREADS, blocks_per_multiprocessor<T, La
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
-  const auto reduction = reduction_of_elements<VALUES, Tile::THREADS, Loss>(
-      factor, value, counter, partials, segments, divisor, scaling);
+  double* const output = factor.template denominator_output<false>();
+  const ReductionOfElements<VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
+      value, counter, partials, segments, divisor, scaling, output};
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {

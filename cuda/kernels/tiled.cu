@@ -288,8 +288,9 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
-  const auto reduction = reduction_of_elements<VALUES, Tile::THREADS, Loss>(
-      factor, value, counter, partials, segments, divisor, scaling);
+  double* const output = factor.template denominator_output<false>();
+  const ReductionOfElements<VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
+      value, counter, partials, segments, divisor, scaling, output};
 
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();
