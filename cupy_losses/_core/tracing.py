@@ -36,7 +36,7 @@ def trace(
     function: Callable[..., Any],
     operands: Sequence[str],
     parameters: Sequence[str],
-    by_keyword: Sequence[str] = (),
+    by_keyword: Sequence[str],
 ) -> Program:
     """Record what a function does to its arguments, which are the operands, then the parameters.
 
@@ -60,7 +60,7 @@ def trace_rows(
     function: Callable[..., Any],
     operands: Sequence[str],
     parameters: Sequence[str],
-    by_keyword: Sequence[str] = (),
+    by_keyword: Sequence[str],
 ) -> RowProgram:
     """The same of a function of whole rows, which makes one number of sums over their elements."""
     recorder = _RowRecorder(operands, parameters)

@@ -311,7 +311,7 @@ class Builder(ABC):
         """Whether gradients are divided by a number of rows that is counted with them."""
         return False
 
-    def _scale(self, scaled: bool = True) -> tuple[list[str], list[Address]]:
+    def _scale(self, scaled: bool) -> tuple[list[str], list[Address]]:
         """The C++ type and the address of the array that scales a launch, if there is one.
 
         It comes behind all others that the kernel has.

@@ -122,7 +122,7 @@ def test_every_argument_has_a_kind() -> None:
     """A public function whose argument nobody checks cannot be made."""
 
     def prepare(input: Any, target: Any, beta: float = 1.0) -> Any:
-        return call_of(losses()["mse_loss"], (input, target), "mean")
+        return call_of(losses()["mse_loss"], (input, target), "mean", None, None)
 
     with pytest.raises(TypeError, match="argument beta of .* has no kind"):
         loss_function()(prepare)

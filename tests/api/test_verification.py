@@ -146,8 +146,8 @@ def test_advice(written: str, pattern: Any, instead: str) -> None:
     before, after = (
         eval(f"lambda {', '.join(names)}: {text}", {"np": np}) for text in (written, instead)
     )
-    assert advice(trace("mine", before, names, ())) == [f"write {instead} for {written}"]
-    assert advice(trace("mine", after, names, ())) == []
+    assert advice(trace("mine", before, names, (), ())) == [f"write {instead} for {written}"]
+    assert advice(trace("mine", after, names, (), ())) == []
     points = np.random.default_rng(0).uniform(0.5, 2, (len(names), 50))
     np.testing.assert_allclose(after(*points), before(*points), rtol=1e-12)
 
