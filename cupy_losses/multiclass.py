@@ -128,21 +128,24 @@ def _by_counts(call: Call, z_loss: float = 0.0) -> Call:
     return Call(loss, "none", (0.0, z_loss), axis=call.axis)
 
 
+def _counts(call: Call, columns: int, weight: Any, target: Any) -> Any:
+    smoothing = call.named_parameters["label_smoothing"]
+    return weight * ((1.0 - smoothing) * target + smoothing / max(columns, 1))
+
+
 def _smoothing_by_counts(
-    call: Call, columns: int, weight: Any, own_weight: Any
-) -> tuple[Call, Any]:
-    """What the smoothing adds by weights that are not that of the class."""
-    share = call.named_parameters["label_smoothing"] / max(columns, 1)
-    return _by_counts(call), share * (weight - own_weight)
+    call: Call, columns: int, weight: Any, target: Any
+) -> list[tuple[Call, Any, bool]]:
+    parts = [(_by_counts(call), _counts(call, columns, weight, target), False)]
+    z_loss = call.named_parameters["z_loss"]
+    return [*parts, (_by_counts(call, z_loss), 0.0 * target, True)] if z_loss else parts
 
 
 def _probabilities_by_counts(
     call: Call, columns: int, weight: Any, target: Any
-) -> tuple[Call, Any]:
-    given = call.named_parameters
-    smoothing = given["label_smoothing"]
-    smoothed = (1.0 - smoothing) * target + smoothing / max(columns, 1)
-    return _by_counts(call, given["z_loss"]), weight * smoothed
+) -> list[tuple[Call, Any, bool]]:
+    z_loss = call.named_parameters["z_loss"]
+    return [(_by_counts(call, z_loss), _counts(call, columns, weight, target), False)]
 
 
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]

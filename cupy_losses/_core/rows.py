@@ -77,9 +77,10 @@ class RowFormula(Loss):
         weights: Whether the loss takes weights of classes.
         weighted_mean: Whether a mean divides by the sum of the weights of the rows' classes, not by
             the number of rows. An ignored row adds 0.
-        counts: The part of the loss that the element weights multiply, as an unweighted call. Takes
-            the call, the row length, the element weights, and the target or the weight of its
-            class. Returns the call and its second operand.
+        counts: The parts of the loss that the element weights multiply, as unweighted calls. Takes
+            the call, the row length, the element weights and the target: a probability of each
+            element, or 1 at its index. Returns each call, its second operand, and whether the
+            weight of the class multiplies it besides.
         broadcasts: Whether operands of elements broadcast.
         takes_integers: Whether all operands of elements but one may be boolean or integer. The loss
             is not differentiated by those.
@@ -98,7 +99,7 @@ class RowFormula(Loss):
     classes: bool = False
     weights: bool = False
     weighted_mean: bool = False
-    counts: Callable[[Call, int, Any, Any], tuple[Call, Any]] | None = None
+    counts: Callable[[Call, int, Any, Any], Sequence[tuple[Call, Any, bool]]] | None = None
     broadcasts: bool = False
     takes_integers: bool = False
     gathers: bool = False

@@ -207,42 +207,51 @@ def _of_rows(
 ) -> tuple[list[_Part], Tensor]:
     """The parts of a loss over rows, and the denominator of its mean.
 
-    One part is the unweighted loss of each row times the weights of its class and its own. The
-    other is what `RowFormula.counts` gives: what the weights of the elements multiply.
+    The only part is the unweighted loss of each row times the weights of its class and its own, or
+    the parts are those that `RowFormula.counts` gives, where the weights of all elements matter.
     """
     rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
     named = dict(zip(call.names, operands, strict=True))
-    real = _real(operands)
+    # In float64, as what parts add to a gradient by them nearly cancels. It is rounded once.
     for name in named.keys() & {"weight", "sample_weight"}:
-        named[name] = named[name].to(real)  # once, so that its gradient is rounded once
+        named[name] = named[name].double()
     if loss.index is not None:
         named[loss.index] = named[loss.index].reshape(rows)
     of_rows = counts_of_rows(call, loss, named)
     total = of_rows.in_mean.expand(rows).sum(dtype=torch.float64)
     mask, own = operands[: call.masked], operands[call.extra :]
     places = (*range(call.masked), *range(call.extra, len(operands)))
-    parts = []
-    if loss.index is not None or not call.weighted:
+    if not call.weighted or loss.counts is None:
         unweighted = call._replace(reduction="none", weighted=False, sampled=False)
-        parts.append(_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places))
-    if call.weighted and loss.counts is not None:
-        weight = named["weight"].reshape(-1, *[1] * (len(shape) - 1 - axis))
-        input = named[loss.operands[0]]
-        left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
-        if loss.index is not None:
-            given = of_rows.own.expand(rows).unsqueeze(axis)
-        else:
-            given = named[loss.operands[1]].to(real)
-            if call.masked:
-                given = torch.where(left, given, 0)
-        each, counts = loss.counts(call, shape[axis], weight, given)
-        if loss.index is not None:
-            input, counts = torch.where(left, input, 0), torch.where(left, counts, 0)
-        each = each._replace(masked=call.masked)
-        arrays = *mask, input, counts
-        places = (*range(call.masked), call.extra, -1)
-        parts.append(_Part(each, arrays, of_rows.sample, places))
+        return [_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places)], total
+    columns, input = shape[axis], named[loss.operands[0]]
+    left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
+    if loss.index is None:
+        target = named[loss.operands[1]].double()
+        if call.masked:
+            target = torch.where(left, target, 0)
+    else:
+        target = _one_hot(named[loss.index].unsqueeze(axis), columns, axis, input.ndim)
+        input, target = torch.where(left, input, 0), torch.where(left, target, 0)
+    weight = named["weight"].reshape(-1, *[1] * (len(shape) - 1 - axis))
+    places = (*range(call.masked), call.extra, -1)
+    parts = []
+    for each, counts, is_of_class in loss.counts(call, columns, weight, target):
+        counts = torch.where(left, counts, 0) if loss.index is not None else counts
+        factor = of_rows.own * of_rows.sample if is_of_class else of_rows.sample
+        parts.append(
+            _Part(each._replace(masked=call.masked), (*mask, input, counts), factor, places)
+        )
     return parts, total
+
+
+def _one_hot(target: Tensor, columns: int, axis: int, ndim: int) -> Tensor:
+    """1 at the class of each row, whose axis has length 1; NaN where it is out of range."""
+    target = target.long()
+    classes = torch.arange(columns, device=target.device)
+    classes = classes.reshape(-1, *[1] * (ndim - 1 - axis))
+    inside = (target >= 0) & (target < columns)
+    return torch.where(inside, (target == classes).double(), torch.nan)
 
 
 def _real(operands: Sequence[Tensor]) -> torch.dtype:

@@ -367,6 +367,26 @@ def test_gradients_by_class_weights_are_rounded_once(dtype: torch.dtype) -> None
     assert torch.equal(slopes[0], slopes[1].to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("smoothing", [0.1, 0.999, 1.0])
+def test_smoothing_does_not_cancel(dtype: torch.dtype, smoothing: float) -> None:
+    """What the class adds to a gradient, and what all classes add, may be much the same."""
+    generator = torch.manual_seed(2)
+    input = (3 * torch.randn(300, 2, generator=generator)).to(dtype)
+    target = torch.randint(0, 2, (300,), generator=generator)
+    weight = (0.5 + torch.rand(2, generator=generator)).to(dtype)
+    operands, exact = leaves((input, weight)), leaves((input.to(F64), weight.to(F64)))
+    value = smoothed(cross_entropy, smoothing)(operands[0], target, weight=operands[1])
+    shares = (1 - smoothing) * F.one_hot(target).double() + smoothing / 2
+    terms = -exact[1] * shares * exact[0].log_softmax(1)
+    wanted_value = terms.sum() / exact[1][target].sum()
+    gradients = torch.autograd.grad(value, operands), torch.autograd.grad(wanted_value, exact)
+    eps = torch.finfo(dtype).eps
+    for got, wanted in zip(*gradients, strict=True):
+        off = (got.to(F64) - wanted).abs() / wanted.abs().amax(-1, keepdim=True)
+        assert off.max() <= eps, f"{float(off.max() / eps):.1f} eps"
+
+
 def test_one_pass_over_what_is_ignored_or_masked() -> None:
     """NaN in it reaches neither the loss nor a gradient."""
     nan = torch.nan
