@@ -7,8 +7,8 @@ The second is for losses over rows, where they were measured in a run of their o
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -586,13 +586,28 @@ def readme_over_rows(results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Write both files."""
-    path, rows_path = Path(sys.argv[1]), Path(sys.argv[-1])
-    results, rows = json.loads(path.read_text()), json.loads(rows_path.read_text())
-    (ROOT / "docs" / "benchmarks.md").write_text(document(results, path, rows, rows_path))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__.split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("results", type=Path, help="a result file of benchmarks.run")
+    parser.add_argument(
+        "rows", type=Path, nargs="?", help="another one, for losses over rows (default: the first)"
+    )
+    arguments = parser.parse_args()
+    path, rows_path = arguments.results, arguments.rows or arguments.results
+    try:
+        results, rows = json.loads(path.read_text()), json.loads(rows_path.read_text())
+        page = document(results, path, rows, rows_path)
+        block = readme_block(results, path, rows, rows_path)
+    except OSError as error:
+        parser.error(f"{error.filename} cannot be read: {error.strerror}")
+    except (KeyError, TypeError, ValueError):
+        parser.error(f"{path} and {rows_path} must be results of a whole run of benchmarks.run")
+    (ROOT / "docs" / "benchmarks.md").write_text(page)
     readme = ROOT / "README.md"
     text = readme.read_text()
     head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(head + readme_block(results, path, rows, rows_path) + tail)
+    readme.write_text(head + block + tail)
 
 
 if __name__ == "__main__":

@@ -544,6 +544,36 @@ def test_the_documents_are_of_the_results() -> None:
     assert report.readme_block(*files) in (root / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "losses over rows"),
+        ([], 2, "required: results"),
+        (["missing.json"], 2, "missing.json cannot be read: No such file or directory"),
+        (["text.json"], 2, "must be results of a whole run"),
+        (["part.json"], 2, "must be results of a whole run"),
+        (["list.json"], 2, "must be results of a whole run"),
+    ],
+)
+def test_mistakes_in_calls_of_the_report(
+    arguments: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"text": "no JSON", "part": '{"environment": {}}', "list": "[]"}.items():
+        Path(f"{name}.json").write_text(text)
+    monkeypatch.setattr("sys.argv", ["report", *arguments])
+    with pytest.raises(SystemExit) as raised:
+        report.main()
+    assert raised.value.code == code
+    printed = capsys.readouterr()
+    assert said in " ".join((printed.out + printed.err).split())
+
+
 def test_figures_of_the_host_in_the_readme() -> None:
     problems = results("host.json")["problems"]
     small = [row for row in problems if row["shape"] == [32, 32]]
