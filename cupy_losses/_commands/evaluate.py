@@ -25,7 +25,7 @@ from .report import as_json, in_column, print_table
     "--operand", "named", multiple=True, metavar="NAME=FILE", help="Any other, such as var=v.npy."
 )
 @click.option("--weight", metavar="FILE", help="The weight of each element or class.")
-@click.option("--where", metavar="FILE", help="A mask: which elements or rows count.")
+@click.option("--where", metavar="FILE", help="A mask of True and False, or 1 and 0: what counts.")
 @click.option("--sample-weight", metavar="FILE", help="The weight of each row.")
 @click.option("--elements", metavar="SHAPE", help="Random operands, such as 32768x32768.")
 @click.option(

@@ -17,6 +17,8 @@ import numpy as np
 
 Array = Any
 
+_FLAGS = {"True": True, "False": False}  # as Python, NumPy and pandas write them
+
 
 def read(name: str, location: str) -> Array:
     """The array `name` from a file, a .npy file mapped.
@@ -139,6 +141,7 @@ def _choices(file: str, keys: Sequence[str]) -> str:
 def _csv(file: str, key: str) -> Array:
     """Rows of numbers under a line of names, or none; a single column is a vector.
 
+    Where all that is read is True or False, the array is boolean.
     An empty field is NaN, as a null of Parquet is: also a blank line, where each has one field.
     Blank lines at the end are none. A column that is asked for, by its name or, where there are no
     names, by its number from 0 on, is read alone: others may be of text.
@@ -171,8 +174,9 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     while lines and not lines[-1][1]:
         lines.pop()
     first = lines[0][1] if lines else []
-    # 1_000 is no number, but no name either.
-    are_names = any(first) and all(_of_python(field) is None for field in first)
+    # 1_000 is no number, but no name either. Flags alone are a mask.
+    are_flags = all(field in ("", *_FLAGS) for field in first)
+    are_names = not are_flags and all(_of_python(field) is None for field in first)
     # Columns that pandas numbers, behind an index without a name.
     are_numbered = len(first) > 1 and first == ["", *map(str, range(len(first) - 1))]
     if are_names or are_numbered or (key and key in first and _of_python(key) is None):
@@ -193,7 +197,7 @@ def _numbers(
     found = []
     for column in chosen:
         field = row[column]
-        value = number(field) if field else math.nan
+        value = _FLAGS.get(field, number(field)) if field else math.nan
         if value is None:
             raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
         found.append(value)

@@ -189,6 +189,20 @@ def test_masks_and_weights_of_rows(
     np.testing.assert_array_equal(np.load(tmp_path / "g.npy"), gradient)
 
 
+@pytest.mark.parametrize("header", ["", 'counts,"True"\n'])
+def test_masks_of_text(header: str, capsys: Any, tmp_path: Path) -> None:
+    """True and False, as NumPy and pandas write them."""
+    x, y = RNG.standard_normal((2, 5, 2))
+    where = np.array([[True, False]] * 4 + [[False, True]])
+    np.savetxt(tmp_path / "where.csv", where, fmt="%s", delimiter=",")
+    file = tmp_path / "where.csv"
+    file.write_text(header + file.read_text())
+    assert read("where", str(file)).dtype == bool
+    own = [*saved(tmp_path, input=x, target=y), "--where", str(file), "--loss", "mse_loss"]
+    (row,) = report(capsys, *own)["losses"]
+    assert row["value"] == float(cupy_losses.mse_loss(x, y, where=where))
+
+
 def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
     """Whatever --dtype says, also where they are from a text file."""
     logits, classes = RNG.standard_normal((9, 4)), RNG.integers(0, 4, 9)
