@@ -67,6 +67,10 @@ def command(
     line of names or without, where an empty field is NaN, or a .parquet file. FILE.csv:COLUMN and
     FILE.parquet:COLUMN are one column. The index of rows that pandas writes is left out.
 
+    Without --dtype, operands have the dtype of their files; numbers of a .csv file that are not
+    whole are float64. The result has the dtype to which those of the floating operands promote.
+    NumPy computes it in float64, a GPU in float32, or in float64 where the result is float64.
+
     On the host, .npy files may be larger than memory: they are mapped, and the loss and its
     gradients are computed in parts, with the bits of one piece. A row of a loss over rows is one
     part at least, and the gradient by an operand that is broadcast is in memory as a whole.
