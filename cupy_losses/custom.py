@@ -348,9 +348,10 @@ def row_loss(
         accuracy. Without a formula, what makes such a function of the one that it decorates.
 
     Raises:
-        TypeError: If the formula is no function, or cannot be traced; the message shows its line
-            and says what to write instead.
-        ValueError: If a name is no identifier or is taken, or a default is out of range.
+        TypeError: If the formula is no function, has no operand or more than eight sums, or cannot
+            be traced; the message shows its line and says what to write instead.
+        ValueError: If a name is no identifier or is taken, a default is out of range, or there are
+            more than eight arrays.
         RuntimeError: With `check`, if NVRTC is missing; the message says what to install.
 
     >>> import numpy as np

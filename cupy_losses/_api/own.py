@@ -262,7 +262,17 @@ def arguments_of(
                 f"argument {argument}"
             )
     operands = tuple([a.name for a in arguments if a.default is a.empty])
+    if not operands:
+        raise TypeError(
+            "a formula takes at least one array, which is an argument without a default"
+        )
     numbers = {a.name: a.default for a in arguments if a.default is not a.empty}
+    for parameter, default in numbers.items():
+        if isinstance(default, bool):
+            raise TypeError(
+                f"the default of {parameter} must be a real number, got {default}: a formula is "
+                "traced once and cannot branch on a flag, so define a loss for each of its values"
+            )
     return operands, numbers, [a.name for a in arguments if a.kind is a.KEYWORD_ONLY]
 
 
