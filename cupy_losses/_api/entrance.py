@@ -13,9 +13,9 @@ from typing import Any
 from .._core.arguments import Argument
 from .._core.loss import Call
 from .._libraries.registry import resolve
-from . import check, compiled, functions
+from . import check, compiled, functions, watched
 from .prepared import Array, Prepared, Result
-from .public import mark
+from .public import mark, public_of
 from .signature import Arguments, Checks
 
 _checking = check.enabled.get
@@ -50,6 +50,8 @@ def loss_function(
         def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
             if compiled.is_read():
                 return compiled.in_graph(name, args, kwargs)
+            if watched.by_mode() and (tensors := watched.tensors_to_show(args, kwargs)):
+                return watched.show(public_of(loss), tensors, args, kwargs)
             try:
                 given: Any = args
                 if kwargs or len(args) > arrays:
@@ -59,7 +61,7 @@ def loss_function(
             except Exception:
                 proxy = compiled.proxy_among(args, kwargs)
                 if proxy is not None:
-                    return proxy.__torch_function__(loss, (), args, kwargs)
+                    return proxy.__torch_function__(public_of(loss), (), args, kwargs)
                 if not compiled.has_open_numbers(args, kwargs):
                     raise
             # make_fx and torch.export run this code where torch.compile makes a node of the call.

@@ -22,8 +22,15 @@ def mark(public: Callable[..., Array], prepare: Callable[..., Prepared[Any]]) ->
 
 
 def mark_as(public: Callable[..., Array], function: Callable[..., Array]) -> None:
-    """Let a callable object be a loss, as the public function that it calls is."""
+    """Let a callable object be public in place of the function of a loss that it calls."""
     mark(public, prepare_of(function))
+    setattr(function, _PREPARED, mark_of(public))
+
+
+def public_of(function: Callable[..., Array]) -> Callable[..., Array]:
+    """What is public of the function of a loss: itself, or the object that calls it."""
+    public: Callable[..., Array] = mark_of(function)[0]
+    return public
 
 
 def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:

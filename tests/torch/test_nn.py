@@ -261,7 +261,8 @@ def test_symbolic_trace_of_functions(function: Callable[..., Any], operands: Any
     """Any argument may be one that torch.fx traces. The call leaves nothing else in the graph."""
     graph = torch.fx.symbolic_trace(function)
     assert all(node.users for node in graph.graph.nodes if node.op.startswith("call"))
-    assert torch.equal(graph(*operands), function(*operands))
+    for again in (graph, pickle.loads(pickle.dumps(graph))):
+        assert torch.equal(again(*operands), function(*operands))
 
 
 def test_what_symbolic_trace_does_not_record() -> None:
