@@ -340,7 +340,11 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("case", "shape"),
-    levels.covering(3, [OF_CLASSES, ACROSS, *OF_VECTORS], [(300, 11), (40, 130), (9, 1100)]),
+    [
+        levels.case(case, shape, default=case is OF_CLASSES, id=f"{case}-{shape}")
+        for case in (OF_CLASSES, ACROSS, *OF_VECTORS)
+        for shape in ((300, 11), (40, 130), (9, 1100))
+    ],
 )
 def test_masks_and_weights_of_float64(case: RowCase, shape: tuple[int, int]) -> None:
     """A weight takes more bytes than what else is known of a row."""

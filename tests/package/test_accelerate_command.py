@@ -16,6 +16,8 @@ import cupy_losses
 from cupy_losses.__main__ import main
 from cupy_losses._acceleration import rules
 
+from ..tools import levels
+
 ROOT = Path(cupy_losses.__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "multitask_torch.py"
 PROGRAM = """
@@ -130,18 +132,21 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["caller.py", "pool"],
-        ["caller.py", "--", "fail"],
-        ["caller.py", "interrupt"],
-        ["-m", "callers.caller", "pool", "fail"],
-        ["-m", "callers", "--", "-m"],
-        ["callers", "fail"],
-        ["callers.zip", "fail"],
-        ["wrong.py"],
-        ["-m", "callers.wrong"],
-    ],
-    ids=" ".join,
+    levels.first(
+        [
+            ["-m", "callers.caller", "pool", "fail"],
+            ["caller.py", "interrupt"],
+            ["caller.py", "pool"],
+            ["caller.py", "--", "fail"],
+            ["-m", "callers", "--", "-m"],
+            ["callers", "fail"],
+            ["callers.zip", "fail"],
+            ["wrong.py"],
+            ["-m", "callers.wrong"],
+        ],
+        count=2,
+        ids=" ".join,
+    ),
 )
 def test_as_python_runs_it(arguments: list[str], tmp_path: Path) -> None:
     """What it prints, its errors and its exit code; a module of its own hides none of ours."""

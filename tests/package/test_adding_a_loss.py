@@ -1,4 +1,7 @@
-"""A loss is added to a copy of the tree by CONTRIBUTING's own steps; its tests run there."""
+"""A loss is added to a copy of the tree by CONTRIBUTING's own steps; its tests run there.
+
+That takes a copy and many processes: it is exhaustive.
+"""
 
 from __future__ import annotations
 
@@ -121,6 +124,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
+@pytest.mark.exhaustive
 def test_the_loss_is_in_no_other_place(tree: Path) -> None:
     """The example of the guide is no loss of the package: the tests below are not those of one."""
     assert NAME not in (ROOT / "README.md").read_text(encoding="utf-8")
@@ -150,22 +154,26 @@ def all_pass(ran: dict[str, str], name: str) -> bool:
     return len(own) > 1 and set(own) == {"passed"}
 
 
+@pytest.mark.exhaustive
 def test_documents(tree: Path, ran: dict[str, str]) -> None:
     for file in ("docs/losses.md", "README.md"):
         assert f"`{NAME}" in (tree / file).read_text(encoding="utf-8")
     assert all_pass(ran, "test_package")
 
 
+@pytest.mark.exhaustive
 def test_picture(tree: Path) -> None:
     result = run(tree, "-m", "cupy_losses", "plot", NAME, "--c", "0.5")
     assert result.returncode == 0, result.stderr
     assert (tree / f"{NAME}.png").exists()
 
 
+@pytest.mark.exhaustive
 def test_benchmark(ran: dict[str, str]) -> None:
     assert all_pass(ran, "test_benchmarks")
 
 
+@pytest.mark.exhaustive
 def test_values_and_gradients(ran: dict[str, str]) -> None:
     """Of the function, and of the module that follows from it."""
     for name in ("test_values", "test_gradients", "test_errors", "test_nn"):
