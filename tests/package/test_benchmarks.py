@@ -642,7 +642,24 @@ def test_figures_of_strided_classes() -> None:
         for work in ("forward_ms", "forward_backward_ms")
     )
     assert "`nll_loss` it takes {} as long, torch {};".format(*forward) in page
-    assert f"{both[0].removesuffix(' times')} and {both[1]}. `nll_loss` in" in page
+    assert f"{both[0].removesuffix(' times')} and {both[1]}. For rows" in page
+
+
+def test_figures_of_row_lengths() -> None:
+    """How many times as long torch takes, for any of the losses, forward or with the gradient."""
+    rows = results("h200-row-lengths.json")["row_lengths"]
+    low, high = span(
+        row[f"eager_{work}"] / row[work]
+        for row in rows
+        for work in ("forward_ms", "forward_backward_ms")
+        if f"eager_{work}" in row
+    )
+    lengths = {row["shape"][-1] for row in rows}
+    assert (min(lengths), max(lengths)) == (3, 10000)
+    assert (
+        f"For rows of 3 to 10000 elements, torch takes {low:.2f} to {high:.0f} times as long"
+        in plain("docs/benchmarks.md")
+    )
 
 
 def span(numbers: Iterable[float]) -> tuple[float, float]:
