@@ -271,8 +271,8 @@ def _along(
         raise TypeError(f"tangents must be a tuple or a list of arrays, got {described(tangents)}")
     if len(tangents) != len(names):
         raise ValueError(
-            f"there must be {len(names)} tangents, None for an operand that does not vary, got "
-            f"{len(tangents)}"
+            f"there must be {len(names)} tangents, of {', '.join(names)}, None for an operand that "
+            f"does not vary, got {len(tangents)}"
         )
     varied, adopted = [], []
     for number, tangent in enumerate(tangents):

@@ -118,7 +118,10 @@ class OwnLoss(ABC):
             raise TypeError(f"check() takes {len(names)} arrays or none, got {len(points)}")
         for name in parameters:
             if name not in self._defaults:
-                raise TypeError(f"check() got an unexpected argument {name!r}")
+                own = ", ".join(self._defaults) or "no parameters"
+                raise TypeError(
+                    f"check() got an unexpected keyword argument {name!r}: it takes {own}"
+                )
         sizes = {name: np.size(x) for name, x in zip(names, points, strict=False)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"all arrays must have one size, got {sizes}")
@@ -177,8 +180,8 @@ class OwnLoss(ABC):
         if len(args) != len(operands):
             args = self._bound(args, given)
         for argument in given:
-            if argument not in defaults:
-                raise TypeError(f"{self.__name__}() got an unexpected argument {argument!r}")
+            if argument in operands:
+                raise TypeError(f"{self.__name__}() got multiple values for argument {argument!r}")
         return args, tuple([given.get(name, default) for name, default in defaults.items()])
 
     def _bound(self, args: tuple[Array, ...], given: dict[str, Any]) -> tuple[Array, ...]:

@@ -51,15 +51,22 @@ class Checks:
         ]
         kinds_of = {parameter.kind for parameter in parameters.values()}
         self._takes_more = inspect.Parameter.VAR_POSITIONAL in kinds_of
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds_of
+        self._names = None if takes_any else dict.fromkeys(parameters)
         checked = (n for n, check in enumerate(self._positional) if check is not None)
         self.arrays = next(checked, len(self._positional))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments by position as the function takes them; changes those by name."""
-        checks = self._checks
+        checks, names = self._checks, self._names
         for name in kwargs:
             if name in checks:
                 kwargs[name] = checks[name](kwargs[name])
+            elif names is not None and name not in names:
+                raise TypeError(
+                    f"{self._name}() got an unexpected keyword argument {name!r}: it takes "
+                    f"{', '.join(names)}"
+                )
         if len(args) <= self.arrays:
             return args
         most = len(self._positional)

@@ -97,11 +97,10 @@ def check_dtypes(dtypes: Sequence[str], names: Sequence[str]) -> None:
     """Raise unless every dtype is supported and at least one is floating."""
     for dtype, name in zip(dtypes, names, strict=True):
         if name == "where" and dtype != "bool":
-            raise TypeError(f"where must have dtype bool, got {dtype}")
+            raise TypeError(f"where must have dtype bool, got {dtype}: pass where != 0")
         if dtype not in DTYPES:
-            raise TypeError(
-                f"{name} must have a real dtype ({', '.join(FLOATING)} or an integer), got {dtype}"
-            )
+            real = f"{', '.join(FLOATING)}, an integer or bool"
+            raise TypeError(f"{name} must have a real dtype ({real}), got {dtype}")
     if not any(dtype in FLOATING for dtype in dtypes):
         given = ", ".join(f"{n} {dtype}" for n, dtype in zip(names, dtypes, strict=True))
         raise TypeError(f"at least one of {', '.join(names)} must be floating, got {given}")

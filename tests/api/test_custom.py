@@ -156,7 +156,7 @@ def test_signature_and_arguments(library: Library) -> None:
         smooth(ones)
     with pytest.raises(TypeError, match=r"smooth\(\) takes 2 positional arguments but 3"):
         smooth(ones, ones, ones)
-    with pytest.raises(TypeError, match="unexpected argument 'gamma'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
         smooth(ones, ones, gamma=1.0)
     with pytest.raises(TypeError, match="beta must be a real number"):
         smooth(ones, ones, beta="1")  # type: ignore[call-overload]

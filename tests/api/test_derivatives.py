@@ -328,7 +328,7 @@ NO_ARRAY: Any = 1.0
         (
             lambda: jvp(mse_loss, (X, X), (X,)),
             ValueError,
-            "must be 2 tangents, None for an operand that does not vary, got 1",
+            "must be 2 tangents, of input, target, None for an operand that does not vary, got 1",
         ),
         (lambda: jvp(mse_loss, (X, X), (None, None)), ValueError, "tangent of some operand"),
         (lambda: jvp(mse_loss, (X, X), (X[:1], None)), ValueError, r"input must have shape \(3,\)"),

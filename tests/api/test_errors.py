@@ -111,6 +111,17 @@ def test_arguments_by_keyword(ones: Any) -> None:
         value_and_grad(quantile_loss)(ones, ones, 0.5, "sum")  # type: ignore[call-arg]
 
 
+def test_an_unknown_keyword_is_told_what_there_is(ones: Any) -> None:
+    """Also beside an operand that is missing, which is then the one that was meant."""
+    expected = r"it takes input, target, reduction, scale, delta, weight, where$"
+    with pytest.raises(TypeError, match=rf"huber_loss\(\) got .* argument 'beta': {expected}"):
+        huber_loss(ones, ones, beta=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"own\(\) got .* argument 'targt': it takes input, target"):
+        own(input=ones, targt=ones)
+    with pytest.raises(TypeError, match=r"own\(\) got multiple values for argument 'input'"):
+        own(ones, ones, input=ones)
+
+
 own = pointwise_loss("own", lambda input, target, c=1.0: c * (input - target))
 
 
@@ -287,7 +298,9 @@ def test_dtypes_of_torch_alone(dtype: str) -> None:
         mse_loss(other, zeros)
     with pytest.raises(TypeError, match=f"^target {expected}"):
         mse_loss(zeros, other)
-    with pytest.raises(TypeError, match=f"^where must have dtype bool, got {dtype}$"):
+    with pytest.raises(
+        TypeError, match=f"^where must have dtype bool, got {dtype}: pass where != 0$"
+    ):
         mse_loss(zeros, zeros, where=other)
 
 

@@ -473,7 +473,7 @@ def test_source_and_signature() -> None:
         *("x", "reduction", "scale", "where", "sample_weight", "axis", "c")
     ]
     ones = np.ones((2, 3))
-    with pytest.raises(TypeError, match=r"dice\(\) got an unexpected argument 'weight'"):
+    with pytest.raises(TypeError, match=r"dice\(\) got an unexpected keyword argument 'weight'"):
         loss(ones, weight=ones)
     with pytest.raises(TypeError, match="axis must be an integer"):
         loss(ones, axis=1.5)  # type: ignore[call-overload]

@@ -175,7 +175,7 @@ def test_points_and_parameters_of_ones_own() -> None:
     assert not steep.check(np.linspace(-5, 5, 11), c=50)
     with pytest.raises(TypeError, match=r"check\(\) takes 1 arrays or none, got 2"):
         steep.check(np.ones(1), np.ones(1))
-    with pytest.raises(TypeError, match=r"check\(\) got an unexpected argument 'd'"):
+    with pytest.raises(TypeError, match=r"check\(\) got an unexpected keyword argument 'd'"):
         steep.check(d=1.0)
     with pytest.raises(ValueError, match="there must be at least one point, got arrays of size 0"):
         steep.check(np.array([]))

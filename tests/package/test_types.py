@@ -214,7 +214,7 @@ def test_losses_of_ones_own() -> None:
     assert_type(grad_and_hess(cauchy)(X, ZERO, weight=X), tuple[Numpy, Numpy])
     assert_type(overlap(x, ZERO, smooth=2.0, sample_weight=np.ones(()), axis=0), Tensor)
     assert_type(value_and_grad(overlap)(X, ZERO), tuple[Numpy, Numpy])
-    with pytest.raises(TypeError, match="unexpected argument 'weight'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'weight'"):
         overlap(X, ZERO, weight=X)
     assert_type(absolute(x, ZERO, c=2.0, weight=x), Tensor)
     assert_type(value_and_grad(absolute)(X, ZERO), tuple[Numpy, Numpy])
