@@ -228,6 +228,43 @@ def test_dtypes_that_differ(name: str, input: str, target: str) -> None:
         assert torchs(first, number, *variance).dtype == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("binary_cross_entropy", "weight"),
+        ("binary_cross_entropy_with_logits", "weight"),
+        ("binary_cross_entropy_with_logits", "pos_weight"),
+    ],
+)
+def test_a_weight_of_a_wider_dtype(name: str, option: str) -> None:
+    """Ours promote, as docs/deviations.md says."""
+    input, target = torch.full((2, 3), 0.5).bfloat16(), torch.ones(2, 3).bfloat16()
+    options = {option: torch.full((3,), 0.5)}
+    assert getattr(F, name)(input, target, **options).dtype == torch.float32
+    assert getattr(torch.nn.functional, name)(input, target, **options).dtype == torch.bfloat16
+
+
+def test_one_class_beside_several() -> None:
+    """Ours is the mean over the classes, as docs/deviations.md says."""
+    input, target = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    ours = F.multilabel_soft_margin_loss(input, target)
+    assert torch.equal(ours, F.multilabel_soft_margin_loss(input.expand(2, 3), target))
+    torch.testing.assert_close(
+        torch.nn.functional.multilabel_soft_margin_loss(input, target), 3 * ours
+    )
+
+
+def test_vectors_of_one_element_beside_longer_ones() -> None:
+    """Ours are broadcast before distances are taken, as docs/deviations.md says."""
+    shapes = (4, 1), (4, 1), (4, 3)
+    anchor, positive, negative = map(torch.full, shapes, (0.0, 0.9, 0.5))
+    for name in ("triplet_margin_loss", "triplet_margin_with_distance_loss"):
+        ours, torchs = getattr(F, name), getattr(torch.nn.functional, name)
+        expected = torchs(anchor.expand(4, 3), positive.expand(4, 3), negative)
+        torch.testing.assert_close(ours(anchor, positive, negative), expected)
+        assert not torch.allclose(torchs(anchor, positive, negative), expected)
+
+
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_integer_target(case: Case, library: Library) -> None:
     *others, _ = case.draw(np.random.default_rng(0), 17, np.float32)
