@@ -15,6 +15,7 @@ from .._core.dtypes import FLOATING
 from .._core.rows import RowFormula
 from .._core.shapes import Shape
 from . import backends, bandwidth, losses, operands, peers, picture, progress, synthetic
+from .command import Command
 from .comparison import LIMITS, Comparison, Result, Series, steps
 from .environment import caption, environment
 from .problem import Problem
@@ -29,7 +30,7 @@ ELEMENTS_ON_HOST = [1 << exponent for exponent in range(10, 23, 3)]
 ROWS_ON_HOST = 1 << 20, (10, 100, 1000, 10_000)
 
 
-@click.command("bench", short_help="Measure losses on this machine.")
+@click.command("bench", cls=Command, short_help="Measure losses on this machine.")
 @click.argument("names", metavar="[LOSS]...", nargs=-1, type=click.Choice(losses.names()))
 @click.option(
     "--elements",

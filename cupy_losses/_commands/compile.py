@@ -17,6 +17,7 @@ from .._core.loss import FORWARD, Request
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._device import driver, precompile
 from . import losses, progress, synthetic
+from .command import Command
 from .report import print_table
 
 # What a call asks for, what `value_and_grad` does, what a step of training by torch's autograd.
@@ -32,7 +33,7 @@ class _Architecture(click.Choice[str]):
         return super().convert(plain if plain in self.choices else value, param, ctx)
 
 
-@click.command("compile", short_help="Fill the kernel cache ahead of the first calls.")
+@click.command("compile", cls=Command, short_help="Fill the kernel cache ahead of the first calls.")
 @losses.option(default="all")
 @losses.parameter_option
 @click.option(

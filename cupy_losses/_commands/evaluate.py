@@ -10,12 +10,13 @@ import click
 
 from .._core.dtypes import FLOATING, dtype_name
 from . import backends, files, gradients, losses, operands, progress
+from .command import Command
 from .evaluation import EvaluatedLoss
 from .measurement import Row, measured
 from .report import as_json, in_column, print_table
 
 
-@click.command("evaluate")
+@click.command("evaluate", cls=Command)
 @losses.option(default=", ".join(operands.OF_DIABETES))
 @losses.parameter_option
 @click.option("--reduction", type=click.Choice(["mean", "sum", "batchmean"]), default="mean")
@@ -67,8 +68,9 @@ def command(
     line of names or without, where an empty field is NaN, or a .parquet file. FILE.csv:COLUMN and
     FILE.parquet:COLUMN are one column. The index of rows that pandas writes is left out.
 
-    Without --dtype, operands have the dtype of their files; numbers of a .csv file that are not
-    whole are float64. The result has the dtype to which those of the floating operands promote.
+    Without --dtype, operands have the dtype of their files. What is read of a .csv file has an
+    integer dtype if every number is written without a decimal point and no field is empty, else
+    float64. The result has the dtype to which those of the floating operands promote.
     NumPy computes it in float64, a GPU in float32, or in float64 where the result is float64.
 
     On the host, .npy files may be larger than memory: they are mapped, and the loss and its

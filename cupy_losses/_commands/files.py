@@ -7,6 +7,7 @@ import csv
 import math
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -160,7 +161,12 @@ def _csv(file: str, key: str) -> Array:
             several = "several columns" if key in known else "no column"
             raise ValueError(f"has {several} {key!r}, it has {_choices(file, known)}")
         chosen = range(known.index(key), known.index(key) + 1)
-    numbers = np.array([_numbers(place, row, columns, chosen) for place, row in lines])
+    try:
+        numbers = np.array([_numbers(place, row, columns, chosen) for place, row in lines])
+    except ValueError as error:
+        # Those of text cannot be read together with the others.
+        advice = f"; name a column: {_choices(file, names)}" if len(names) > 1 and not key else ""
+        raise ValueError(f"{error}{advice}") from None
     return numbers[:, 0] if len(chosen) == 1 and numbers.ndim == 2 else numbers
 
 
@@ -177,11 +183,36 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     # 1_000 is no number, but no name either. Flags alone are a mask.
     are_flags = all(field in ("", *_FLAGS) for field in first)
     are_names = not are_flags and all(_of_python(field) is None for field in first)
-    # Columns that pandas numbers, behind an index without a name.
-    are_numbered = len(first) > 1 and first == ["", *map(str, range(len(first) - 1))]
-    if are_names or are_numbered or (key and key in first and _of_python(key) is None):
+    if are_names or _are_numbered(first, lines[1:]):
+        return first, lines[1:]
+    # A name among numbers, or a number, such as a year, that is not the one of a column.
+    number_of_column = key.isdecimal() and int(key) < len(first)
+    if key and key in first and not number_of_column:
         return first, lines[1:]
     return [], lines
+
+
+def _are_numbered(first: list[str], others: Sequence[tuple[int, list[str]]]) -> bool:
+    """Whether a line is what pandas writes for columns without names: their numbers.
+
+    The index ahead of them has no name. Without it they may be numbers as others: they are names
+    beside lines of which no field is an integer.
+    """
+    if len(first) > 1 and first == ["", *map(str, range(len(first) - 1))]:
+        return True
+    if not first or first != [*map(str, range(len(first)))]:
+        return False
+    fields = [field for _, row in others for field in row if field]
+    if not fields or any(isinstance(number(field), int) for field in fields):
+        return False
+    if len(first) > 1:
+        return True
+    warnings.warn(
+        "the first line of a .csv file, 0, is read as a number: if it is the name that pandas "
+        "gives a column, write the file with header=False",
+        stacklevel=2,
+    )
+    return False
 
 
 def _numbers(
@@ -230,8 +261,13 @@ def _parquet(file: str, key: str) -> Array:
     if key and key not in table:
         raise ValueError(f"has no column {key!r}, it has {_choices(file, [*table])}")
     columns = [table[key]] if key else [*table.values()]
-    if not columns or any(column.dtype.kind not in "biuf" for column in columns):
-        raise ValueError("must hold columns of numbers alone")
+    others = [name for name in table if table[name].dtype.kind not in "biuf"]
+    if key in others or (others and not key):
+        named = key or others[0]
+        advice = "" if key else f"; name a column: {_choices(file, [*table])}"
+        raise ValueError(f"has no numbers in its column {named!r}{advice}")
+    if not columns:
+        raise ValueError("has no columns")
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
 
 

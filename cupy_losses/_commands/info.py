@@ -14,11 +14,14 @@ import click
 
 from .. import __version__
 from .._device import compiler, driver
+from .command import Command
 from .environment import cuda_version, version
 from .report import as_json
 
 
-@click.command("info", short_help="Say what is installed, and what does not fit together.")
+@click.command(
+    "info", cls=Command, short_help="Say what is installed, and what does not fit together."
+)
 @click.option("--json", "to_json", is_flag=True, help="Print JSON instead of text.")
 def command(to_json: bool) -> None:
     """Say what is installed, what does not fit together and what to install."""

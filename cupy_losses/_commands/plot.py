@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from . import losses, picture
+from .command import Command
 from .curves import curves_of
 
 
-@click.command("plot", short_help="Draw a loss and its derivative.")
+@click.command("plot", cls=Command, short_help="Draw a loss and its derivative.")
 @click.argument("name", metavar="LOSS", type=click.Choice(losses.names()))
 @click.option(
     "--output", metavar="FILE", help="A .png or a .svg file.  [default: LOSS.png, in this folder]"

@@ -42,6 +42,8 @@ def run(arguments: Sequence[str]) -> int:
         try:
             return int(_program.main([*arguments], "cupy-losses", standalone_mode=False) or 0)
         except click.ClickException as error:
+            if isinstance(error, click.UsageError):
+                caught.clear()  # nothing was computed
             error.show()
             return error.exit_code
         except click.Abort:

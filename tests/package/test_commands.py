@@ -740,6 +740,7 @@ FILES: dict[str, Any] = {
     "ragged.csv": b"1,2\n3\n",
     "words.csv": b"1,2\n3,four\n",
     "blank.csv": b"1,2\n\n3,4\n",
+    "text.csv": b"name,p\none,1\n",
     "semicolons.csv": b"a;b\n1.5;2\n",
     "tabs.csv": b"1.5\t2\n3\t4\n",
     "underscore.csv": b"1_000,2\n3,4\n",
@@ -775,6 +776,10 @@ FILES: dict[str, Any] = {
         ("empty.csv:p", "empty.csv is empty"),
         ("ragged.csv", "ragged.csv line 2 has 1 fields, the first of numbers 2"),
         ("words.csv", "line 2 must hold numbers separated by commas, got 'four'"),
+        ("text.csv", "commas, got 'one'; name a column: text.csv:name, text.csv:p"),
+        ("text.csv:name", "line 2 must hold numbers separated by commas, got 'one'"),
+        ("words.parquet", "column 'name'; name a column: words.parquet:name, words.parquet:p"),
+        ("words.parquet:name", "words.parquet has no numbers in its column 'name'"),
         ("blank.csv", "blank.csv line 2 is blank"),
         ("semicolons.csv", "line 2 must hold numbers separated by commas, got '1.5;2'"),
         ("tabs.csv", "line 2 must hold numbers separated by commas, got '3\\t4'"),
@@ -820,6 +825,10 @@ def test_files_that_are_no_operands(
         np.savez(file.partition(":")[0], **content)
     elif content is not None:
         np.save(file, content)
+    elif file.startswith("words.parquet"):
+        from pyarrow import parquet, table
+
+        parquet.write_table(table({"name": ["one"], "p": [1.0]}), "words.parquet")
     code, out, err = evaluate(capsys, "--prediction", file, *saved(tmp_path, target=np.ones(3)))
     assert (code, out) == (1, "")
     assert err.startswith("Error: input: ")
@@ -852,6 +861,8 @@ def test_files_that_are_no_operands(
         ("--loss huber_loss --parameter delta=1_0", "delta must be a real number, got '1_0'"),
         ("--reduction batchmean", "reduction must be 'none', 'mean' or 'sum'"),
         ("--operand input", "must look like NAME=FILE, got 'input'"),
+        ("--prediction a.npy --prediction b.npy", "the option --prediction is given twice"),
+        ("--reduction sum --reduction sum", "the option --reduction is given twice"),
         ("--prediction a.npy --operand input=b.npy", "the operand input is given twice"),
         ("--gradient g.npy", "--gradient is of one loss: choose it by --loss"),
         ("--loss mse_loss --gradient=", "must be a .npy or a .npz file, got "),
@@ -865,6 +876,32 @@ def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_nothing_is_said_of_what_was_not_computed(capsys: Any) -> None:
+    """A warning of `kl_div` would be the last line, behind the mistake."""
+    code, _, err = evaluate(capsys, "--loss", "kl_div")
+    assert code == 2
+    assert err.endswith(
+        "kl_div needs operands: --prediction FILE --target FILE; or --elements SHAPE\n"
+    )
+
+
+def test_columns_that_pandas_numbers_without_an_index(tmp_path: Path) -> None:
+    """Numbers of columns are their names, unless the other lines may be of the same kind."""
+    for text, expected, key in (
+        ("0,1\n1.5,2.0\n2.5,\n", [[1.5, 2.0], [2.5, np.nan]], ""),
+        ("0,1\n1.5,2.0\n2.5,3.0\n", [2.0, 3.0], ":1"),
+        ("0,1\n1.5,2\n", [[0.0, 1.0], [1.5, 2.0]], ""),
+        ("2019,2020\n1.5,2.0\n", [2.0], ":2020"),
+        ("0\n1\n2\n", [0, 1, 2], ""),
+    ):
+        (tmp_path / "some.csv").write_text(text)
+        array = read("input", f"{tmp_path / 'some.csv'}{key}")
+        np.testing.assert_array_equal(array, expected)
+    (tmp_path / "some.csv").write_text("0\n1.5\n")
+    with pytest.warns(UserWarning, match="write the file with header=False"):
+        np.testing.assert_array_equal(read("input", str(tmp_path / "some.csv")), [0.0, 1.5])
 
 
 def test_no_cupy(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -908,9 +945,9 @@ def test_no_driver(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
 
     monkeypatch.setattr(driver, "cupy", fail)
-    code, _, err = evaluate(capsys, "--backend", "cupy")
+    assert main(["evaluate", "--backend", "cupy"]) == 1
     why = "there is no NVIDIA driver, or it is too old for the CUDA of CuPy"
-    assert (code, err) == (1, f"Error: no CuPy on a GPU: {why}\n")
+    assert capsys.readouterr().err == f"Error: no CuPy on a GPU: {why}\n"
     assert main(["evaluate"]) == 0
     assert f"backend: NumPy (no GPU: {why})" in capsys.readouterr().out
 
