@@ -112,8 +112,8 @@ def binary_cross_entropy(
         target: The classes, or their probabilities, the same shape.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -177,8 +177,8 @@ def binary_cross_entropy_with_logits(
         pos_weight: The weight of the class 1, an array that broadcasts to the shape, or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -247,8 +247,8 @@ def sigmoid_focal_loss(
         gamma: How little weight, at least 0.
         reduction: "none", "mean" or "sum"; torchvision's default is "none".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -294,8 +294,8 @@ def soft_margin_loss(
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -342,8 +342,8 @@ def multilabel_soft_margin_loss(
         target: The labels, 0 or 1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.

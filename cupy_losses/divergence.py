@@ -84,8 +84,8 @@ def kl_div(
         log_target: Whether `target` holds log-probabilities too.
         reduction: "none", "mean", "sum" or "batchmean".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -159,8 +159,8 @@ def poisson_nll_loss(
         eps: What keeps log(0) away without `log_input`, at least 0.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -246,8 +246,8 @@ def gaussian_nll_loss(
         eps: The smallest variance, at least 0.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.

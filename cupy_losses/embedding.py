@@ -110,7 +110,7 @@ def cosine_embedding_loss(
         margin: The cosine up to which vectors are not alike.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input1` and `input2` that the components of a vector lie along.
 
@@ -280,7 +280,7 @@ def triplet_margin_loss(
         swap: Whether positive and negative should be far from each other too.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis that the components of a vector lie along.
 

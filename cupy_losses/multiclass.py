@@ -245,7 +245,7 @@ def cross_entropy(
         label_smoothing: How much of y is spread over all classes, in [0, 1].
         z_loss: How much the square of the log of the sum of all exponentials counts, at least 0.
         overwrite_input: Whether the gradient may take the memory of `input`.
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
@@ -326,7 +326,7 @@ def nll_loss(
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         ignore_index: The class of rows that do not count, in or out of range.
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the classes lie along; 1 may also be the only one.
 
@@ -405,7 +405,7 @@ def multi_margin_loss(
         weight: The weight of each class, of shape (C,), or None.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` that the scores of a row lie along.
 
@@ -476,7 +476,7 @@ def multilabel_margin_loss(
             negative one ends them.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        where: Which rows count, of the shape of the rows, or None for all.
+        where: Which rows count, booleans of the shape of the rows, or None for all.
         sample_weight: The weight of each row, of the shape of the rows, or None.
         axis: The axis of `input` and `target` that the scores of a row lie along.
 

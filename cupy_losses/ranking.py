@@ -65,8 +65,8 @@ def hinge_loss(
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -114,8 +114,8 @@ def squared_hinge_loss(
         target: The classes, 1 or -1, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -167,8 +167,8 @@ def hinge_embedding_loss(
         margin: The distance that is far enough.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -220,8 +220,8 @@ def margin_ranking_loss(
         margin: By how much it should.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.

@@ -74,8 +74,8 @@ def l1_loss(
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -118,8 +118,8 @@ def mse_loss(
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -174,8 +174,8 @@ def smooth_l1_loss(
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         beta: Where the parabola ends, at least 0; 0 gives `l1_loss`.
-        weight: The weight of each element, or None. torch's function has none.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None. torch's function has none.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -232,8 +232,8 @@ def huber_loss(
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
         delta: Where the parabola ends, above 0.
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says. The dtype is the
@@ -282,8 +282,8 @@ def log_cosh_loss(
         target: The true values, a shape that broadcasts with `input`.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -334,8 +334,8 @@ def quantile_loss(
         quantile: Which quantile is predicted, from 0 to 1.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
@@ -381,8 +381,8 @@ def charbonnier_loss(
         eps: The loss at 0, above 0.
         reduction: "none", "mean" or "sum".
         scale: What the reduced loss is multiplied by, a number or an array of shape ().
-        weight: The weight of each element, or None.
-        where: Which elements count, or None for all.
+        weight: The weight of each element, which broadcasts, or None.
+        where: Which elements count, booleans that broadcast, or None for all.
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
