@@ -25,8 +25,8 @@ NUMBER = (
 MODULUS = "pow takes no third argument in a formula, which has no remainders: write x ** n"
 ELEMENT = "a formula is of one element, which has no length, no parts and no order"
 ROW = (
-    "a formula of rows has no parts of a row and no order of its elements, but np.sum(x), "
-    "np.mean(x), np.logaddexp.reduce(x) and np.size(x)"
+    "a formula of rows has no parts of a row and no order of its elements, but np.mean(x), "
+    "np.logaddexp.reduce(x), np.sum(x) in place of sum(x), and in place of len(x) np.size(x)"
 )
 CONSTANT = "a constant must be a number of Python or NumPy, got {}: an array is to be an operand"
 _REDUCED = (
