@@ -24,7 +24,8 @@ _FLAGS = {"True": True, "False": False}  # as Python, NumPy and pandas write the
 def read(name: str, location: str) -> Array:
     """The array `name` from a file, a .npy file mapped.
 
-    A .npz file has it as FILE.npz:KEY. FILE.csv:COLUMN and FILE.parquet:COLUMN are a column.
+    A .npz file has it as FILE.npz:KEY. FILE.csv:COLUMN and FILE.parquet:COLUMN are a column, with
+    several names between commas columns side by side.
     """
     file, key = _split(location)
     reader = _READERS.get(Path(file).suffix.lower())
@@ -96,6 +97,16 @@ def _columns_of(location: str) -> tuple[str, str] | None:
     return (file, _choices(file, names)) if len(names) > 1 else None
 
 
+def _asked(file: str, key: str, known: Sequence[str]) -> list[str]:
+    """The columns that are asked for, of those that a table has."""
+    names = [key] if key in known else key.split(",")
+    for name in names:
+        if known.count(name) != 1:
+            several = "several columns" if name in known else "no column"
+            raise ValueError(f"has {several} {name!r}, it has {_choices(file, known)}")
+    return names
+
+
 def _npy(file: str, key: str) -> Array:
     with open(file, "rb") as start:
         if start.read(6) != b"\x93NUMPY":
@@ -144,23 +155,20 @@ def _csv(file: str, key: str) -> Array:
 
     Where all that is read is True or False, the array is boolean.
     An empty field is NaN, as a null of Parquet is: also a blank line, where each has one field.
-    Blank lines at the end are none. A column that is asked for, by its name or, where there are no
-    names, by its number from 0 on, is read alone: others may be of text.
+    Blank lines at the end are none. Columns that are asked for, by their names or, where there are
+    no names, by their numbers from 0 on, are read alone: others may be of text.
     """
     names, lines = _table(file, key)
     columns = next((len(row) for _, row in lines if row), 0)
     if not key:
         # The index of rows that pandas writes has no name.
         first = int(len(names) > 1 and not names[0])
-        chosen = range(first, columns)
+        chosen = [*range(first, columns)]
     else:
         known = names or [str(number) for number in range(columns)]
         if not known:
             raise ValueError("is empty")
-        if known.count(key) != 1:
-            several = "several columns" if key in known else "no column"
-            raise ValueError(f"has {several} {key!r}, it has {_choices(file, known)}")
-        chosen = range(known.index(key), known.index(key) + 1)
+        chosen = [known.index(name) for name in _asked(file, key, known)]
     try:
         numbers = np.array([_numbers(place, row, columns, chosen) for place, row in lines])
     except ValueError as error:
@@ -186,10 +194,10 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     if are_names or _are_numbered(first, lines[1:]):
         return first, lines[1:]
     # A name among numbers, or a number, such as a year, that is not the one of a column.
-    number_of_column = key.isdecimal() and int(key) < len(first)
-    if key and key in first and not number_of_column:
-        return first, lines[1:]
-    return [], lines
+    asked = [key] if key in first else key.split(",")
+    numbers = [*map(str, range(len(first)))]
+    are_asked = all(name in first and name not in numbers for name in asked)
+    return (first, lines[1:]) if key and are_asked else ([], lines)
 
 
 def _are_numbered(first: list[str], others: Sequence[tuple[int, list[str]]]) -> bool:
@@ -256,18 +264,16 @@ def _of_python(text: str) -> int | float | None:
 
 
 def _parquet(file: str, key: str) -> Array:
-    """The columns side by side; a single one, or the one that is asked for, is a vector."""
+    """The columns, all or those that are asked for, side by side; a single one is a vector."""
     table = _columns(file)
-    if key and key not in table:
-        raise ValueError(f"has no column {key!r}, it has {_choices(file, [*table])}")
-    columns = [table[key]] if key else [*table.values()]
-    others = [name for name in table if table[name].dtype.kind not in "biuf"]
-    if key in others or (others and not key):
-        named = key or others[0]
-        advice = "" if key else f"; name a column: {_choices(file, [*table])}"
-        raise ValueError(f"has no numbers in its column {named!r}{advice}")
-    if not columns:
+    names = _asked(file, key, [*table]) if key else [*table]
+    if not names:
         raise ValueError("has no columns")
+    for name in names:
+        if table[name].dtype.kind not in "biuf":
+            advice = "" if key else f"; name a column: {_choices(file, names)}"
+            raise ValueError(f"has no numbers in its column {name!r}{advice}")
+    columns = [table[name] for name in names]
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
 
 

@@ -308,6 +308,27 @@ def test_shapes_that_do_not_fit_name_the_columns(capsys: Any, tmp_path: Path) ->
     assert (code, err.count("columns")) == (1, 0)
 
 
+def test_several_columns_of_a_table(tmp_path: Path) -> None:
+    """Side by side, in the order in which they are named; the name of one may have a comma."""
+    import pyarrow
+    from pyarrow import parquet
+
+    (tmp_path / "some.csv").write_text('id,a,"b,c",d\n7,1,2.5,3\n8,4,5.5,6\n')
+    (tmp_path / "unnamed.csv").write_text("7,1,2\n8,3,4\n")
+    table = pyarrow.table({"id": ["x", "y"], "a": [1, 4], "d": [3, 6]})
+    parquet.write_table(table, tmp_path / "some.parquet")
+    for place, expected in (
+        ("some.csv:d,a", [[3, 1], [6, 4]]),
+        ("some.csv:b,c", [2.5, 5.5]),
+        ("unnamed.csv:1,2", [[1, 2], [3, 4]]),
+        ("some.parquet:d,a", [[3, 1], [6, 4]]),
+    ):
+        assert read("input", f"{tmp_path}/{place}").tolist() == expected
+    for place in ("some.csv:a,c", "some.parquet:a,c"):
+        with pytest.raises(click.ClickException, match="has no column 'c', it has .*:id, .*:a"):
+            read("input", f"{tmp_path}/{place}")
+
+
 def test_an_index_that_pandas_writes_is_no_data(tmp_path: Path) -> None:
     """`to_csv` gives it no name."""
     (tmp_path / "some.csv").write_text(",p\n0,1.5\n1,2.5\n")
