@@ -16,7 +16,22 @@ from .measurement import Row, measured
 from .report import as_json, in_column, print_table
 
 
-@click.command("evaluate", cls=Command)
+class _Evaluate(Command):
+    """Says how a parameter is given that looks like an option, as it is one of `plot`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if not any(name in losses.find(loss).parameters for loss in losses.names()):
+                raise
+            message = f"no option {error.option_name}: write --parameter {name}=VALUE"
+            raise click.UsageError(message, ctx) from None
+
+
+@click.command("evaluate", cls=_Evaluate)
 @losses.option(default=", ".join(operands.OF_DIABETES))
 @losses.parameter_option
 @click.option("--reduction", type=click.Choice(["mean", "sum", "batchmean"]), default="mean")
@@ -85,6 +100,10 @@ def command(
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     hyper = losses.pairs(parameters)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
+    for name, _ in hyper:
+        if name in ("reduction", *by_name):
+            own = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{name} is no parameter, but the option {own}")
     given = operands.Given(prediction, target, named, by_name, elements, dtype)
     if gradient is not None:
         _check_gradient(gradient, functions, given.files)
