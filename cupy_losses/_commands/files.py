@@ -69,6 +69,8 @@ def _split(location: str) -> tuple[str, str]:
 def columns_named(locations: Sequence[str]) -> Iterator[None]:
     """Where shapes do not fit, let the error name the columns of tables that are read as a whole.
 
+    Or say how classes are written, where they were read as numbers that may be none.
+
     Args:
         locations: What was read.
 
@@ -76,13 +78,18 @@ def columns_named(locations: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        tables = [_split(location)[0] for location in locations]
+        of_text = any(Path(file).suffix.lower() == ".csv" for file in tables)
+        if of_text and "classes must have an integer dtype" in str(error):
+            advice = "in a .csv file, write all of them, without a decimal point"
+            raise click.ClickException(f"{error}; {advice}") from None
         whole = [_columns_of(location) for location in locations]
-        advice = [
+        columns = [
             f"{file} has columns: name one of {choices}" for file, choices in filter(None, whole)
         ]
-        if "shape" not in str(error) or not advice:
+        if "shape" not in str(error) or not columns:
             raise
-        raise click.ClickException("; ".join([str(error), *advice])) from None
+        raise click.ClickException("; ".join([str(error), *columns])) from None
 
 
 def _columns_of(location: str) -> tuple[str, str] | None:

@@ -308,6 +308,16 @@ def test_shapes_that_do_not_fit_name_the_columns(capsys: Any, tmp_path: Path) ->
     assert (code, err.count("columns")) == (1, 0)
 
 
+def test_classes_that_are_written_as_fractions(capsys: Any, tmp_path: Path) -> None:
+    """As pandas writes them where one is missing."""
+    (tmp_path / "scores.csv").write_text("a,b\n1.5,2.5\n0.5,1.5\n")
+    (tmp_path / "classes.csv").write_text("c\n0.0\n1.0\n")
+    files = "--prediction", f"{tmp_path}/scores.csv", "--target", f"{tmp_path}/classes.csv"
+    code, _, err = evaluate(capsys, "--loss", "cross_entropy", *files)
+    assert code == 1
+    assert err.endswith("; in a .csv file, write all of them, without a decimal point\n")
+
+
 def test_several_columns_of_a_table(tmp_path: Path) -> None:
     """Side by side, in the order in which they are named; the name of one may have a comma."""
     import pyarrow
