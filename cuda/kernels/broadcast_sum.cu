@@ -14,18 +14,22 @@
 // chunks.
 #include "kernels/elements.cuh"
 
+// What cupy_losses/_device/element_launches.py chooses.
+struct SumTeamParameters {
+  int threads;  // of a block
+  int width;    // the neighbouring elements of a vector
+  int batch;    // the vectors that a thread loads before it uses the first
+  bool beside;  // whether these elements are terms of as many sums, or else of one
+  int along;    // the dimension that the terms of a sum lie along, or -1 if there are several
+  int plain;    // how many terms are added before a rounding error is kept
+};
+
 // How a thread adds.
-//   THREADS  those of a block
-//   WIDTH    the neighbouring elements of a vector
-//   BATCH    the vectors that it loads before it uses the first
-//   BESIDE   whether these elements are terms of as many sums, or else of one
-//   ALONG    the dimension that the terms of a sum lie along, or -1 if there are several
-//   PLAIN    how many terms are added before a rounding error is kept
-template <int THREADS_, int WIDTH_, int BATCH_, bool BESIDE_, int ALONG_, int PLAIN_>
+template <SumTeamParameters GIVEN>
 struct SumTeam {
-  static constexpr int THREADS = THREADS_, WIDTH = WIDTH_, BATCH = BATCH_, ALONG = ALONG_;
-  static constexpr bool BESIDE = BESIDE_;
-  static constexpr int PLAIN = PLAIN_;
+  static constexpr int THREADS = GIVEN.threads, WIDTH = GIVEN.width, BATCH = GIVEN.batch,
+                       ALONG = GIVEN.along, PLAIN = GIVEN.plain;
+  static constexpr bool BESIDE = GIVEN.beside;
   static constexpr int SUMS = BESIDE ? WIDTH : 1, TERMS = BESIDE ? 1 : WIDTH;  // of a vector
 };
 

@@ -5,13 +5,21 @@
 #include "memory/layout.cuh"
 #include "reduction/reduction.cuh"
 
-// A tile: THREADS threads with VECTORS_PER_THREAD vectors of WIDTH elements each. A thread loads
-// BATCH of its vectors before it uses the first. BATCH changes the speed, never the order of
-// summation.
-template <int THREADS_, int VECTORS_PER_THREAD_, int WIDTH_, int BATCH_>
+// What cupy_losses/_device/element_launches.py chooses.
+struct TileParameters {
+  int threads;             // of a block, whose work a tile is
+  int vectors_per_thread;  // of a tile
+  int width;               // the elements of a vector
+  // The vectors that a thread loads before it uses the first. That changes the speed, never the
+  // order of summation.
+  int batch;
+};
+
+// The elements of a tile.
+template <TileParameters GIVEN>
 struct Tile {
-  static constexpr int THREADS = THREADS_, VECTORS_PER_THREAD = VECTORS_PER_THREAD_, WIDTH = WIDTH_,
-                       BATCH = BATCH_;
+  static constexpr int THREADS = GIVEN.threads, VECTORS_PER_THREAD = GIVEN.vectors_per_thread,
+                       WIDTH = GIVEN.width, BATCH = GIVEN.batch;
   static constexpr int ELEMENTS = THREADS * VECTORS_PER_THREAD * WIDTH;
 
   // The first element of a thread's vector in a tile.

@@ -82,14 +82,18 @@ DEVICE void write_beside(const auto& row, bool is_there, Column column, E own, E
   }
 }
 
+// What cupy_losses/_device/row_gathering_schedule.py chooses.
+struct GatheringTeamParameters {
+  int threads;   // of a block
+  int resident;  // how many blocks a multiprocessor is to hold
+  bool beside;   // whether the gradients of neighbouring rows lie beside each other
+};
+
 // The threads of a block.
-//   THREADS   how many
-//   RESIDENT  how many blocks a multiprocessor is to hold
-//   BESIDE    whether the gradients of neighbouring rows lie beside each other
-template <int THREADS_, int RESIDENT_, bool BESIDE_>
+template <GatheringTeamParameters GIVEN>
 struct GatheringTeam {
-  static constexpr int THREADS = THREADS_, RESIDENT = RESIDENT_;
-  static constexpr bool BESIDE = BESIDE_;
+  static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
+  static constexpr bool BESIDE = GIVEN.beside;
 };
 
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in

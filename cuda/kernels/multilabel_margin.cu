@@ -25,17 +25,24 @@
 #include "kernels/row_states.cuh"
 #include "losses/multilabel_margin.cuh"
 
-// THREADS_PER_ROW threads, of a block of THREADS, work on a row, on BATCH vectors of WIDTH elements
-// at a time, and compare these with PIECE targets. A row of one thread has no more than PIECE
-// elements. ACROSS: neighbouring threads are at neighbouring rows, for rows whose elements are far
-// apart. A multiprocessor is to hold RESIDENT blocks.
-template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int PIECE_, int RESIDENT_,
-          bool ACROSS_>
+// What cupy_losses/_device/plan_multilabel.py chooses.
+struct MarginTeamParameters {
+  int threads, threads_per_row;  // of a block, and of a row
+  int width;                     // the elements of a vector
+  int batch;                     // the vectors that a thread takes at a time
+  int piece;     // the targets that these are compared with; no row of one thread is longer
+  int resident;  // how many blocks a multiprocessor is to hold
+  bool across;   // whether neighbouring threads are at neighbouring rows: elements lie far apart
+};
+
+// The threads of a row.
+template <MarginTeamParameters GIVEN>
 struct MarginTeam {
-  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
-                       BATCH = BATCH_;
-  static constexpr int PIECE = PIECE_, RESIDENT = RESIDENT_, ROWS = THREADS / THREADS_PER_ROW;
-  static constexpr bool ACROSS = ACROSS_, ALONE = THREADS_PER_ROW == 1;
+  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
+                       WIDTH = GIVEN.width, BATCH = GIVEN.batch;
+  static constexpr int PIECE = GIVEN.piece, RESIDENT = GIVEN.resident,
+                       ROWS = THREADS / THREADS_PER_ROW;
+  static constexpr bool ACROSS = GIVEN.across, ALONE = THREADS_PER_ROW == 1;
   // READERS threads read labels together, each AHEAD of them at a time. The other threads of the
   // row do the same for themselves. Shared memory lists up to LISTED targets.
   static constexpr int READERS = ACROSS ? 1 : THREADS_PER_ROW < 16 ? THREADS_PER_ROW : 16;

@@ -16,26 +16,30 @@
 #include "kernels/row_states.cuh"
 #include "memory/tile_copy.cuh"
 
+// What cupy_losses/_device/row_tiling.py chooses.
+struct TileTeamParameters {
+  int threads, threads_per_row;  // of a block, and of a row
+  int unit;                      // the neighbouring elements that a thread reads at once
+  int batch;                     // the units that it takes at a time
+  // Whether rows of an odd number of elements of half precision, of one thread each, are read in
+  // units of two; the element that is left is at one end.
+  bool paired;
+  int parts;          // part k is every parts-th unit of a thread in a row, from its unit k on
+  int resident;       // how many blocks a multiprocessor is to hold
+  unsigned elements;  // bit k: array k has a tile of an element for each one of a row
+  unsigned numbers;   // bit k: array k has a tile of one number for each row
+};
+
 // The threads of a row in a tile.
-//   THREADS          those of a block
-//   THREADS_PER_ROW  those of a row
-//   UNIT             the neighbouring elements that a thread reads at once
-//   BATCH            the units that it takes at a time
-//   PAIRED           rows of an odd number of elements of half precision, of one thread each, are
-//                    read in units of two; the element that is left is at one end
-//   PARTS            part k is every PARTS-th unit of a thread in a row, from its unit k on
-//   RESIDENT         how many blocks a multiprocessor is to hold
-//   ELEMENTS         bit k: array k has a tile of an element for each one of a row
-//   NUMBERS          bit k: array k has a tile of one number for each row
-template <int THREADS_, int THREADS_PER_ROW_, int UNIT_, int BATCH_, bool PAIRED_, int PARTS_,
-          int RESIDENT_, unsigned ELEMENTS_, unsigned NUMBERS_>
+template <TileTeamParameters GIVEN>
 struct TileTeam {
-  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, RESIDENT = RESIDENT_;
-  static constexpr int UNIT = UNIT_, BATCH = BATCH_, PARTS = PARTS_;
-  static constexpr bool PAIRED = PAIRED_;
+  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
+                       RESIDENT = GIVEN.resident;
+  static constexpr int UNIT = GIVEN.unit, BATCH = GIVEN.batch, PARTS = GIVEN.parts;
+  static constexpr bool PAIRED = GIVEN.paired;
   static constexpr int ROWS = THREADS / THREADS_PER_ROW;  // at a time
   static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
-  static constexpr unsigned ELEMENTS = ELEMENTS_, NUMBERS = NUMBERS_;
+  static constexpr unsigned ELEMENTS = GIVEN.elements, NUMBERS = GIVEN.numbers;
   static_assert(!PAIRED || THREADS_PER_ROW == 1,
                 "the thread of an element would depend on where a row begins");
   static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");

@@ -5,29 +5,34 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_states.cuh"
 
+// What cupy_losses/_device/row_team.py chooses.
+struct TeamParameters {
+  int threads, threads_per_row;  // of a block, and of a row
+  int width;                     // the elements of a vector
+  int batch;                     // the vectors that a thread takes at a time
+  int slots;     // the vectors of a thread in a share of a row; 0: any number, in a split
+  int ranks;     // the shares of a row
+  int resident;  // how many blocks a multiprocessor is to hold
+  bool cluster;  // whether each rank is a block of a cluster, else one block has all of them
+  bool shifts;   // whether rows may begin anywhere inside an aligned vector
+  bool exact;    // whether all batches are full
+  // If not 0, the one batch that a thread has of a row waits in registers, loaded so many rows
+  // ahead.
+  int held;
+};
+
 // The threads of a row.
-//   THREADS          those of a block
-//   THREADS_PER_ROW  those of a row
-//   WIDTH            the elements of a vector
-//   BATCH            the vectors that a thread takes at a time
-//   SLOTS            the vectors of a thread in a share of a row; 0: any number, in a split
-//   RANKS            the shares of a row, one for each block of a CLUSTER, else all of one block
-//   RESIDENT         how many blocks a multiprocessor is to hold
-//   SHIFTS           whether rows may begin anywhere inside an aligned vector
-//   EXACT            whether all batches are full
-//   HELD             if not 0, the one batch that a thread has of a row waits in registers, and is
-//                    loaded HELD rows ahead
-template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int BATCH_, int SLOTS_, int RANKS_,
-          int RESIDENT_, bool CLUSTER_, bool SHIFTS_, bool EXACT_, int HELD_>
+template <TeamParameters GIVEN>
 struct Team {
-  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
-                       BATCH = BATCH_;
-  static constexpr int RANKS = RANKS_, RESIDENT = RESIDENT_, ROWS = THREADS / THREADS_PER_ROW;
-  static constexpr int SLOTS = SLOTS_, GROUPS = (SLOTS + BATCH - 1) / BATCH;
-  static constexpr int BLOCKS = CLUSTER_ ? RANKS : 1;  // of a cluster
-  static constexpr bool CLUSTER = CLUSTER_, SHIFTS = SHIFTS_, EXACT = EXACT_;
-  static constexpr bool HELD = HELD_ != 0;
-  static constexpr int ROWS_AHEAD = HELD ? HELD_ : 1;
+  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
+                       WIDTH = GIVEN.width, BATCH = GIVEN.batch;
+  static constexpr int RANKS = GIVEN.ranks, RESIDENT = GIVEN.resident,
+                       ROWS = THREADS / THREADS_PER_ROW;
+  static constexpr int SLOTS = GIVEN.slots, GROUPS = (SLOTS + BATCH - 1) / BATCH;
+  static constexpr bool CLUSTER = GIVEN.cluster, SHIFTS = GIVEN.shifts, EXACT = GIVEN.exact;
+  static constexpr int BLOCKS = CLUSTER ? RANKS : 1;  // of a cluster
+  static constexpr bool HELD = GIVEN.held != 0;
+  static constexpr int ROWS_AHEAD = HELD ? GIVEN.held : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
   // The slots of the last batch, where batches have `slots` and most threads have all of it.
   static constexpr int rest_of(int slots) { return THREADS_PER_ROW > 32 ? SLOTS % slots : 0; }

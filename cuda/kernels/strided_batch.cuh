@@ -4,37 +4,39 @@
 #include "kernels/row.cuh"
 #include "memory/instructions.cuh"
 
+// What cupy_losses/_device/row_striding.py chooses.
+struct StridedTeamParameters {
+  int threads, threads_per_row;  // of a block, and of a row
+  int width;                     // the neighbouring rows that a thread works on
+  int count;                     // the elements of a batch
+  int sure;                      // how many of them are there at least
+  // Whether a row stays in registers: each thread has a batch of it, of every threads_per_row-th
+  // element, which is its share.
+  bool stays;
+  bool ahead;       // whether few elements are loaded while a thread works on the rows before
+  int resident;     // how many blocks a multiprocessor is to hold
+  int state_bytes;  // the room for a state, of each share and of each section
+  // Bit k: the elements of array k in `width` rows are one access, and in no array does the last
+  // dimension end between these rows.
+  unsigned vectors;
+  bool in_step;  // whether warps write gradients of the same columns one soon after the other
+  int overlap;   // how many rows of a tile the next one has, too
+};
+
 // The threads of neighbouring rows.
-//   THREADS          those of a block
-//   THREADS_PER_ROW  those of a row
-//   WIDTH            the neighbouring rows that a thread works on
-//   COUNT            the elements of a batch
-//   SURE             how many of them are there at least
-//   STAYS            whether a row stays in registers: each thread has a batch of it, of every
-//                    THREADS_PER_ROW-th element, which is its share
-//   AHEAD            whether a thread loads the few elements of its rows while it works on those
-//                    before
-//   RESIDENT         how many blocks a multiprocessor is to hold
-//   STATE_BYTES      the room for a state, of each share and of each section
-//   VECTORS          bit k: the elements of array k in WIDTH rows are one access, and in no array
-//                    does the last dimension end between these rows
-//   IN_STEP          whether warps write gradients of the same columns one soon after the other
-//   OVERLAP          how many rows of a tile the next one has, too
-template <int THREADS_, int THREADS_PER_ROW_, int WIDTH_, int COUNT_, int SURE_, bool STAYS_,
-          bool AHEAD_, int RESIDENT_, int STATE_BYTES_, unsigned VECTORS_, bool IN_STEP_,
-          int OVERLAP_>
+template <StridedTeamParameters GIVEN>
 struct StridedTeam {
-  static constexpr int THREADS = THREADS_, THREADS_PER_ROW = THREADS_PER_ROW_, WIDTH = WIDTH_,
-                       RESIDENT = RESIDENT_;
-  static constexpr int COUNT = COUNT_, SURE = SURE_;
-  static constexpr bool STAYS = STAYS_, AHEAD = AHEAD_, IN_STEP = IN_STEP_;
+  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
+                       WIDTH = GIVEN.width, RESIDENT = GIVEN.resident;
+  static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure;
+  static constexpr bool STAYS = GIVEN.stays, AHEAD = GIVEN.ahead, IN_STEP = GIVEN.in_step;
   static_assert(!AHEAD || (STAYS && THREADS_PER_ROW == 1), "a thread has all elements of its rows");
   static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
-  static constexpr unsigned VECTORS = VECTORS_;
+  static constexpr unsigned VECTORS = GIVEN.vectors;
   static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
                        ROWS = NEIGHBOURS * WIDTH;  // of a tile
-  static constexpr int OVERLAP = OVERLAP_, OWN_ROWS = ROWS - OVERLAP;
-  static constexpr int STATE_BYTES = STATE_BYTES_;
+  static constexpr int OVERLAP = GIVEN.overlap, OWN_ROWS = ROWS - OVERLAP;
+  static constexpr int STATE_BYTES = GIVEN.state_bytes;
 
   static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
   static DEVICE int neighbour() { return int(threadIdx.x % unsigned(NEIGHBOURS)); }

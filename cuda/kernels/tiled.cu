@@ -13,14 +13,25 @@
 // and the strides.
 #include "kernels/elements.cuh"
 
-// ROWS x COLUMNS elements, which are the work of THREADS threads: vectors of WIDTH elements along
-// columns, BATCH of a thread at a time. FLAT: a row is as long as its dimension and goes on in the
-// next one, so that vectors may cross its end. A multiprocessor is to hold RESIDENT blocks.
-template <int THREADS_, int ROWS_, int COLUMNS_, int WIDTH_, int BATCH_, bool FLAT_, int RESIDENT_>
+// What cupy_losses/_device/tiling.py chooses.
+struct RectangleParameters {
+  int threads;        // of a block, whose work a tile is
+  int rows, columns;  // of a tile
+  int width;          // the elements of a vector along columns
+  int batch;          // the vectors of a thread at a time
+  // Whether a row is as long as its dimension and goes on in the next one, so that vectors may
+  // cross its end.
+  bool flat;
+  int resident;  // how many blocks a multiprocessor is to hold
+};
+
+// The elements of a tile, and who works on them.
+template <RectangleParameters GIVEN>
 struct Rectangle {
-  static constexpr int THREADS = THREADS_, ROWS = ROWS_, COLUMNS = COLUMNS_, WIDTH = WIDTH_;
-  static constexpr int BATCH = BATCH_, RESIDENT = RESIDENT_, ELEMENTS = ROWS * COLUMNS;
-  static constexpr bool FLAT = FLAT_;
+  static constexpr int THREADS = GIVEN.threads, ROWS = GIVEN.rows, COLUMNS = GIVEN.columns,
+                       WIDTH = GIVEN.width;
+  static constexpr int BATCH = GIVEN.batch, RESIDENT = GIVEN.resident, ELEMENTS = ROWS * COLUMNS;
+  static constexpr bool FLAT = GIVEN.flat;
   static_assert((FLAT ? ELEMENTS : COLUMNS) % WIDTH == 0, "a vector would cross the end");
 
   // Where threads fill lines of LENGTH places, one after the other: the line and the place in it

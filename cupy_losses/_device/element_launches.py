@@ -31,6 +31,7 @@ from .plan import (
     Step,
     bits,
     template,
+    tuned,
 )
 from .tiling import Tiling, tiling_of
 
@@ -262,11 +263,14 @@ class Launches(Builder):
         along = -1
         if len(terms.shape) == 1:
             along = 0 if grid.beside else len(kept.shape)
-        team = template(
+        team = tuned(
             "SumTeam",
-            *map(str, (SUM_THREADS, grid.width, batch)),
-            grid.beside,
-            *map(str, (along, PLAIN_TERMS if halves else 1)),
+            threads=SUM_THREADS,
+            width=grid.width,
+            batch=batch,
+            beside=grid.beside,
+            along=along,
+            plain=PLAIN_TERMS if halves else 1,
         )
         scale_type, scale = self._scale(quotient.scaled)
         pointers = [f"const {c_type(o.dtype)}*" for o in function.operands] + scale_type
@@ -278,7 +282,7 @@ class Launches(Builder):
                 function.expression,
                 layout,
                 team,
-                str(operand),
+                operand,
                 quotient.empty_is_zero,
                 c_type(quotient.dtype),
                 *pointers,
@@ -313,7 +317,7 @@ class Launches(Builder):
         problem = self._problem
         expression = template("One" if weight is None else "Identity", c_type(problem.real))
         if where is not None:
-            expression = template("Masked", expression, "0")
+            expression = template("Masked", expression, 0)
         indices = [k for k in (where, weight) if k is not None]
         operands = tuple(problem.operands[k] for k in indices)
         shape = broadcast_shape(operands, [""] * len(operands))
@@ -385,7 +389,7 @@ def _schedule(
         batch = min(vectors, 2)  # rows or columns: the short operand is in the cache
     sizes = [item_size(o.dtype) for o in operands]
     layout, fields = _layout(space, sizes, misaligned, width, crosses=crosses)
-    tile = f"Tile<{THREADS}, {vectors}, {width}, {batch}>"
+    tile = tuned("Tile", threads=THREADS, vectors_per_thread=vectors, width=width, batch=batch)
     size = math.prod(space.shape)
     tiles = -(-size // (THREADS * vectors * width))
     return _Schedule("pointwise", THREADS, layout, tile, fields, size, tiles)
@@ -404,13 +408,22 @@ def _tiled_schedule(tiling: Tiling, operands: Sequence[ArraySpec], gradients: in
     resident = 2 if doubles or len(operands) + gradients + differ > 4 else 3
     layout = template(
         "TileLayout",
-        *map(str, (len(shape), len(operands))),
+        len(shape),
+        len(operands),
         *map(bits, (tiling.staged, tiling.vectorised)),
         _index(shape),
         "int" if tiling.reach < 2**31 else "long long",
     )
-    extents = TILED_THREADS, tiling.rows, tiling.columns, tiling.width, -(-turns // batches)
-    tile = template("Rectangle", *map(str, extents), tiling.flat, str(resident))
+    tile = tuned(
+        "Rectangle",
+        threads=TILED_THREADS,
+        rows=tiling.rows,
+        columns=tiling.columns,
+        width=tiling.width,
+        batch=-(-turns // batches),
+        flat=tiling.flat,
+        resident=resident,
+    )
     fields = int64(*shape, *(length for step in strides for length in step))
     return _Schedule("tiled", TILED_THREADS, layout, tile, fields, tiling.tiles, tiling.tiles)
 
@@ -458,7 +471,7 @@ def _layout(
     repeated = [
         k for k, step in enumerate(strides) if width > 1 and step[-1] == 0 and k not in crossing
     ]
-    arguments = [*map(str, (len(shape), len(sizes))), bits(vectors), _index(shape)]
+    arguments: list[str | int] = [len(shape), len(sizes), bits(vectors), _index(shape)]
     if repeated or (len(shape) > 1 and is_short):
         arguments += [_offset(space), bits(crossing), bits(repeated)]
     return template("Layout", *arguments), iteration_space(IterationSpace(shape, strides))

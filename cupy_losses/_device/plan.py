@@ -95,10 +95,19 @@ class Problem:
         return self.call.loss.denominator(self.call, self.shape, self.own)
 
 
-def template(name: str, *arguments: str | bool) -> str:
+def template(name: str, *arguments: str | int) -> str:
     """The C++ type `name<arguments>`."""
-    written = (str(x).lower() if isinstance(x, bool) else x for x in arguments)
-    return f"{name}<{', '.join(written)}>"
+    return f"{name}<{', '.join(map(_written, arguments))}>"
+
+
+def tuned(name: str, **parameters: str | int) -> str:
+    """The C++ type `name` of its parameters, in the order in which the kernel declares them."""
+    fields = (f".{field} = {_written(value)}" for field, value in parameters.items())
+    return template(name, f"{name}Parameters{{{', '.join(fields)}}}")
+
+
+def _written(value: str | int) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Plan:

@@ -10,7 +10,7 @@ from .._core.rows import RowFormula
 from . import row_launches
 from .launch import int64
 from .library import DeviceLibrary
-from .plan import VECTOR_BYTES, Plan, Problem, template
+from .plan import VECTOR_BYTES, Plan, Problem, tuned
 from .row_arrays import RowArray
 from .row_function import loss_function
 from .row_launches import RowLaunches
@@ -91,8 +91,16 @@ class MarginTeam:
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
-        numbers = self.threads, self.threads_per_row, self.width, self.batch, self.piece, resident
-        return template("MarginTeam", *map(str, numbers), self.across)
+        return tuned(
+            "MarginTeam",
+            threads=self.threads,
+            threads_per_row=self.threads_per_row,
+            width=self.width,
+            batch=self.batch,
+            piece=self.piece,
+            resident=resident,
+            across=self.across,
+        )
 
 
 def margin_team(columns: int, size: int, across: bool) -> MarginTeam:

@@ -136,7 +136,7 @@ class _Planner(Launches):
         if request.vjp and not first:
             expression = template("Vjp", expression)
         if call.masked:
-            expression = template("Masked", expression, str(problem.leading - first))
+            expression = template("Masked", expression, problem.leading - first)
         return expression
 
 

@@ -150,6 +150,6 @@ class Rows:
         ]
         backwards = any(step < 0 for s in (*space.strides, steps) for step in s)
         offset = "long long" if backwards or max(spans) >= 2**32 else "unsigned"
-        numbers = str(len(space.shape)), str(len(arrays)), bits(vectors)
+        numbers = len(space.shape), len(arrays), bits(vectors)
         name = template("RowLayout", *numbers, index, column, offset)
         return name, iteration_space(space) + int64(*steps, *extents)

@@ -77,13 +77,12 @@ def state_bytes(operands: RowOperands) -> int:
 def _loss_type(operands: RowOperands, held: int) -> str:
     """The C++ type of the loss of a row that counts; `held`: see `loss_function`."""
     problem, loss = operands.problem, operands.loss
-    options = [x if isinstance(x, bool) else str(x) for x in loss.options]
     weighted = (problem.call.weighted,) if loss.weights else ()
-    precision: tuple[bool | str, ...] = ()
+    precision: tuple[int, ...] = ()
     if loss.precise:
         half = item_size(operands.main.dtype) < item_size(problem.real)
-        precision = (half,) if loss.index is None else (half, str(held))
-    return template(loss.struct, c_type(problem.real), *options, *weighted, *precision)
+        precision = (half,) if loss.index is None else (half, held)
+    return template(loss.struct, c_type(problem.real), *loss.options, *weighted, *precision)
 
 
 def _sampled(operands: RowOperands, expression: str) -> str:

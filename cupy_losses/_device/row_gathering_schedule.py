@@ -9,7 +9,7 @@ from .._core.dtypes import item_size
 from .._core.shapes import dense_strides
 from . import row_team
 from .launch import int32, reciprocal
-from .plan import template
+from .plan import tuned
 from .row_arrays import SECTOR_BYTES, RowArray
 from .row_operands import RowOperands
 from .row_schedule import Schedule, blocks_per_multiprocessor
@@ -72,7 +72,7 @@ def gathered_rows_schedule(
     of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_WITHOUT_GRADIENTS
     resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
-    team = template("GatheringTeam", str(THREADS), str(resident), gathering.beside)
+    team = tuned("GatheringTeam", threads=THREADS, resident=resident, beside=gathering.beside)
     return Schedule(
         kernel="gathered_rows",
         types=(layout, team),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._core.dtypes import item_size
 from .launch import int32, int64
-from .plan import NO_ADDRESS, Address, bits, template
+from .plan import NO_ADDRESS, Address, bits, tuned
 from .row_arrays import SECTOR_BYTES, RowArray
 from .row_function import state_bytes
 from .row_operands import RowOperands
@@ -75,16 +75,20 @@ def _team_type(operands: RowOperands, strided: StridedRows, arrays: Sequence[Row
     """The C++ type of the threads of a row."""
     rows = operands.rows
     pairs = [k for k, a in enumerate(arrays) if strided.pairs and rows.has_pairs(a, arrays)]
-    return template(
+    return tuned(
         "StridedTeam",
-        *map(str, (strided.threads, strided.threads_per_row, strided.rows_per_thread)),
-        *map(str, (strided.count, strided.sure)),
-        strided.stays,
-        strided.ahead,
-        *map(str, (strided.resident, state_bytes(operands))),
-        bits(pairs),
-        strided.in_step,
-        str(strided.overlap),
+        threads=strided.threads,
+        threads_per_row=strided.threads_per_row,
+        width=strided.rows_per_thread,
+        count=strided.count,
+        sure=strided.sure,
+        stays=strided.stays,
+        ahead=strided.ahead,
+        resident=strided.resident,
+        state_bytes=state_bytes(operands),
+        vectors=bits(pairs),
+        in_step=strided.in_step,
+        overlap=strided.overlap,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from . import driver
 from .banks import BANKS, WORD_BYTES, bank_conflicts
-from .plan import VECTOR_BYTES, template
+from .plan import VECTOR_BYTES, tuned
 
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
 SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory
@@ -237,14 +237,19 @@ class RowTeam:
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
-        return template(
+        return tuned(
             "Team",
-            *map(str, (self.threads, self.threads_per_row, self.width, self.batch)),
-            *map(str, (self.slots, self.ranks, resident)),
-            self.cluster,
-            self.shifts,
-            self.exact,
-            str(self.held),
+            threads=self.threads,
+            threads_per_row=self.threads_per_row,
+            width=self.width,
+            batch=self.batch,
+            slots=self.slots,
+            ranks=self.ranks,
+            resident=resident,
+            cluster=self.cluster,
+            shifts=self.shifts,
+            exact=self.exact,
+            held=self.held,
         )
 
 

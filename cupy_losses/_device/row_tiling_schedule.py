@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .._core.dtypes import FLOATING, item_size
 from .launch import int32
-from .plan import bits, template
+from .plan import bits, tuned
 from .row_arrays import RowArray
 from .row_function import number_bytes, state_bytes
 from .row_operands import RowOperands
@@ -49,14 +49,17 @@ def row_tiles_schedule(
     arrays = [*operands.inputs, *outputs]
     vectors = [*tile.elements, *operands.class_weights(tile.unit)]
     layout, fields = operands.layout(arrays, vectors)
-    team = template(
+    team = tuned(
         "TileTeam",
-        *map(str, (tile.threads, tile.threads_per_row, tile.unit, tile.batch)),
-        tile.paired,
-        str(tile.parts),
-        str(blocks_per_multiprocessor(operands.problem, tile.threads)),
-        bits(tile.elements),
-        bits(tile.numbers),
+        threads=tile.threads,
+        threads_per_row=tile.threads_per_row,
+        unit=tile.unit,
+        batch=tile.batch,
+        paired=tile.paired,
+        parts=tile.parts,
+        resident=blocks_per_multiprocessor(operands.problem, tile.threads),
+        elements=bits(tile.elements),
+        numbers=bits(tile.numbers),
     )
     begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
     tiles = -(-operands.rows.number // tile.rows)

@@ -34,6 +34,7 @@ from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
 from cupy_losses._device import sources
+from cupy_losses._device.plan import tuned
 
 from .. import emulator
 from ..emulator import installed
@@ -474,7 +475,8 @@ def nvrtc_log(loss: Any, source: str) -> str:
     """What NVRTC says of a kernel with the formula."""
     nvrtc = requirements.nvrtc()
     name = (
-        f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 1>, "
+        f"pointwise<float, {loss}<float>, Layout<1, 2, 3u, unsigned>, "
+        f"{tuned('Tile', threads=512, vectors_per_thread=4, width=4, batch=1)}, "
         "SUM_OF_VALUES, 1u, float, const float*, const float*, float*>"
     )
     code = sources.source("kernels/pointwise.cu") + in_ascii(source)

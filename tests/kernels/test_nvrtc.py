@@ -14,7 +14,7 @@ from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.rows import CLASS_WEIGHTS, ELEMENTS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
-from cupy_losses._device.plan import Problem, template
+from cupy_losses._device.plan import Problem, template, tuned
 from cupy_losses._device.precompile import NO_ARRAYS
 from cupy_losses._device.row_team import STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
@@ -53,6 +53,35 @@ def compile_file(architecture: int, file: str, names: list[str]) -> None:
         nvrtc.destroyProgram(program)
 
 
+def tile(width: int) -> str:
+    """A tile of vectors so wide, one of a thread at a time."""
+    return tuned("Tile", threads=512, vectors_per_thread=4, width=width, batch=1)
+
+
+def sum_team(width: int) -> str:
+    """A team of neighbouring sums."""
+    return tuned("SumTeam", threads=256, width=width, batch=2, beside=True, along=0, plain=8)
+
+
+def rectangle(width: int, flat: bool) -> str:
+    """A tile of operands whose orders differ."""
+    return tuned(
+        "Rectangle",
+        threads=256,
+        rows=64,
+        columns=24,
+        width=width,
+        batch=2,
+        flat=flat,
+        resident=2,
+    )
+
+
+def threads_of_a_row(name: str) -> int:
+    """Those of a kernel of kernels/rows.cu."""
+    return static_checks.parameters(name, "Team")["threads_per_row"]
+
+
 def specialisations() -> list[str]:
     """A name for every kernel, loss, combinator and kind of layout."""
     names = []
@@ -62,7 +91,7 @@ def specialisations() -> list[str]:
         width, every = 4 if dtype == "float" else 8, (1 << k) - 1
         for layout in (f"Layout<1, {k}, {every}u, unsigned>", f"Layout<3, {k}, 0u, unsigned>"):
             names.append(
-                f"pointwise<float, {expression}, {layout}, Tile<512, 4, {width}, 1>, "
+                f"pointwise<float, {expression}, {layout}, {tile(width)}, "
                 f"SUM_OF_VALUES, {every}u, {dtype}, {read}, {written}>"
             )
         # grad_output, tangents, mask, weight, operands.
@@ -70,12 +99,12 @@ def specialisations() -> list[str]:
         all_operands = 2 * k + 3
         names.append(
             f"pointwise<float, {second}, Layout<2, {all_operands}, 7u, unsigned long long>, "
-            f"Tile<512, 4, 4, 1>, NO_VALUES, {every << (k + 3)}u, float, "
+            f"{tile(4)}, NO_VALUES, {every << (k + 3)}u, float, "
             f"{', '.join(all_operands * ['const float*'])}, {', '.join(k * ['float*'])}>"
         )
         names.append(
             f"broadcast_sum<float, Vjp<{expression}>, Layout<2, {k + 1}, 0u, unsigned>, "
-            f"SumTeam<256, {width}, 2, true, 0, 8>, 1, false, double, const float*, {read}>"
+            f"{sum_team(width)}, 1, false, double, const float*, {read}>"
         )
     for width, dtype, flat in (
         (4, "float", False),
@@ -85,13 +114,13 @@ def specialisations() -> list[str]:
         real = "double" if dtype == "double" else "float"
         names.append(
             f"tiled<{real}, SquaredError<{real}>, TileLayout<3, 2, 2u, 3u, unsigned, int>, "
-            f"Rectangle<256, 64, 24, {width}, 2, {str(flat).lower()}, 2>, SUM_OF_VALUES, 3u, "
+            f"{rectangle(width, flat)}, SUM_OF_VALUES, 3u, "
             f"{dtype}, {', '.join(2 * [f'const {dtype}*'] + 2 * [f'{dtype}*'])}>"
         )
     names.append("scale<float, __half, float, 512, 8>")
     names.append(
         "pointwise<double, Weighted<Huber<double>, false>, Layout<1, 3, 7u, unsigned>, "
-        "Tile<512, 4, 2, 1>, MEAN_OF_VALUES, 0u, double, const double*, const double*, "
+        f"{tile(2)}, MEAN_OF_VALUES, 0u, double, const double*, const double*, "
         "const double*>"
     )
     return names
@@ -246,11 +275,11 @@ def test_threads_of_a_warp_wait_for_all_of_it() -> None:
             loss.plan(NO_ARRAYS, problem)
     rows = [name for name in names if "Denominator" not in name]
     for threads_per_row in (4, 8, 16):
-        assert any(f"Team<256, {threads_per_row}, " in name for name in rows), threads_per_row
+        assert threads_per_row in map(threads_of_a_row, rows)
     source = sources.source("kernels/rows.cu")
     assert not static_checks.partial_waits(static_checks.compile_program(source, rows, 90))
     slow = source.replace(WAIT, PARTIAL_WAIT)
-    some = [name for name in rows if "Team<256, 8, " in name]
+    some = [name for name in rows if threads_of_a_row(name) == 8]
     assert static_checks.partial_waits(static_checks.compile_program(slow, some, 90)) == some
 
 

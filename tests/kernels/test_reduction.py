@@ -18,7 +18,8 @@ from cupy_losses._core.dtypes import c_type
 from cupy_losses._core.shapes import IterationSpace
 from cupy_losses._device import sources
 from cupy_losses._device.launch import int64, iteration_space
-from cupy_losses._device.plan import template
+from cupy_losses._device.plan import template, tuned
+from cupy_losses._device.row_team import RowTeam
 
 from .. import emulator
 from ..emulator import Device, Module
@@ -62,7 +63,13 @@ def pointwise(
     types += [f"{c_type(x.dtype.name)}*" for x in wanted.values()]
     name = template(
         "pointwise",
-        *(real, loss, f"Layout<1, {count}, 0u, unsigned>", f"Tile<{THREADS}, 4, 1, 1>", values),
+        *(
+            real,
+            loss,
+            f"Layout<1, {count}, 0u, unsigned>",
+            tuned("Tile", threads=THREADS, vectors_per_thread=4, width=1, batch=1),
+            values,
+        ),
         *(f"{sum(1 << k for k in wanted)}u", c_type(result.dtype.name), *types),
     )
     sums = 2 if values == "MEAN_OF_VALUES" else 1
@@ -227,9 +234,10 @@ def test_broadcast_sum(empty_is_zero: str, denominator: float | None, scale: flo
     rng = np.random.default_rng(3)
     input, target = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, 40), (40,)))
     expected = 2 * (target - input.astype(np.float64)).sum(axis=0)
+    team = tuned("SumTeam", threads=256, width=1, batch=8, beside=True, along=0, plain=1)
     name = (
         f"broadcast_sum<float, {MSE}, Layout<2, 2, 0u, unsigned>, "
-        f"SumTeam<256, 1, 8, true, 0, 1>, 1, {empty_is_zero}, float, const float*, const float*>"
+        f"{team}, 1, {empty_is_zero}, float, const float*, const float*>"
     )
     kernel = Module(sources.source("kernels/broadcast_sum.cu"), [name]).get_function(name)
     layout = iteration_space(IterationSpace((7, 40), ((40, 1), (0, 1))))
@@ -262,7 +270,7 @@ def rows(
         "rows",
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
-        f"Team<256, 1, 1, 1, {COLUMNS}, 1, 1, false, false, true, 0>",
+        RowTeam(256, 1, 1, slots=COLUMNS, exact=True).c_type(resident=1),
         *(values, "1u", f"{directions}u", "false", c_type(result.dtype.name), *types),
         f"{c_type(gradient.dtype.name)}*",
     )

@@ -41,6 +41,7 @@ from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import ROWS, SAMPLED, Operands, RowCase, losses_of_all_sizes, surprise
 from ..tables.shapes import ODD, Shapes, of_shapes
 from ..tools import levels
+from ..tools.static_checks import parameters
 
 SHAPE = (37, 16)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
@@ -232,7 +233,7 @@ def test_rows_that_begin_inside_vectors_of_two(
     operands = case.draw(np.random.default_rng(20), (5, columns), DTYPES[dtype])
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, dtype=dtype)
-        assert any("Team<" in name and ", 2, " in name for name in names(device))
+        assert any(team["width"] == 2 for team in teams(device))
 
 
 @pytest.mark.parametrize(
@@ -257,10 +258,8 @@ def test_the_last_slot_of_a_row_is_padded(
     operands = case.draw(np.random.default_rng(21), (9, columns), DTYPES.get(dtype, dtype))
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout, dtype)
-        threads_per_row = [
-            int(name) for k in names(device) for name in re.findall(r"Team<\d+, (\d+)", k)
-        ]
-        assert 1 < max(threads_per_row) <= 32
+        of_rows = [*teams(device), *teams(device, "TileTeam")]
+        assert 1 < max(team["threads_per_row"] for team in of_rows) <= 32
 
 
 @pytest.mark.quick
@@ -323,17 +322,15 @@ def test_rows_divided_among_blocks(
     Only kernels for more blocks than every architecture has are allowed that many.
     """
     without_tiles(monkeypatch)
-    clusters = re.compile(r"Team<(\d+, ){5}(\d+), \d+, true")
     for rank_bytes in (1 << 10, 2 << 10):
         monkeypatch.setattr(row_team, "CACHE_BYTES", rank_bytes)
         operands = case.draw(np.random.default_rng(7), (5, 2000), np.float32)
         with installed(multiprocessors=3, seed=1) as device:
             exercise_few_columns(device, case, operands, layout)
-            blocks = {
-                name: int(found[2]) for name in names(device) if (found := clusters.search(name))
-            }
-            assert blocks
-            large = {name for name, count in blocks.items() if count > driver.PORTABLE_CLUSTER}
+            of = {name: parameters(name, "Team") for name in names(device)}
+            clusters = {name: team["ranks"] for name, team in of.items() if team["cluster"]}
+            assert clusters
+            large = {name for name, ranks in clusters.items() if ranks > driver.PORTABLE_CLUSTER}
             assert large == device.in_large_clusters
 
 
@@ -349,7 +346,7 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
     operands = case.draw(np.random.default_rng(9), (1100, 2), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
-        assert any(re.search(r"^rows<.*Team<[^>]*, [12]>, ", name) for name in names(device))
+        assert any(team["held"] for team in teams(device))
 
 
 @pytest.mark.parametrize(
@@ -458,12 +455,9 @@ def test_several_groups_of_a_block(
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, CROSS_ENTROPY, operands)
         for launch in device.launches:
-            threads, threads_per_row, *_ = map(
-                int, re.findall(r"\d+", launch.name.partition("Team<")[2])[:2]
-            )
-            assert (
-                "Denominator" in launch.name or launch.grid[0] * (threads // threads_per_row) < rows
-            )
+            team = parameters(launch.name, "Team")
+            at_once = launch.grid[0] * (team["threads"] // team["threads_per_row"])
+            assert "Denominator" in launch.name or at_once < rows
 
 
 @pytest.mark.parametrize(
@@ -485,7 +479,9 @@ def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
     operands = NLL.draw(np.random.default_rng(9), (3, 4096), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise_few_columns(device, NLL, operands)
-        writes = [name for name in names(device) if "Team<128, 128, " in name]
+        writes = [
+            name for name in names(device) if parameters(name, "Team")["threads_per_row"] == 128
+        ]
         assert writes
         assert all("NO_VALUES" in name for name in writes)
 
@@ -493,6 +489,11 @@ def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
 def names(device: Device) -> list[str]:
     """The kernels that were launched."""
     return [launch.name for launch in device.launches]
+
+
+def teams(device: Device, kind: str = "Team") -> list[dict[str, int]]:
+    """Those of a kind that have run, of kernels/rows.cu and kernels/split_rows.cu most often."""
+    return [parameters(name, kind) for name in names(device) if f"<{kind}Parameters" in name]
 
 
 def exercise_few_columns(
@@ -664,8 +665,7 @@ def test_every_loss_is_exact(
         if divided == "launches":
             assert any("SPLIT" in name for name in names(device)) == (columns > 2)
         if divided == "ranks":
-            ranks = re.compile(r"Team<(\d+, ){5}(2|4|8|16),")
-            assert any(map(ranks.search, names(device))) == (columns >= 33)
+            assert any(team["ranks"] > 1 for team in teams(device)) == (columns >= 33)
     assert ulps(cross_entropy(x, target, reduction="none"), exact) <= 1  # on the host
     assert ulps(cross_entropy(x, one_hot, reduction="none"), exact) <= 1
 
@@ -860,7 +860,7 @@ def test_a_rest_of_three_slots(
     with installed(multiprocessors=3, seed=1) as device:
         arrays = device.asarray(x), device.asarray(target)
         each, gradient = loss(*arrays).get(), slope(*arrays)[1].get()
-        assert all("Team<128, 128, 4, 4, 11," in name for name in names(device))
+        assert {(team["batch"], team["slots"]) for team in teams(device)} == {(4, 11)}
     np.testing.assert_allclose(each, loss(x, target), rtol=1e-6)
     np.testing.assert_allclose(gradient, slope(x, target)[1], rtol=1e-5, atol=1e-9)
 

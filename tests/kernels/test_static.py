@@ -13,7 +13,7 @@ import pytest
 
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._device import sources
-from cupy_losses._device.plan import template
+from cupy_losses._device.plan import template, tuned
 
 from ..tools import levels, static_checks
 from ..tools.requirements import nvrtc
@@ -99,9 +99,10 @@ def test_all_kinds_of_kernels_are_checked() -> None:
     names = list(itertools.chain(*static_checks.requested_kernels().values()))
     for part in (
         *("pointwise<float", "pointwise<double", "broadcast_sum<float", "broadcast_sum<double"),
-        *("tiled<float", "tiled<double", "1, 8, false", "true, 3>"),
+        *("tiled<float", "tiled<double", "width = 1, .batch = 8, .flat = false"),
+        *("flat = true, .resident = 3", "vectors_per_thread = 4, .width = 1, .batch = 1"),
         *("scale<", "L1<float>", "SquaredError<", "SmoothL1<", "Huber<", "Identity<"),
-        *("Weighted<", "Vjp<", "Jvp<", "unsigned long long", "4, 1, 1>"),
+        *("Weighted<", "Vjp<", "Jvp<", "unsigned long long"),
         *("NO_VALUES", "EACH_VALUE", " SUM_OF_VALUES", " MEAN_OF_VALUES"),
         *("__half*", "__nv_bfloat16*", "float*", "double*", "long long*"),
     ):
@@ -138,7 +139,8 @@ def test_dense_operands_are_accessed_in_vectors(dtype: str) -> None:
 
 
 SUM = (
-    "pointwise<float, SquaredError<float>, Layout<1, 2, 3u, unsigned>, Tile<512, 4, 4, 4>, "
+    "pointwise<float, SquaredError<float>, Layout<1, 2, 3u, unsigned>, "
+    f"{tuned('Tile', threads=512, vectors_per_thread=4, width=4, batch=4)}, "
     "SUM_OF_VALUES, 0u, float, const float*, const float*>"
 )
 

@@ -24,6 +24,7 @@ from ..emulator import installed
 from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import SAMPLED, RowCase
 from ..tools import levels
+from ..tools.static_checks import parameters
 from .test_rows_emulated import (
     ACROSS,
     NLL,
@@ -53,6 +54,11 @@ def _emulator() -> None:
 def strided_kernels(device: Any) -> list[str]:
     """Those that have run."""
     return [name for name in names(device) if name.startswith("strided_rows<")]
+
+
+def strided_teams(device: Any) -> list[dict[str, int]]:
+    """Their teams."""
+    return [parameters(name, "StridedTeam") for name in strided_kernels(device)]
 
 
 @pytest.mark.quick
@@ -331,11 +337,9 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
         close(cross_entropy(*arrays, reduction="none"), expected.detach(), tolerance)
         _, gradient = value_and_grad(cross_entropy)(*arrays)
         close(gradient, wide.grad.numpy() / target.size, tolerance)
-        kernels = strided_kernels(device)
+        widths = {team["width"] for team in strided_teams(device)}
     pairs = DTYPES[dtype] in (DTYPES["bfloat16"], DTYPES["float16"]) and shape[2] % 2 == 0
-    for name in kernels:
-        team = name[name.index("StridedTeam<") :].split(", ")
-        assert team[2] == ("2" if pairs else "1")
+    assert widths == {2 if pairs else 1}
 
 
 @pytest.mark.parametrize(
@@ -453,9 +457,8 @@ def test_gradients_that_begin_within_sectors(
             loss, by_logits = value_and_grad(cross_entropy)(*of_probabilities)
             losses.append(loss.get())
             _, by_both = value_and_grad(cross_entropy, argnums=(0, 1))(*of_probabilities)
-            teams = [name[name.index("StridedTeam<") :] for name in strided_kernels(device)]
-            ends = {tuple(team.split(">")[0].split(", ")[-2:]) for team in teams}
-            special.append(ends != {("false", "0")})
+            teams = strided_teams(device)
+            special.append(any(team["in_step"] or team["overlap"] for team in teams))
             in_place = functools.partial(cross_entropy, overwrite_input=True)
             _, overwritten = value_and_grad(in_place)(device.asarray(x, writable=True), classes)
             gradients = by_class, by_logits, *by_both, overwritten
@@ -474,8 +477,7 @@ def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) 
     x, target = rng.standard_normal((2, 230, 131), np.float32), rng.integers(0, 230, (2, 131))
     with installed(multiprocessors=1, seed=1) as device:
         got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
-        (name,) = set(strided_kernels(device))
-        assert name.split("StridedTeam<")[1].split(">")[0].endswith(", 8")
+        assert {team["overlap"] for team in strided_teams(device)} == {8}
     for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
 
@@ -498,9 +500,8 @@ def test_blocks_share_tiles_that_overlap(
         with installed(multiprocessors=3, seed=1) as device:
             got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target))
             assert phases(device) >= {"SPLIT", "MERGE"}
-            teams = [name.split("StridedTeam<")[1] for name in strided_kernels(device)]
-            overlaps = {team.split(">")[0].split(", ")[-1] for team in teams}
-            assert overlaps == {str(overlap if in_parts else 0)}
+            overlaps = {team["overlap"] for team in strided_teams(device)}
+            assert overlaps == {overlap if in_parts else 0}
             bits.append([a.get().tobytes() for a in got])
     assert bits[0] == bits[1]
     for result, wanted in zip(got, value_and_grad(cross_entropy)(x, target), strict=True):
@@ -699,13 +700,12 @@ def test_rows_of_few_elements_are_loaded_ahead(
             in_place = functools.partial(cross_entropy, overwrite_input=True)
             overwritten = device.asarray(x, misalignment=misalignment, writable=True)
             _, written = value_and_grad(in_place)(overwritten, operands[1])
-            kernels = strided_kernels(device)
-            assert len(kernels) >= 5
+            teams = strided_teams(device)
+            assert len(teams) >= 5
             results = loss, gradient, each, *weighted, value, written
             bits.append([a.get().tobytes() for a in results])
-        ahead = [name.split("StridedTeam<")[1].split(", ")[6] == "true" for name in kernels]
         is_few = shape[1] * max(1, x.itemsize // 4) <= row_striding.FEW_WORDS
-        assert any(ahead) == is_few
+        assert any(team["ahead"] for team in teams) == is_few
     assert bits[0] == bits[1]
     assert bits[0][0] == bits[0][-2], "the same bits with a gradient"
     assert bits[0][1] == bits[0][-1]

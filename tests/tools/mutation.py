@@ -254,7 +254,9 @@ EQUIVALENT: dict[str, str] = {
     "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
     ),
-    "static constexpr int ROWS_AHEAD = HELD ? 1 : HELD_;": "one row ahead in place of two: slower",
+    "static constexpr int ROWS_AHEAD = HELD ? 1 : GIVEN.held;": (
+        "one row ahead in place of two: slower"
+    ),
     "if (share.begin <= share.end) last.load(share.row);": "the last row, for nothing",
     (
         "work.prefetch(work.share_of(second, first + step <= end, rank, Team::SLOTS));"

@@ -38,6 +38,7 @@ RECORD = Path(__file__).with_name("registers.json")
 WIDE = 16  # bytes of the widest access
 REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
+PARAMETER = re.compile(r"\.(\w+) = (-?\w+)")
 POINTERS = 7  # the first of them among the template arguments of a pointwise kernel
 
 
@@ -280,6 +281,13 @@ def template_arguments(name: str) -> list[str]:
     return [argument.strip() for argument in arguments]
 
 
+def parameters(name: str, of: str) -> dict[str, int]:
+    """The numbers that tune a kernel, those `of` its Team, say; of booleans 0 and 1."""
+    (fields,) = re.findall(rf"\b{of}Parameters\{{(.*?)\}}", name)
+    values = {field: json.loads(value.rstrip("u")) for field, value in PARAMETER.findall(fields)}
+    return {field: int(value) for field, value in values.items()}
+
+
 def is_float32(name: str) -> bool:
     """Whether a kernel computes in float32."""
     return template_arguments(name)[0] == "float"
@@ -294,9 +302,8 @@ def meets_in_tiles(name: str) -> bool:
     """Whether the threads of a block meet in each of its tiles, and no loop is inside one."""
     if not name.startswith("strided_rows<"):
         return is_tiled(name)
-    team = next(a for a in template_arguments(name) if a.startswith("StridedTeam<"))
-    _, threads_per_row, _, _, _, stays, *_, in_step, _ = template_arguments(team)
-    return (int(threads_per_row) > 1 and stays == "true") or in_step == "true"
+    team = parameters(name, "StridedTeam")
+    return bool((team["threads_per_row"] > 1 and team["stays"]) or team["in_step"])
 
 
 def is_pointwise(name: str) -> bool:
@@ -345,7 +352,8 @@ def limits(name: str) -> Limits:
         return ANY
     if is_tiled(name):
         return _limits_of_tiled(name)
-    width, batch = map(int, template_arguments(template_arguments(name)[3])[2:4])
+    tile = parameters(name, "Tile")
+    width, batch = tile["width"], tile["batch"]
     vectorised = vectorised_operands(name)
     read, written = _accessed(name)
     loads = [_wide_accesses(c, width) * whole for c, whole in zip(read, vectorised, strict=True)]
@@ -372,13 +380,14 @@ def _limits_of_tiled(name: str) -> Limits:
 
     Only of elements that are read one by one there are narrow loads.
     """
-    _, _, layout, tile, *_ = template_arguments(name)
-    threads, rows, columns, width, batch = map(int, template_arguments(tile)[:5])
+    layout, tile = template_arguments(name)[2], parameters(name, "Rectangle")
+    width, batch = tile["width"], tile["batch"]
     staged = int(template_arguments(layout)[2].rstrip("u"))
     vectorised = vectorised_operands(name)
     read, written = _accessed(name)
     direct = [c for k, c in enumerate(read) if not staged >> k & 1]
-    batches = 2 if rows * columns > threads * width * batch else 1
+    elements = tile["rows"] * tile["columns"]
+    batches = 2 if elements > tile["threads"] * width * batch else 1
     wide = [_wide_accesses(c, width) for c in direct]
     stores = [_wide_accesses(c, width) for c in written]
     return Limits(
