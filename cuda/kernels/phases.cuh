@@ -5,6 +5,12 @@
 
 enum Phase { WHOLE, SPLIT, MERGE };  // WHOLE: one launch does all
 
+// The number of this block. MERGE begins with what SPLIT has read last, which the cache has still.
+template <Phase PHASE>
+DEVICE unsigned own_block() {
+  return PHASE == MERGE ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+}
+
 // The bytes of what SPLIT leaves for MERGE at most: of a row, or of one of its splits.
 constexpr int LEFT_BYTES = 256;
 

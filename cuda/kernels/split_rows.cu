@@ -40,8 +40,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Work work{loss, layout, pointers, n, columns, nullptr};
   using Context = decltype(loss.prologue(work.row_at(0), loss.prefetch(work.row_at(0))));
   const int blocks = PHASE == SPLIT || GRADIENTS ? splits : 1;
-  const int split = int(blockIdx.x % blocks);
-  const Index worker = blockIdx.x / blocks, step = gridDim.x / blocks, end = Index(n);
+  const unsigned block = own_block<PHASE>();
+  const int split = int(block % blocks);
+  const Index worker = block / blocks, step = gridDim.x / blocks, end = Index(n);
 
   if constexpr (PHASE == SPLIT) {
     for (Index index = worker; index < end; index += step) {

@@ -405,10 +405,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
-  const int split = int(blockIdx.x % blocks), begin = split * per_block;
+  const unsigned block = own_block<PHASE>();
+  const int split = int(block % blocks), begin = split * per_block;
   const int end = PHASE == WHOLE ? sections : min(sections, begin + per_block);
   const unsigned workers = gridDim.x / blocks;
-  Index segment = blockIdx.x / blocks, tile = segment;
+  Index segment = block / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
   constexpr bool ALONE = THREADS_PER_ROW == 1;

@@ -22,7 +22,7 @@ SHORT_THREAD_BYTES = 64  # the same of short rows
 LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, and not four
 LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines
 PARALLEL_BYTES = 128  # of several operands; of each in long rows and where merging costs much
-BATCH_BYTES = 128  # a thread has in registers at a time; half of it where shares follow each other
+BATCH_BYTES = 128  # a thread has in registers at a time; half of it where a row has several parts
 BLOCK = 256  # threads of a block at most
 SMALL_BLOCK = 128  # at least, where a block works on one row at a time
 
@@ -52,8 +52,8 @@ ROWS_OF_CLUSTER = 4  # a cluster takes as many rows as it has blocks, up to thes
 
 # Splits are all over the device.
 MAX_SPLITS = 1024
-SPLIT_BLOCK = 512  # threads
-SPLIT_VECTORS = 8  # of a thread, or a multiple of them
+SPLIT_BLOCK = 256  # threads
+SPLIT_VECTORS = 16  # of a thread, or a multiple of them
 
 THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
 THREADS_WITH_GRADIENTS = 768  # with 80, for gradients by batches of BATCH_BYTES
@@ -321,7 +321,7 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
     if parts == 1 and team.threads_per_row <= WARP:
         filled = max(1, columns // (team.threads_per_row * team.width))
     vector_bytes = team.width * memory.element_bytes
-    batch_bytes = BATCH_BYTES if team.ranks == 1 else BATCH_BYTES // 2
+    batch_bytes = BATCH_BYTES if parts == 1 else BATCH_BYTES // 2
     most = max(1, min(filled, batch_bytes // max(vector_bytes, 1)))
     batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
     exact = elements == columns and slots % batch == 0
