@@ -37,6 +37,8 @@ SHORT = (20, 33, 60, 101, 150, 196)
 MIDDLE = (333, 501, 1000, 1001, 1501)
 LONG = (2003, 4096, 5001, 10007, 20001)
 RANKS = (32001, 50257, 128257, 152064, 262144)
+SPLITS = (1 << 21, (1 << 21) + 1, 1 << 23, 1 << 25)
+HEAVY = ("cross_entropy(label_smoothing=0.1)", "cross_entropy of probabilities")
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Constant:
     values: Sequence[int]
     classes: Sequence[int] = ()
     strided: bool = False
+    heavy: bool = False  # for HEAVY losses in place of the plain one
 
     @property
     def in_use(self) -> int:
@@ -58,6 +61,10 @@ class Constant:
         """The losses that it is measured with."""
         if self.strided:
             return [sweep.classes_strided(*case, dtype) for case in sweep.STRIDED]
+        if self.heavy:
+            shapes = [(sweep.LOGITS // count, count) for count in self.classes]
+            every = [p for shape in shapes for p in sweep.with_options(shape, dtype)]
+            return [problem for problem in every if str(problem) in HEAVY]
         return [sweep.classes_last(count, dtype) for count in self.classes]
 
 
@@ -71,7 +78,12 @@ CONSTANTS = [
     Constant(row_team, "WORKING_THREADS", (5 << 17, 5 << 18, 5 << 19), (*LONG, *RANKS)),
     Constant(row_team, "THREADS_OF_SEVERAL", (1 << 19, 1 << 20, 1 << 21), MIDDLE),
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
-    Constant(row_team, "SPLIT_VECTORS", (4, 8, 16), (1 << 23, 1 << 25)),
+    Constant(row_team, "SPLIT_BLOCK", (256, 512), SPLITS),
+    Constant(row_team, "SPLIT_VECTORS", (8, 16, 32), SPLITS),
+    Constant(row_team, "HEAVY_THREAD_BYTES", (220, 440, 880), MIDDLE, heavy=True),
+    Constant(row_team, "LONG_HEAVY", (4096, 8192, 16384), (*MIDDLE, *LONG), heavy=True),
+    Constant(row_team, "THREADS_OF_HEAVY", (512, 768, 1024), (*MIDDLE, *LONG, *RANKS), heavy=True),
+    Constant(row_team, "THREADS_OF_HALVES", (512, 768, 1024), (21841, 32000)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
     Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (208, 248, 296, 344)),
     Constant(row_tiling, "LONG_PARTS", (300, 1250, 2000), (*MIDDLE, 1201, 1501)),

@@ -86,6 +86,9 @@ BESIDES = 2
 THREADS_OF_LOSS = {16: 1280, 24: 1152, 32: 1024, 40: 896, 48: 768, 64: 640}
 THREADS_BETWEEN = {24: 1024, 40: 768, 56: 640, 64: 512}
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
+# The same of a heavy loss alone, of up to WIDE_THREADS of a block where other rows stay. Of rows of
+# half precision that are not read in pairs more took less time.
+THREADS_OF_HEAVY = 768
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ def strided_rows(
     overlap: int = 0,
     in_pairs: bool = True,
     lie_in_pairs: bool = True,
+    heavy: bool = False,
 ) -> StridedRows:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
@@ -163,7 +167,7 @@ def strided_rows(
     many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
     rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
     `in_pairs`: the elements of two rows, of two bytes each, are one access; they would be at some
-    address where `lie_in_pairs`.
+    address where `lie_in_pairs`. `heavy`: see RowMemory.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -198,6 +202,7 @@ def strided_rows(
         in_parts=in_parts,
         overlap=overlap,
         in_pairs=in_pairs,
+        heavy=heavy,
     )
 
 
@@ -259,6 +264,7 @@ def _in_shares(
     in_parts: bool,
     overlap: int,
     in_pairs: bool,
+    heavy: bool,
 ) -> StridedRows:
     """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
     count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
@@ -293,6 +299,9 @@ def _in_shares(
     overlaps = gains and OVERLAPPED * overlap <= threads // threads_per_row
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
+    resident = _resident(threads, held, THREADS_BY_WORDS)
+    if heavy and not gradients and threads <= WIDE_THREADS and (width == 1 or in_pairs):
+        resident = min(resident, THREADS_OF_HEAVY // threads)
     of_block, sections = 0, share * shares
     if is_split:
         blocks = max(1, SPLIT_THREADS // (tiles * threads))
@@ -305,7 +314,7 @@ def _in_shares(
         sure=0,
         stays=False,
         pairs=in_pairs,
-        resident=_resident(threads, held, THREADS_BY_WORDS),
+        resident=resident,
         segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
         section=section,
         share=share,

@@ -31,6 +31,7 @@ def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         overlap=_overlap(operands, outputs) if in_parts else 0,
         in_pairs=item_size(main.dtype) == 2 and rows.has_pairs(main, inputs),
         lie_in_pairs=rows.lie_in_pairs(main, inputs),
+        heavy=operands.memory.is_heavy,
     )
 
 

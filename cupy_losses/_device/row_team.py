@@ -21,7 +21,11 @@ HALF_THREAD_BYTES = 136  # the same in half precision, of a padded row, which is
 SHORT_THREAD_BYTES = 64  # the same of short rows
 LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, and not four
 LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines
+HEAVY_THREAD_BYTES = 440  # the same of a heavy loss, of rows that are neither short nor long
 PARALLEL_BYTES = 128  # of several operands; of each in long rows and where merging costs much
+# Bytes. A heavy loss of two operands has twice as many in longer rows that are no whole vectors:
+# their ends take time, and so do threads that are merged.
+LONG_HEAVY = 8192
 BATCH_BYTES = 128  # a thread has in registers at a time; half of it where a row has several parts
 BLOCK = 256  # threads of a block at most
 SMALL_BLOCK = 128  # at least, where a block works on one row at a time
@@ -58,6 +62,9 @@ SPLIT_VECTORS = 16  # of a thread, or a multiple of them
 THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
 THREADS_WITH_GRADIENTS = 768  # with 80, for gradients by batches of BATCH_BYTES
 THREADS_WITH_HELD = 1536  # with 40, for losses of rows that are held
+THREADS_OF_HEAVY = 768  # with 80, of a heavy loss
+THREADS_OF_HALVES = 768  # with 80, of a loss alone where a block has a row of half precision
+FEW_SLOTS = 4  # of a thread, which has registers enough for them in any case
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,11 @@ class RowMemory:
     def is_whole_vectors(self) -> bool:
         """Whether a row, its elements side by side, is some vectors, wherever it begins."""
         return self.step == 1 and self.columns * self.size % VECTOR_BYTES == 0
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether each element adds to several sums: of a precise loss that hides none."""
+        return self.precise and not self.hides
 
     @property
     def width(self) -> int:
@@ -216,23 +228,32 @@ class RowTeam:
         groups = -(-memory.rows // self.rows)
         return min(groups, max(workers, 1))
 
-    def threads_of_multiprocessor(self, hides: bool, vector_bytes: int, gradients: bool) -> int:
+    def threads_of_multiprocessor(
+        self, memory: RowMemory, vector_bytes: int, gradients: bool
+    ) -> int:
         """The threads that a multiprocessor is to hold: fewer have more registers each.
 
         Gradients take the most where a thread has a batch of BATCH_BYTES in registers. A row of
-        few vectors that may be padded is one batch.
+        few vectors that may be padded is one batch. Gradients of several operands wait longer with
+        fewer threads.
 
         Args:
-            hides: Whether a row may be padded, with elements that the kernels hide.
+            memory: The rows.
             vector_bytes: The bytes of a vector, of all operands together.
             gradients: Whether gradients are written.
 
         """
+        alone = len(memory.element_sizes) == 1
+        if memory.is_heavy and self.slots > FEW_SLOTS and (alone or not gradients):
+            return THREADS_OF_HEAVY
         if gradients:
             few = self.threads_per_row <= WARP and self.slots * vector_bytes <= BATCH_BYTES
-            batch = self.slots if hides and few else self.batch
+            batch = self.slots if memory.hides and few else self.batch
             is_most = batch * vector_bytes == BATCH_BYTES
             return THREADS_WITH_GRADIENTS if is_most else THREADS_OF_MULTIPROCESSOR
+        has_row = self.threads_per_row == BLOCK and self.ranks == 1 and not self.splits
+        if memory.size == 2 and alone and has_row:
+            return THREADS_OF_HALVES
         return THREADS_WITH_HELD if self.held else THREADS_OF_MULTIPROCESSOR
 
     def c_type(self, resident: int) -> str:
@@ -303,11 +324,17 @@ def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     is_short, operands = row_bytes <= SHORT_ROW, len(memory.element_sizes)
     if operands > 1:
         each = memory.precise or row_bytes >= LONG_ROW
-        return (SHORT_THREAD_BYTES if is_short else PARALLEL_BYTES) * (operands if each else 1)
+        of_each = SHORT_THREAD_BYTES if is_short else PARALLEL_BYTES
+        ragged = not memory.is_whole_vectors
+        if memory.is_heavy and operands == 2 and ragged and row_bytes > LONG_HEAVY:
+            of_each *= 2
+        return of_each * (operands if each else 1)
     if is_short:
         return SHORT_THREAD_BYTES
     if row_bytes > LONG_ROW:
         return LONG_THREAD_BYTES
+    if memory.is_heavy:
+        return HEAVY_THREAD_BYTES
     return HALF_THREAD_BYTES if memory.hides and memory.size == 2 else THREAD_BYTES
 
 

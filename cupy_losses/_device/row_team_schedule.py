@@ -86,7 +86,7 @@ def _types(
             vectors.append(k)
     layout, fields = operands.layout(arrays, vectors)
     threads = team.threads_of_multiprocessor(
-        operands.loss.hides, _vector_bytes(team, function), bool(results.wanted)
+        operands.memory, _vector_bytes(team, function), bool(results.wanted)
     )
     resident = blocks_per_multiprocessor(operands.problem, team.threads, threads)
     return (layout, team.c_type(resident)), fields

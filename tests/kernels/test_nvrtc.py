@@ -306,6 +306,29 @@ def test_row_kernels_do_not_spill(asked: Request) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_heavy_losses_and_long_rows_do_not_spill(dtype: str) -> None:
+    """But for a few registers: label smoothing, probabilities, and rows of two launches."""
+    losses_ = {
+        multiclass._CROSS_ENTROPY[True, False, False]: (-100, 0.1, 0.0),
+        multiclass._CROSS_ENTROPY[False, False, False]: (-100, 0.0, 0.0),
+        multiclass._OF_PROBABILITIES[False, False, False]: (0.0, 0.0),
+    }
+    shapes = (1 << 17, 1000), (1 << 17, 1001), (1 << 15, 4096), (2048, 50257), (64, 2_000_000)
+    with planned() as planned_names:
+        for (loss, given), shape in itertools.product(losses_.items(), shapes):
+            target = shape if loss.index is None else shape[:1]
+            of_target = dtype if loss.index is None else "int64"
+            operands = static_checks.dense(dtype, *shape), static_checks.dense(of_target, *target)
+            call = Call(loss, "mean", given)
+            loss.plan(NO_ARRAYS, Problem(call, FORWARD, operands, (0, 0), shape, False, device=0))
+    names = sorted({name for name in planned_names if "Denominator" not in name})
+    for file, own in itertools.groupby(names, static_checks.file_of):
+        for kernel in static_checks.compile_program(sources.source(file), list(own), 90).kernels:
+            assert kernel.spills <= 24, kernel.name
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:
