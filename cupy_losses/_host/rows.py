@@ -40,7 +40,7 @@ from .sums import total
 
 _CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
-_MOST = 64  # scales of a plan
+_MOST = 64  # scales, or parameters, of a plan
 
 
 class _Chunk(NamedTuple):
@@ -172,6 +172,7 @@ class _Plan(NamedTuple):
     denominator: Denominator
     narrow: bool
     divisors: dict[float, Divisors]  # by the scale, unless the denominator is of data or given
+    parameters: dict[tuple[float | int, ...], dict[str, float | int]]  # by those of the call
 
 
 class _Operands:
@@ -212,11 +213,8 @@ class _Operands:
         self._any = view
         self._gathers_at = call.loss.index if call.loss.gathers else None
         self._copied = {name for name, own in self._elements.items() if own.is_copied}
-        self._parameters = call.named_parameters
+        self._parameters = _parameters(call, plan)
         self._narrow = plan.narrow
-        if self._narrow and self._parameters:
-            rounded = call.loss.in_float32(call.parameters)
-            self._parameters = dict(zip(call.loss.parameters, rounded, strict=True))
         self._whole: _Chunk | None = None
 
     def _of_rows(self, operand: Array) -> Array:
@@ -342,6 +340,7 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
         loss.denominator(call, shape, own),
         is_narrow(request, specs),
         {},
+        {},
     )
 
 
@@ -382,6 +381,17 @@ def evaluate(
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
     return results
+
+
+def _parameters(call: Call, plan: _Plan) -> dict[str, float | int]:
+    """The hyper-parameters by name, as they are in the arithmetic of a device."""
+    named = plan.parameters.get(call.parameters)
+    if named is not None:
+        return named
+    loss = call.loss
+    numbers = loss.in_float32(call.parameters) if plan.narrow else call.parameters
+    named = dict(zip(loss.parameters, numbers, strict=True))
+    return keep(plan.parameters, call.parameters, named, _MOST)
 
 
 def _rows_at_a_time(columns: int) -> int:
