@@ -209,7 +209,6 @@ def test_more_than_2_to_the_32_elements() -> None:
     check_rows_beyond_32_bits()
 
 
-@pytest.mark.exhaustive
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text, right = sources.source("kernels/gathered_rows.cu"), "(long long)(tile) * (rows * columns)"
     assert text.count(right) == 1

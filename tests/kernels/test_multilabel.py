@@ -311,7 +311,6 @@ def test_more_than_2_to_the_32_elements(monkeypatch: pytest.MonkeyPatch) -> None
     check_rows_beyond_32_bits(monkeypatch)
 
 
-@pytest.mark.exhaustive
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text = sources.source("kernels/multilabel_margin.cu")
     right = "get<K>(pointers) + at.offset[K] +"
