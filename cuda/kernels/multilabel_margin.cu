@@ -30,7 +30,7 @@ struct MarginTeamParameters {
   int threads, threads_per_row;  // of a block, and of a row
   int width;                     // the elements of a vector
   int batch;                     // the vectors that a thread takes at a time
-  int piece;     // the targets that these are compared with; no row of one thread is longer
+  int piece;     // the targets it compares them with at a time; no row of one thread is longer
   int resident;  // how many blocks a multiprocessor is to hold
   bool across;   // whether neighbouring threads are at neighbouring rows: elements lie far apart
 };

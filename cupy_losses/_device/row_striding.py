@@ -86,8 +86,8 @@ BESIDES = 2
 THREADS_OF_LOSS = {16: 1280, 24: 1152, 32: 1024, 40: 896, 48: 768, 64: 640}
 THREADS_BETWEEN = {24: 1024, 40: 768, 56: 640, 64: 512}
 THREADS_BY_WORDS = {16: 1024, 32: 768, 56: 640, 64: 512}
-# The same of a heavy loss alone, of up to WIDE_THREADS of a block where other rows stay. Of rows of
-# half precision that are not read in pairs more took less time.
+# The same of a heavy loss alone, where rows do not stay and a block has up to WIDE_THREADS. Rows of
+# half precision that are not read in pairs took longer with so few.
 THREADS_OF_HEAVY = 768
 
 

@@ -397,6 +397,29 @@ def test_stretches_of_a_warp_are_apart_where_they_would_wait() -> None:
 
 
 @pytest.mark.quick
+def test_threads_of_heavy_losses_have_more_registers() -> None:
+    """With gradients those of one operand alone; rows of few vectors have enough."""
+
+    def threads(columns: int, sizes: tuple[int, ...], gradients: bool, hides: bool) -> int:
+        memory = RowMemory(
+            1000, columns, sizes[0], sizes, 1, (columns,), 0, precise=True, hides=hides
+        )
+        team = row_team.row_team(memory, gradients, -90)
+        vector_bytes = memory.width * memory.element_bytes
+        return team.threads_of_multiprocessor(memory, vector_bytes, gradients)
+
+    for columns in (1000, 1001, 50257):
+        assert threads(columns, (4,), False, hides=False) == row_team.THREADS_OF_HEAVY
+        assert threads(columns, (4, 4), False, hides=False) == row_team.THREADS_OF_HEAVY
+        assert threads(columns, (4,), True, hides=False) == row_team.THREADS_OF_HEAVY
+        assert threads(columns, (4,), False, hides=True) > row_team.THREADS_OF_HEAVY
+    assert threads(128, (4,), False, hides=False) > row_team.THREADS_OF_HEAVY
+    assert threads(50257, (4, 4), True, hides=False) > row_team.THREADS_OF_HEAVY
+    assert threads(32000, (2,), False, hides=True) == row_team.THREADS_OF_HALVES
+    assert threads(4096, (2,), False, hides=True) > row_team.THREADS_OF_HALVES
+
+
+@pytest.mark.quick
 def test_the_rows_of_a_warp_fit_into_the_memory_of_every_device() -> None:
     """So that a block has whole warps, also where its memory is the least that there is."""
     smallest = -min(driver.SHARED_MEMORY, key=lambda device: driver.SHARED_MEMORY[device])

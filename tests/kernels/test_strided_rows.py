@@ -62,6 +62,25 @@ def strided_teams(device: Any) -> list[dict[str, int]]:
 
 
 @pytest.mark.quick
+def test_threads_of_heavy_losses_have_more_registers() -> None:
+    """Forward, but for single rows of half precision; no thread has other elements."""
+
+    def resident(size: int, gradients: bool, heavy: bool, in_pairs: bool) -> int:
+        team = strided_rows(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs, heavy=heavy)
+        assert replace(team, resident=0) == replace(
+            strided_rows(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs), resident=0
+        )
+        return team.resident * team.threads
+
+    assert resident(4, False, True, False) == 768
+    assert resident(4, False, False, False) == 1024
+    assert resident(2, False, True, True) < resident(2, False, False, True)
+    for size, gradients, in_pairs in ((2, False, False), (4, True, False), (2, True, True)):
+        heavy, plain = (resident(size, gradients, own, in_pairs) for own in (True, False))
+        assert heavy == plain
+
+
+@pytest.mark.quick
 def test_threads_follow_from_the_length_of_a_row() -> None:
     for sizes, gradients in itertools.product(
         ((4,), (2,), (8,), (4, 4), (4, 4, 4), (2, 2)), (False, True)
