@@ -268,6 +268,17 @@ static void strong_access(void* pointer, size_t bytes, Kind kind, uint32_t where
   if (kind.writes) release(channel);
 }
 
+void expect_device_memory(const void* pointer) {
+  if (running == nullptr || !config.check) return;
+  const char* const address = static_cast<const char*>(pointer);
+  const bool shared = places.shared.contains(address, 1);
+  if (!shared && !places.stacks.contains(address, 1)) return;
+  report("an instruction for device memory finds %s memory, at @%x@: %s",
+         shared ? "shared" : "local", code_offset(__builtin_return_address(0)),
+         name_of(*running).c_str());
+  abandon();
+}
+
 void begin_accesses(const Copy& copy) {
   access(copy.from, copy.bytes, {true, false, false, true, copy.by_copy_engine}, copy.where);
   access(copy.to, copy.bytes, {false, true, false, true, copy.by_copy_engine}, copy.where);

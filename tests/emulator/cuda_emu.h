@@ -163,10 +163,11 @@ __forceinline__ T atomicCAS(T* address, emu::Same<T> expected, emu::Same<T> valu
   return emu::read_modify_write(address, [=](T old) -> T { return old == expected ? value : old; });
 }
 
-// Loads and stores with a cache hint.
+// Loads and stores with a cache hint: of device memory, as CUDA compiles them.
 #define EMU_LOAD(name)                       \
   template <class T>                         \
   __forceinline__ T name(const T* address) { \
+    emu::expect_device_memory(address);      \
     return *address;                         \
   }
 EMU_LOAD(__ldg)
@@ -178,6 +179,7 @@ EMU_LOAD(__ldcv)
 #define EMU_STORE(name)                                       \
   template <class T>                                          \
   __forceinline__ void name(T* address, emu::Same<T> value) { \
+    emu::expect_device_memory(address);                       \
     *address = value;                                         \
   }
 EMU_STORE(__stcg)

@@ -51,6 +51,9 @@ void fence(Scope scope);
 // Comes before an atomic access; other threads may run in between.
 void before_atomic(void* address, size_t bytes);
 
+// Comes before an access that can be one of device memory alone.
+void expect_device_memory(const void* address);
+
 [[noreturn]] void trap();
 
 // Asynchronous copies. They are carried out as late as a device may do it: by the wait for them.

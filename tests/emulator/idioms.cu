@@ -468,6 +468,30 @@ __global__ void padding_of_shared(const int* in, int* out) {
   out[t] = one.status + int(one.weight);
 }
 
+// Of shared memory a device would stop.
+template <bool OK>
+__global__ void hint_for_store(const int* in, int* out) {
+  __shared__ int tile[64];
+  int* const place = tile + threadIdx.x;
+  if (OK) {
+    *place = __ldcs(in + threadIdx.x);
+  } else {
+    __stcs(place, in[threadIdx.x]);
+  }
+  __stcs(out + threadIdx.x, *place);
+}
+template <bool OK>
+__global__ void hint_for_load(const int* in, int* out) {
+  __shared__ int tile[64];
+  tile[threadIdx.x] = in[threadIdx.x];
+  out[threadIdx.x] = __ldg(OK ? in + threadIdx.x : tile + threadIdx.x);
+}
+template <bool OK>
+__global__ void hint_for_local(const int* in, int* out) {
+  int own[2] = {in[threadIdx.x], 0};
+  out[threadIdx.x] = __ldcg(OK ? in + threadIdx.x : own);
+}
+
 template <bool OK>
 __global__ void dynamic_shared(int* out) {
   extern __shared__ __align__(16) unsigned char dynamic[];
