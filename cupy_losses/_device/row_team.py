@@ -38,7 +38,9 @@ HELD_TWICE = 8  # bytes; of shorter rows two wait
 # gradients they are faster on an H200, for rows of more than CACHE_BYTES a rank and for between
 # FEW_ROWS and MANY_ROWS rows.
 CACHE_BYTES = 64 << 10  # longer rows have ranks
-CACHE_LIMIT = 128 << 10  # of each of MAX_RANKS; longer rows have splits on every device
+# Of each of MAX_RANKS; longer rows have splits on every device. A multiprocessor of an H200 has
+# room for two such blocks, and with one alone the gradient takes longer than from splits.
+CACHE_LIMIT = 108 << 10
 MAX_RANKS = 16
 MANY_ROWS = 1024  # from as many on one block computes all ranks of a row, without gradients
 FEW_ROWS = 64  # up to as many a cluster does without gradients, in one launch
