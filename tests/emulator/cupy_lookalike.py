@@ -13,14 +13,22 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from . import memory
 from .arguments import check_arguments
-from .compiler import DYNAMIC_SHARED_BYTES, CompileError, Job, compiled, cuda_headers, gxx
+from .compiler import (
+    DYNAMIC_SHARED_BYTES,
+    CompileError,
+    Job,
+    compiled,
+    cuda_headers,
+    gxx,
+    precompile,
+)
 from .launcher import EmulatorError, Schedule, Triple, failure
 from .memory import Allocation, MemoryPointer, current, ndarray
 
@@ -57,6 +65,10 @@ class _Loaded(NamedTuple):
 
     job: Job
     device: int
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class Device:
@@ -144,6 +156,28 @@ class Device:
     def jobs(self) -> list[Job]:
         """The kernels that have been loaded, for `precompile`."""
         return [loaded.job for loaded in self.loaded.values()]
+
+    def together(
+        self,
+        function: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """What a function returns, its kernels compiled together: in half the time of each alone.
+
+        It is called twice, the first time without running kernels: what it reads of results then
+        means nothing.
+        """
+        if self.run_kernels:
+            launches = len(self.launches)
+            self.run_kernels = False
+            try:
+                function(*args, **kwargs)
+            finally:
+                self.run_kernels = True
+                del self.launches[launches:]
+            precompile(self.jobs(), workers=1)
+        return function(*args, **kwargs)
 
     def load(self, job: Job) -> int:
         """The function pointer of a kernel on the current device."""

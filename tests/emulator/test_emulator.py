@@ -561,6 +561,28 @@ def test_a_new_thread_makes_a_plan_of_loaded_kernels(device: Device) -> None:
     assert results == [0.0, 0.0]
 
 
+def test_kernels_that_are_compiled_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One library has them; each launch counts once, and none is left out."""
+    monkeypatch.setenv("CUPY_LOSSES_EMULATOR_CACHE", str(tmp_path))
+    numbers, target = np.arange(12, dtype=np.float32).reshape(3, 4), np.array([0, 3, 1])
+    with installed() as device:
+        x, classes = device.asarray(numbers), device.asarray(target)
+
+        def passes(reduction: Any) -> list[Any]:
+            each = cupy_losses.cross_entropy(x, classes, reduction="none")
+            return [each, cupy_losses.cross_entropy(x, classes, reduction=reduction)]
+
+        each, summed = device.together(passes, reduction="sum")
+        assert len(device.launches) == len(device.jobs()) == 2
+        libraries = [job.module().library.stat().st_ino for job in device.jobs()]
+        assert len(set(libraries)) == 1
+        np.testing.assert_allclose(float(summed), each.get().sum(), 1e-6)
+        expected = cupy_losses.cross_entropy(numbers, target, reduction="none")
+        np.testing.assert_allclose(each.get(), expected, 1e-6)
+
+
 def test_kernels_that_threads_load_are_others() -> None:
     with installed(run_kernels=False) as device:
         interval = sys.getswitchinterval()

@@ -95,18 +95,22 @@ def exercise(
     along = np.cos(np.arange(hosts[0].size)).reshape(hosts[0].shape)
     with installed(**{"multiprocessors": 3, "seed": 1, **options}) as device:
         arrays = [device.asarray(host) for host in hosts]
-        each = loss(*arrays, reduction="none")
-        close(each, loss(*wide, reduction="none"), tolerance)
-        mean = loss(*arrays)
-        value, gradients = value_and_grad(loss, wanted)(*arrays)
-        assert value.get().tobytes() == mean.get().tobytes(), "the same bits with a gradient"
-        close((value, gradients), value_and_grad(loss, wanted)(*wide), tolerance)
-        assert any(name.startswith(kernel) for name in names(device))
         call, given = prepare_of(loss)(*arrays)
         library, operands = resolve(call, given)
         order: Any = "C" if hosts[0].flags.c_contiguous else "F"
         varied = np.array(along, hosts[wanted[0]].dtype, order=order)
-        found = library.run(call, request, (device.asarray(varied), *operands))
+        tangent = device.asarray(varied)
+
+        def results() -> tuple[Any, Any, Any, Any]:
+            each, mean = loss(*arrays, reduction="none"), loss(*arrays)
+            both = value_and_grad(loss, wanted)(*arrays)
+            return each, mean, both, library.run(call, request, (tangent, *operands))
+
+        each, mean, (value, gradients), found = device.together(results)
+        close(each, loss(*wide, reduction="none"), tolerance)
+        assert value.get().tobytes() == mean.get().tobytes(), "the same bits with a gradient"
+        close((value, gradients), value_and_grad(loss, wanted)(*wide), tolerance)
+        assert any(name.startswith(kernel) for name in names(device))
         of_host = call.loss.on_host(call, request, [varied.astype("f8"), *wide], False)
         close(found, of_host, 4 * tolerance)
         return [x.get().tobytes() for x in (each, mean, *gradients)]

@@ -126,18 +126,20 @@ def close(result: Any, expected: Any, tolerance: float) -> None:
     assert np.abs(got - expected).max(initial=0.0) <= tolerance * unit
 
 
+def passes(case: RowCase, arrays: Operands) -> tuple[Any, Any, Any]:
+    """The loss of each row, the mean, and the mean with all gradients."""
+    both = value_and_grad(case.loss, [case.positional.index(name) for name in case.differentiable])
+    return case.call(arrays, reduction="none"), case.call(arrays), case.call(arrays, both)
+
+
 def exercise(
     device: Device, case: RowCase, operands: Operands, layout: str = "dense", dtype: str = "float32"
 ) -> list[bytes]:
     """Check the values and the gradients of a case; their bits."""
     tolerance = {"float32": 2e-6, "float64": 1e-13, "bfloat16": 1.2e-2, "float16": 2e-3}[dtype]
     arrays, held = on_device(device, operands, layout), values_of(operands, layout)
-    each = case.call(arrays, reduction="none")
+    each, mean, (value, gradients) = device.together(passes, case, arrays)
     close(each, case.value(held), 4 * tolerance)
-    numbers = [case.positional.index(name) for name in case.differentiable]
-    both = value_and_grad(case.loss, numbers)
-    mean = case.call(arrays)
-    value, gradients = case.call(arrays, both)
     assert value.get().tobytes() == mean.get().tobytes(), "the same bits with a gradient as without"
     close(mean, case.reduced(held, "mean"), 4 * tolerance)
     slopes, divisor = case.slopes(held), case.divisor(held, "mean")
@@ -531,10 +533,8 @@ def exercise_few_columns(
 ) -> None:
     """As `exercise`, with the gradient of a few columns of long rows."""
     arrays = on_device(device, operands, layout)
-    close(case.call(arrays, reduction="none"), case.value(operands), 8e-6)
-    numbers = [case.positional.index(name) for name in case.differentiable]
-    mean = case.call(arrays)
-    value, gradients = case.call(arrays, value_and_grad(case.loss, numbers))
+    each, mean, (value, gradients) = device.together(passes, case, arrays)
+    close(each, case.value(operands), 8e-6)
     assert value.get().tobytes() == mean.get().tobytes()
     last = operands[case.positional[0]].shape[1] - 1
     columns = [*(column for column in (0, 1, 511, 512, 1023) if column < last), last]

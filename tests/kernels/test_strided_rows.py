@@ -61,6 +61,19 @@ def strided_teams(device: Any) -> list[dict[str, int]]:
     return [parameters(name, "StridedTeam") for name in strided_kernels(device)]
 
 
+def three_passes(x: Any, target: Any) -> list[Any]:
+    """Each loss of cross_entropy, the mean, and the mean with its gradient."""
+    each, mean = cross_entropy(x, target, reduction="none"), cross_entropy(x, target)
+    return [each, mean, *value_and_grad(cross_entropy)(x, target)]
+
+
+def all_passes(x: Any, target: Any, weight: Any, overwritten: Any) -> list[Any]:
+    """These, those with weights, and the gradient that takes the place of scores."""
+    in_place = functools.partial(cross_entropy, overwrite_input=True)
+    weighted = value_and_grad(cross_entropy)(x, target, weight=weight)
+    return [*three_passes(x, target), *weighted, value_and_grad(in_place)(overwritten, target)[1]]
+
+
 @pytest.mark.quick
 def test_threads_of_heavy_losses_have_more_registers() -> None:
     """Forward, but for single rows of half precision; no thread has other elements."""
@@ -283,8 +296,7 @@ def test_the_same_bits_in_one_launch_and_in_two(
         monkeypatch.setattr(row_striding, "ENOUGH_THREADS", enough)
         with installed(multiprocessors=3, seed=1) as device:
             arrays = device.asarray(x), device.asarray(target)
-            results = [cross_entropy(*arrays, reduction="none"), cross_entropy(*arrays)]
-            results += value_and_grad(cross_entropy)(*arrays)
+            results = device.together(three_passes, *arrays)
             assert results[1].get() == results[2].get()  # without and with a gradient
             assert ("SPLIT" in phases(device)) == (few_tiles > 0)
             bits.add(tuple(result.get().tobytes() for result in results))
@@ -353,8 +365,8 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
     assert wide.grad is not None
     with installed(multiprocessors=3, seed=1) as device:
         arrays = device.asarray(x), device.asarray(target)
-        close(cross_entropy(*arrays, reduction="none"), expected.detach(), tolerance)
-        _, gradient = value_and_grad(cross_entropy)(*arrays)
+        each, _, _, gradient = device.together(three_passes, *arrays)
+        close(each, expected.detach(), tolerance)
         close(gradient, wide.grad.numpy() / target.size, tolerance)
         widths = {team["width"] for team in strided_teams(device)}
     pairs = DTYPES[dtype] in (DTYPES["bfloat16"], DTYPES["float16"]) and shape[2] % 2 == 0
@@ -433,6 +445,20 @@ def test_any_place_in_memory(dtype: str) -> None:
 
 # With an odd number of pixels classes begin within sectors of memory, and tiles reach from an image
 # into the next one.
+def losses_and_gradients(
+    x: Any, target: Any, probabilities: Any, overwritten: Any
+) -> tuple[list[Any], list[Any]]:
+    """Of probabilities without and with a gradient; those by x, by both, and in place of x."""
+    of_x, in_place = (
+        value_and_grad(functools.partial(cross_entropy, overwrite_input=overwrites))
+        for overwrites in (False, True)
+    )
+    (_, by_class), (loss, by_x) = of_x(x, target), of_x(x, probabilities)
+    _, by_both = value_and_grad(cross_entropy, argnums=(0, 1))(x, probabilities)
+    gradients = [by_class, by_x, *by_both, in_place(overwritten, target)[1]]
+    return [cross_entropy(x, probabilities), loss], gradients
+
+
 IN_PARTS = [
     ("float32", (2, 21, 1031)),
     ("float32", (2, 230, 1031)),  # tiles that overlap
@@ -470,17 +496,14 @@ def test_gradients_that_begin_within_sectors(
             monkeypatch.setattr(row_arrays, "LONG_STRETCH", 1 << 30)
         with installed(multiprocessors=3, seed=1) as device:
             logits, classes = device.asarray(x), device.asarray(target)
-            _, by_class = value_and_grad(cross_entropy)(logits, classes)
-            of_probabilities = logits, device.asarray(probabilities)
-            losses.append(cross_entropy(*of_probabilities).get())
-            loss, by_logits = value_and_grad(cross_entropy)(*of_probabilities)
-            losses.append(loss.get())
-            _, by_both = value_and_grad(cross_entropy, argnums=(0, 1))(*of_probabilities)
+            of_two, gradients = device.together(
+                losses_and_gradients,
+                *(logits, classes, device.asarray(probabilities)),
+                device.asarray(x, writable=True),
+            )
+            losses += [loss.get() for loss in of_two]
             teams = strided_teams(device)
             special.append(any(team["in_step"] or team["overlap"] for team in teams))
-            in_place = functools.partial(cross_entropy, overwrite_input=True)
-            _, overwritten = value_and_grad(in_place)(device.asarray(x, writable=True), classes)
-            gradients = by_class, by_logits, *by_both, overwritten
             bits.append([a.get().tobytes() for a in gradients])
     assert bits[0] == bits[1]
     assert bits[0][0] == bits[0][-1]
@@ -712,13 +735,10 @@ def test_rows_of_few_elements_are_loaded_ahead(
             logits = device.asarray(x, misalignment=misalignment)
             operands = logits, device.asarray(target)
             classes = device.asarray(weight)
-            loss = cross_entropy(*operands)
-            value, gradient = value_and_grad(cross_entropy)(*operands)
-            each = cross_entropy(*operands, reduction="none")
-            weighted = value_and_grad(cross_entropy)(*operands, weight=classes)
-            in_place = functools.partial(cross_entropy, overwrite_input=True)
             overwritten = device.asarray(x, misalignment=misalignment, writable=True)
-            _, written = value_and_grad(in_place)(overwritten, operands[1])
+            each, loss, value, gradient, *weighted, written = device.together(
+                all_passes, *operands, classes, overwritten
+            )
             teams = strided_teams(device)
             assert len(teams) >= 5
             results = loss, gradient, each, *weighted, value, written
