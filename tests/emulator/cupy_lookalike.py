@@ -163,10 +163,9 @@ class Device:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> Result:
-        """What a function returns, its kernels compiled together: in half the time of each alone.
+        """What a function returns, its kernels compiled together, which takes half the time.
 
-        It is called twice, the first time without running kernels: what it reads of results then
-        means nothing.
+        It is called twice, the first time without running kernels: results mean nothing then.
         """
         if self.run_kernels:
             launches = len(self.launches)

@@ -365,8 +365,9 @@ def test_dtypes(dtype: str, shape: tuple[int, int, int]) -> None:
     assert wide.grad is not None
     with installed(multiprocessors=3, seed=1) as device:
         arrays = device.asarray(x), device.asarray(target)
-        each, _, _, gradient = device.together(three_passes, *arrays)
+        each, mean, value, gradient = device.together(three_passes, *arrays)
         close(each, expected.detach(), tolerance)
+        assert mean.get().tobytes() == value.get().tobytes(), "the same bits with a gradient"
         close(gradient, wide.grad.numpy() / target.size, tolerance)
         widths = {team["width"] for team in strided_teams(device)}
     pairs = DTYPES[dtype] in (DTYPES["bfloat16"], DTYPES["float16"]) and shape[2] % 2 == 0
@@ -443,8 +444,6 @@ def test_any_place_in_memory(dtype: str) -> None:
         assert alone.tobytes() == each[1:2, 5:6].tobytes()
 
 
-# With an odd number of pixels classes begin within sectors of memory, and tiles reach from an image
-# into the next one.
 def losses_and_gradients(
     x: Any, target: Any, probabilities: Any, overwritten: Any
 ) -> tuple[list[Any], list[Any]]:
@@ -459,6 +458,8 @@ def losses_and_gradients(
     return [cross_entropy(x, probabilities), loss], gradients
 
 
+# With an odd number of pixels classes begin within sectors of memory, and tiles reach from an image
+# into the next one.
 IN_PARTS = [
     ("float32", (2, 21, 1031)),
     ("float32", (2, 230, 1031)),  # tiles that overlap
