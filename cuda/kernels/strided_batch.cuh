@@ -81,6 +81,8 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     auto& elements = get<S>(vectors[k]);
     if (holds(k)) {
       elements = load();
+      // The upper half is 0. The assembler would merge it with that of another register, for each.
+      if constexpr (sizeof(Stored<S>) < sizeof(unsigned)) elements = opaque(elements);
     } else if constexpr (OTHERS_HIDDEN) {
       elements = repeated<S>(S == FIRST ? T(-INFINITY) : T(0));
     }
