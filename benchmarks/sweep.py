@@ -63,6 +63,8 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((32, 3, 1023, 1365), rows.classes),
     ((1024, 2, 65536), rows.classes),
     ((16, 8, 1024, 1024), rows.classes),
+    ((64, 5, 577, 577), rows.classes),
+    ((32, 12, 513, 513), rows.classes),
     ((16, 2000, 4096), rows.classes),
     ((8, 8000, 2048), rows.classes),
     ((65, 32000, 64), rows.classes),

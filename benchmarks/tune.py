@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from cupy_losses._core.dtypes import dtype_name
-from cupy_losses._device import engine, row_striding, row_team, row_tiling
+from cupy_losses._device import engine, row_striding, row_team, row_tiling, strided_tiling
 
 from . import rows, sweep
 from .measure import environment, forward_works, in_turn
@@ -99,6 +99,8 @@ CONSTANTS = [
     Constant(row_striding, "ENOUGH_THREADS", (1 << 16, 1 << 17, 1 << 18), strided=True),
     Constant(row_striding, "SEGMENTS", (2048, 4096, 8192), strided=True),
     Constant(row_striding, "SEGMENTS_OF_HALVES", (1024, 2048, 4096), strided=True),
+    Constant(strided_tiling, "TILE_BYTES", (27 << 10, 37 << 10, 55 << 10), strided=True),
+    Constant(strided_tiling, "MANY_TILES", (1024, 4096, 8192), strided=True),
 ]
 
 

@@ -21,6 +21,7 @@ from .row_striding_schedule import bytes_between_sections, strided_rows_of, stri
 from .row_team import BLOCK, RowTeam, row_team
 from .row_team_schedule import bytes_between_splits, rows_schedule, split_rows_schedule
 from .row_tiling_schedule import row_tiles_schedule, tile_of
+from .strided_tiling_schedule import strided_tile_of, strided_tiles_schedule
 
 MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 
@@ -104,6 +105,9 @@ class _Planner(RowLaunches):
         if tile := None if summed else tile_of(operands, outputs):
             schedule = row_tiles_schedule(operands, tile, outputs)
             self._add(loss_function(operands), schedule, results)
+        elif columns := None if summed else strided_tile_of(operands, outputs):
+            function = loss_function(operands, columns.count if columns.few else 0)
+            self._add(function, strided_tiles_schedule(operands, columns, outputs), results)
         elif strided := strided_rows_of(operands, outputs):
             self._add_side_by_side(strided, results)
         else:

@@ -118,6 +118,10 @@ class Rows:
         begins_in_parts = array.misaligned or any(size * step % SECTOR_BYTES for step in steps)
         return length >= LONG_STRETCH and bool(begins_in_parts)
 
+    def line(self, array: RowArray, others: Sequence[RowArray]) -> int:
+        """How many neighbouring rows lie side by side in an array, `others` beside it."""
+        return self._stretches(array, others)[0]
+
     def _stretches(self, array: RowArray, others: Sequence[RowArray]) -> tuple[int, Shape]:
         """How many neighbouring rows lie side by side, and the steps from a stretch to others.
 

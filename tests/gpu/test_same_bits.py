@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from cupy_losses import cross_entropy, value_and_grad
-from cupy_losses._device import driver
+from cupy_losses._device import driver, strided_tiling
 
 from ..emulator.cupy_lookalike import forget
 
 pytestmark = pytest.mark.gpu
 
 Bits = dict[str, Any]
-Shape = tuple[int, int]
+Shape = tuple[int, ...]
 
 
 # Lanes of a warp; a block; the blocks of a cluster, of a large one; two launches.
@@ -51,7 +51,7 @@ def logits(shape: Shape, dtype: Any) -> tuple[Any, Any]:
     """Logits and classes."""
     generator = torch.Generator("cuda").manual_seed(sum(shape))
     x = (3 * torch.randn(shape, device="cuda", generator=generator)).to(dtype)
-    return x, torch.randint(0, shape[1], shape[:1], device="cuda", generator=generator)
+    return x, torch.randint(0, shape[1], (shape[0], *shape[2:]), device="cuda", generator=generator)
 
 
 def placed(x: Any, skipped: int) -> Any:
@@ -109,6 +109,28 @@ def test_whatever_the_size_of_shared_memory(shape: Shape, dtype: Any, answering:
     before = results(x, target)
     answering(shared_memory=64 << 10)
     assert changed(before, results(x, target)) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("skipped", [0, 1])
+@pytest.mark.parametrize(
+    "shape",
+    [(8, 2, 512, 512), (2, 3, 1023, 1365), (8, 12, 256, 256), (2, 21, 513, 513), (200, 24, 45, 45)],
+    ids=str,
+)
+def test_in_tiles_of_classes_ahead_of_pixels_or_not(
+    shape: Shape, skipped: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each loss and each gradient; the sum of losses is added up in other groups, in double."""
+    x, target = logits(shape, dtype)
+    target.ravel()[::7] = -100
+    found = results(placed(x, skipped), target)
+    monkeypatch.setattr(strided_tiling, "COLUMNS", {})
+    forget()
+    other = results(placed(x, skipped), target)
+    monkeypatch.undo()
+    forget()
+    assert changed(other, found) == {}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -190,6 +190,7 @@ ROW_KERNELS = tuple(
         "row_tiles",
         "gathered_rows",
         "strided_rows",
+        "strided_tiles",
         "multilabel_margin",
     )
 )
@@ -372,6 +373,35 @@ def test_strided_kernels_are_lean(asked: Request, dtype: str) -> None:
     for kernel in program.kernels:
         assert kernel.spills <= 48, kernel.name
         assert not list(static_checks.double_findings(kernel)), kernel.name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tiles_of_strided_rows_do_not_spill(dtype: str) -> None:
+    """Of any length, with smoothing too, and with weights of classes; on every architecture."""
+    of_losses = (
+        (multiclass._CROSS_ENTROPY[False, False, False], (-100, 0.0, 0.0)),
+        (multiclass._CROSS_ENTROPY[True, False, False], (-100, 0.1, 0.0)),
+    )
+    with planned() as planned_names:
+        for (loss, given), columns, gradient, weighted in itertools.product(
+            of_losses, (3, 12, 21, 32), (False, True), (False, True)
+        ):
+            shape, pixels = (8, columns, 513 * 513), (8, 513 * 513)
+            weight = (static_checks.dense(dtype, columns),) * weighted
+            own = static_checks.dense(dtype, *shape), static_checks.dense("int64", *pixels)
+            operands, call = (*weight, *own), Call(loss, "mean", given, weighted=weighted)
+            asked = Request(wanted=(call.extra,)) if gradient else FORWARD
+            aligned = (0,) * len(operands)
+            loss.plan(NO_ARRAYS, Problem(call, asked, operands, aligned, shape, False, device=0))
+    names = [name for name in planned_names if name.startswith("strided_tiles<")]
+    assert len(names) >= 20
+    source = sources.source("kernels/strided_tiles.cu")
+    for kernel in static_checks.compile_program(source, names, 90).kernels:
+        assert kernel.spills == 0, kernel.name
+        assert not list(static_checks.double_findings(kernel)), kernel.name
+    for architecture in (architecture for architecture in ARCHITECTURES if architecture > 90):
+        static_checks.compile_program(source, names[::9], architecture)
 
 
 WIDEST = [

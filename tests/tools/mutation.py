@@ -33,7 +33,15 @@ import pytest
 from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
-from .mutation_batteries import gathered, multilabel, pointwise, rows, strided, tiles
+from .mutation_batteries import (
+    gathered,
+    multilabel,
+    pointwise,
+    rows,
+    strided,
+    strided_tiles,
+    tiles,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 # What no call of a pointwise loss reaches, and of that what rows of one kind alone reach.
@@ -43,6 +51,7 @@ ROW_FILES = (
     "kernels/row_tiles.cu",
     "kernels/gathered_rows.cu",
     "kernels/strided_rows.cu",
+    "kernels/strided_tiles.cu",
     "kernels/multilabel_margin.cu",
     "kernels/phases.cuh",
     "kernels/row.cuh",
@@ -53,6 +62,7 @@ ROW_FILES = (
     "kernels/strided_batch.cuh",
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
+    "memory/column_copy.cuh",
     "memory/tile_copy.cuh",
     "losses/multilabel_margin.cuh",
     "losses/row_combinators.cuh",
@@ -65,6 +75,7 @@ STRIDED_FILES = (
     "kernels/strided_rows.cu",
     "kernels/strided_batch.cuh",
 )
+STRIDED_TILE_FILES = ("kernels/strided_tiles.cu", "memory/column_copy.cuh")
 MULTILABEL_FILES = ("kernels/multilabel_margin.cu", "losses/multilabel_margin.cuh")
 GATHERED_FILE = "kernels/gathered_rows.cu"
 FILES = (
@@ -237,6 +248,36 @@ EQUIVALENT: dict[str, str] = {
         "no loss of rows has 32 operands"
     ),
     "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
+    "if (threadIdx.x % 32 == 1) mbarrier_arrive(Arrivals::barrier(turn));": (
+        "another thread of the warp arrives"
+    ),
+    "if (threadIdx.x % 31 == 0) mbarrier_arrive(Arrivals::barrier(turn));": (
+        "another thread of the last warp arrives"
+    ),
+    "if (threadIdx.x % 32 == 1) mbarrier_arrive(Computed::barrier(turn));": (
+        "another thread of each warp arrives"
+    ),
+    "kernels/strided_tiles.cu: for (int k = 0; k <= Team::COUNT; ++k) {": (
+        "an element that is not there"
+    ),
+    "constexpr int SIZE = sizeof(*first), WHOLE = ColumnCopies::PIECE * SIZE;": (
+        "less is read around a tile: slower"
+    ),
+    "const int ahead = misalignment(from) * SIZE;": "less is read around a tile: slower",
+    "const int around = (ahead + rows.count + WHOLE + 1) / WHOLE * WHOLE;": (
+        "less is read around a tile: slower"
+    ),
+    "const int around = (ahead + rows.count + WHOLE - 1) * WHOLE * WHOLE;": (
+        "less is read around a tile: slower"
+    ),
+    "work.load(turn - 2, coming.tile, stage(turn));": "the same barrier",
+    "if (pieces.whole == 1) return;": "a copy of nothing",
+    "if (pieces.whole == 0) ;": "a copy of nothing",
+    "if (pieces.whole == 1) continue;": "a copy of nothing",
+    "constexpr int SIZE = sizeof(E), WHOLE = PIECE * SIZE;": (
+        "threads look for elements that are not there: slower"
+    ),
+    "for (int k = lane; k < columns; k += 31) {": "a column is stored twice: slower",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
     "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
     "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
@@ -617,6 +658,8 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(tiles)
     elif mutant.file in STRIDED_FILES:
         batteries.append(strided)
+    elif mutant.file in STRIDED_TILE_FILES:
+        batteries.append(strided_tiles)
     elif mutant.file in MULTILABEL_FILES:
         batteries.append(multilabel)
     elif mutant.file == GATHERED_FILE:

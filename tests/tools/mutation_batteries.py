@@ -42,6 +42,7 @@ from cupy_losses._device import (
     row_striding,
     row_team,
     row_tiling_schedule,
+    strided_tiling,
 )
 from cupy_losses._libraries.registry import resolve
 
@@ -454,6 +455,57 @@ def _few_strided(check: Callable[..., None], draw: Callable[..., Any]) -> None:
                 check(hosts, ignore_index=1)
 
 
+def strided_tiles(device: Device) -> None:
+    """Calls that reach every branch of kernels/strided_tiles.cu."""
+    rng = np.random.default_rng(17)
+
+    def check(
+        shape: tuple[int, int, int], dtype: Any = np.float32, begin: int = 0, **options: Any
+    ) -> None:
+        x = _scores(rng, shape[0] * shape[1], shape[2], dtype=dtype).reshape(shape)
+        target = rng.integers(0, shape[1], shape[::2])
+        target[0, 40:43] = -100, shape[1], -1
+        logits = device.asarray(x, misalignment=begin * x.itemsize)
+        apart = device.asarray(np.repeat(target, 2, axis=1))[:, ::2]
+        for classes, reduction in (device.asarray(target), "mean"), (apart, "none"):
+            compare(
+                device,
+                cross_entropy,
+                (x, target),
+                [logits, classes],
+                (0,),
+                16,
+                reduction=reduction,
+                **options,
+            )
+
+    with _planned(
+        module=strided_tiling,
+        THREADS=64,
+        COMPUTING=32,
+        MOST_ROWS=64,
+        LEAST_BYTES=0,
+        LEAST_ROWS=64,
+        LEAST_TILES=1,
+        FULL=0.0,
+        SEGMENTS=4,
+        COLUMNS={(size, wanted): (2, 64) for size in (2, 4) for wanted in (False, True)},
+    ):
+        check((2, 21, 201))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(device, "blocks_per_multiprocessor", 1)
+            forget()
+            check((1, 17, 515))  # several tiles of a segment, and segments of a block
+        check((3, 3, 163), BFLOAT16)
+        check((3, 3, 163), BFLOAT16, begin=3)
+        check((1, 40, 131), begin=1)  # more columns than threads that copy
+        check((2, 21, 209), label_smoothing=0.3, where=rng.random((2, 209)) < 0.9)
+        x, target = _scores(rng, 22, 201).reshape(2, 11, 201), rng.integers(0, 11, (2, 201))
+        compare(device, cross_entropy, (x, target), None, (0,), 16, reduction="sum")
+        logits = _scores(rng, 18, 100).reshape(1, 18, 100)
+        _anticipation(device, cross_entropy, (logits, rng.integers(0, 18, (1, 100))))
+
+
 def multilabel(device: Device) -> None:
     """Calls that reach every branch of kernels/multilabel_margin.cu and of its loss."""
     rng = np.random.default_rng(10)
@@ -522,7 +574,7 @@ def rows(device: Device, first: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _planned(tiled: bool = True, module: ModuleType = row_team, **constants: int) -> Iterator[None]:
+def _planned(tiled: bool = True, module: ModuleType = row_team, **constants: Any) -> Iterator[None]:
     """Let rows be divided as those of other lengths are."""
     with pytest.MonkeyPatch.context() as patch:
         if not tiled:

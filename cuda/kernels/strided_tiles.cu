@@ -1,0 +1,306 @@
+// Losses over rows whose elements lie apart while neighbouring rows lie together, such as classes
+// ahead of pixels, (N, C, d), where rows are short: the loss of each row, its sum or mean, the
+// gradients of the elements, or loss and gradients together.
+//
+// A tile is of neighbouring rows. Each of its columns is one stretch of memory, of any alignment.
+// The copy engine moves it to shared memory, while a block works on the tile before, and gradients
+// back: they take the place of the elements that they belong to. So whole sectors of memory are
+// written, wherever a column begins. The last warp of a block does nothing but that. A thread of
+// the others has a row at a time, with all of its elements in registers. Bytes of device memory an
+// element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
+//
+// Order of summation: that of rows which stay with one thread in kernels/strided_rows.cu. Tiles
+// form segments, which are added as those of kernels/pointwise.cu are.
+#include "kernels/row_epilogue.cuh"
+#include "kernels/row_states.cuh"
+#include "kernels/strided_batch.cuh"
+#include "memory/column_copy.cuh"
+
+// What cupy_losses/_device/strided_tiling.py chooses.
+struct StridedTileTeamParameters {
+  int threads;       // of a block
+  int count;         // the elements of a row, at most
+  int sure;          // how many of them are there at least
+  int pitch;         // the bytes from a column to the next one in shared memory
+  int resident;      // how many blocks a multiprocessor is to hold
+  unsigned numbers;  // bit k: array k has a tile of one number for each row
+};
+
+// The threads of a tile.
+template <StridedTileTeamParameters GIVEN>
+struct StridedTileTeam {
+  static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
+  static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure, PITCH = GIVEN.pitch;
+  static constexpr int COMPUTING = THREADS - 32;  // all but the warp that copies
+  static constexpr unsigned NUMBERS = GIVEN.numbers;
+  // What a StridedBatch asks for.
+  static constexpr int WIDTH = 1;
+  static constexpr bool STAYS = true, AHEAD = false;
+};
+
+// A tile: how many rows it has at most, the bytes of all its arrays in shared memory, where each
+// begins there, and how many tiles a line of rows has.
+template <int ARRAYS>
+struct StridedTilePlaces {
+  int rows, bytes, begin[ARRAYS], of_line;
+  Reciprocal32 reciprocal;
+};
+
+// The work of a block on its tiles. `pointers` are those to device memory.
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
+struct StridedTileWorker;
+
+template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, int... K>
+struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using N = typename Row::N;
+  using State = typename Loss::template State<N>;
+  using Finished = typename Loss::template Finished<N>;
+  using Batch = StridedBatch<Row, Loss, Team, Team::SURE, Loss::HIDES, 1>;
+  using Places = StridedTilePlaces<Layout::ARRAYS>;
+  using Computed = BarriersOfTurns<Team::COMPUTING / 32, 1>;  // of all warps but one
+  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  static constexpr int FIRST = Row::FIRST;
+  using Element = typename Row::template Element<FIRST>;
+  static constexpr int PITCH = Team::PITCH / int(sizeof(Element));
+  static_assert(ARRIVALS, "the copy engine");
+  static_assert((WANTED & ~1u) == 0 && (TANGENTS & 1u) == 0, "one array has elements of rows");
+
+  const Loss& loss;
+  const Layout& layout;
+  const Places& places;
+  const Pointers& pointers;
+  const Index n;
+  const int columns;
+
+  // The rows of a tile. It ends where the last dimension of all rows does, a line of them.
+  struct Rows {
+    Index first;
+    int count;
+  };
+  DEVICE Index line() const { return Index(layout.rows.size[decltype(layout.rows)::DIMS - 1]); }
+  DEVICE Index tiles() const { return n / line() * places.of_line; }
+  DEVICE Rows rows_of(Index tile) const {
+    // No memory holds the rows of 2^31 tiles.
+    const Index own = places.reciprocal.quotient(unsigned(tile));
+    const Index part = tile - own * places.of_line;
+    const Index first = own * line() + part * places.rows, end = (own + 1) * line();
+    return {first, int(min(Index(places.rows), end - first))};
+  }
+
+  // To shared memory, without waiting: the work of the warp that copies.
+  DEVICE void load(unsigned turn, Index tile, unsigned char* stage) const {
+    const Rows rows = rows_of(tile);
+    (load_array<K>(turn, rows, stage), ...);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(Arrivals::barrier(turn));
+  }
+  // The pointers, to shared memory where a tile is there, and how rows lie then.
+  DEVICE Pointers staged(const Rows& rows, unsigned char* stage) const {
+    Pointers staged = pointers;
+    (stage_pointer<K>(staged, rows, stage), ...);
+    return staged;
+  }
+  DEVICE Layout staged_layout() const {
+    Layout staged = layout;
+    staged.steps[FIRST] = PITCH;
+    return staged;
+  }
+  // Row `own` of a tile.
+  DEVICE Row row_at(const Rows& rows, int own, const Layout& in_stage,
+                    const Pointers& staged) const {
+    Row row{in_stage, staged, layout.rows.locate(rows.first + own), columns};
+    ((IS_STAGED<K> ? void(row.at.offset[K] = own) : void()), ...);
+    return row;
+  }
+
+  // The context of a row. Hides the element of its class, unless the loss is told which one it is.
+  DEVICE auto prologue(const Row& row) const {
+    const auto context = loss.prologue(row, loss.prefetch(row));
+    if constexpr (Loss::HIDES && !Batch::TELLS) {
+      if (context.status == ACTIVE) set(row, context.column, T(-INFINITY));
+    }
+    return context;
+  }
+  // The elements of a row.
+  DEVICE Batch elements_of(const Row& row) const {
+    Batch batch;
+    if constexpr (!Loss::HIDES) batch = {};
+    batch.first = 0;
+    batch.end = columns;
+#pragma unroll
+    for (int k = 0; k < Team::COUNT; ++k) {
+      batch.template take<FIRST>(
+          k, [&] { return packed(Vector<Element, 1>{{*row.template address<FIRST>(k)}}); });
+    }
+    return batch;
+  }
+  // Those of rows that are not active are added, too: a branch would take longer.
+  DEVICE State accumulate(const Batch& batch, const Row& row, const auto& context) const {
+    State state = State::empty();
+    typename Batch::template Of<0> elements{batch, row, batch.largest_of_rows().at[0], {}};
+    if constexpr (Batch::TELLS) elements.hidden = batch.place_of(context.column);
+    loss.template add<true>(state, row, context, elements);
+    return state;
+  }
+  // Puts the gradients of a row in the place of its elements, as if it were active, then those of
+  // one that is not.
+  DEVICE void differentiate(const Batch& batch, const Row& row, const auto& context,
+                            const Finished& done) const {
+#pragma unroll
+    for (int k = 0; k < Team::COUNT; ++k) {
+      if (!batch.holds(k)) continue;
+      const auto numbers = batch.template numbers<0>(row, k);
+      set(row, k, derivative(loss.template gradient<0, N>(row, done, numbers)));
+    }
+    if (context.status != ACTIVE) {
+#pragma unroll 1
+      for (int k = 0; k < columns; ++k) set(row, k, without_loss<T>(context.status));
+    } else if constexpr (Loss::SINGLE) {
+      set(row, context.column, derivative(loss.gradient_of_target(done)));
+    }
+  }
+  // All rows of a thread have been computed, and gradients are in the place of elements.
+  static DEVICE void arrive(unsigned turn) {
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(Computed::barrier(turn));
+  }
+
+  // From shared memory to the gradients, and waits until that has been read: the work of the warp
+  // that copies.
+  DEVICE void store(Index tile, unsigned char* stage) const {
+    constexpr int G = Row::template GRADIENT<WANTED, 0>;
+    const Rows rows = rows_of(tile);
+    const Element* const from = get<FIRST>(staged(rows, stage));
+    ColumnCopies::store<PITCH>(first_of<G>(rows), layout.template step<G>(), from, rows.count,
+                               columns);
+    cp_async_bulk_wait_group_read<0>();
+    __syncwarp();
+  }
+
+ private:
+  // Whether array S has a tile in shared memory: the elements of rows, or a number for each row.
+  template <int S>
+  static constexpr bool IS_STAGED = S == FIRST || bool(Team::NUMBERS >> S & 1u);
+
+  // Where array S begins in device memory.
+  template <int S>
+  DEVICE auto* first_of(const Rows& rows) const {
+    return get<S>(pointers) + layout.rows.locate(rows.first).offset[S];
+  }
+  template <int S>
+  DEVICE void load_array(unsigned turn, const Rows& rows, unsigned char* stage) const {
+    if constexpr (IS_STAGED<S>) {
+      const auto* const first = first_of<S>(rows);
+      constexpr int SIZE = sizeof(*first), WHOLE = ColumnCopies::PIECE / SIZE;
+      unsigned char* const to = stage + places.begin[S] + misalignment(first);
+      const Row row{layout, pointers, {}, columns};
+      const int stretches = S == FIRST ? columns : 1;
+      for (int k = threadIdx.x % 32; k < stretches; k += 32) {
+        const auto* const from = first + k * layout.template step<S>();
+        const int ahead = misalignment(from) / SIZE;
+        const int around = (ahead + rows.count + WHOLE - 1) / WHOLE * WHOLE;
+        ColumnCopies::load(turn, to + k * Team::PITCH, from, rows.count,
+                           row.template may_read<S>(from - ahead, around));
+      }
+    }
+  }
+  template <int S>
+  DEVICE void stage_pointer(Pointers& staged, const Rows& rows, unsigned char* stage) const {
+    if constexpr (IS_STAGED<S>) {
+      const int behind = misalignment(first_of<S>(rows));
+      get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
+    }
+  }
+  // Changes an element in shared memory.
+  static DEVICE void set(const Row& row, int column, T x) {
+    *const_cast<Element*>(row.template address<FIRST>(column)) = convert<Element>(x);
+  }
+};
+
+// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
+// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. The dynamic
+// shared memory holds two tiles.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    strided_tiles(Loss loss, double scale, Layout layout, StridedTilePlaces<Layout::ARRAYS> places,
+                  long long n, long long columns, long long segments, double divisor,
+                  const double* denominator, const Result* grad_output,
+                  double* anticipation_or_output, Result* value, unsigned* counter,
+                  double* partials, P... pointer) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  using Pointers = Tuple<P...>;
+  using Work = StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Index = typename Layout::Index;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+
+  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  if (given.is_done) return;
+  [[maybe_unused]] T factor = T(given.value);
+  const Pointers pointers{{pointer}...};
+  const Work work{loss, layout, places, pointers, Index(n), int(columns)};
+  if (denominator != nullptr) divisor = *denominator;
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      given, value, counter, partials, segments, divisor, scaling);
+
+  // The tiles of a segment, then those of the next segment.
+  const Index all = Index(segments), tiles = work.tiles();
+  struct Turn {
+    Index segment, tile;
+  };
+  const auto ends = [&](const Turn& turn) { return turn.tile + all >= tiles; };
+  const auto next = [&](const Turn& turn) -> Turn {
+    const Index segment = turn.segment + gridDim.x;
+    return ends(turn) ? Turn{segment, segment} : Turn{turn.segment, turn.tile + all};
+  };
+  const auto stage = [&](unsigned turn) { return shared + turn % 2 * places.bytes; };
+  Arrivals::begin();
+  Work::Computed::begin();
+  __syncthreads();
+  Turn at{blockIdx.x, blockIdx.x}, coming = at;
+  const bool copies = threadIdx.x >= Team::COMPUTING;
+  if (copies) {
+    for (unsigned turn = 0; turn < 2 && coming.segment < all; ++turn, coming = next(coming)) {
+      work.load(turn, coming.tile, stage(turn));
+    }
+  }
+  const Layout in_stage = work.staged_layout();
+  Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
+  for (unsigned turn = 0; at.segment < all; ++turn, at = next(at)) {
+    if (copies) {
+      Work::Computed::wait(turn);
+      if constexpr (GRADIENTS) work.store(at.tile, stage(turn));
+      if (coming.segment < all) {
+        work.load(turn + 2, coming.tile, stage(turn));
+        coming = next(coming);
+      }
+    } else {
+      Arrivals::wait(turn);
+      const auto rows = work.rows_of(at.tile);
+      const Pointers staged = work.staged(rows, stage(turn));
+#pragma unroll 1
+      for (int own = threadIdx.x; own < rows.count; own += Team::COMPUTING) {
+        const auto row = work.row_at(rows, own, in_stage, staged);
+        const auto context = work.prologue(row);
+        const auto batch = work.elements_of(row);
+        const auto state = merged_in_warp<1>(work.accumulate(batch, row, context));
+        const auto outcome = outcome_of<GRADIENTS, true>(loss, row, context, state,
+                                                         VALUES != NO_VALUES, factor, reciprocal);
+        take<VALUES, Loss>(outcome, rows.first + own, value, sum, counted);
+        if constexpr (GRADIENTS) work.differentiate(batch, row, context, outcome.done);
+      }
+      work.arrive(turn);
+    }
+    if (ends(at)) {
+      if constexpr (REDUCED) reduction.add_totals(at.segment, sum, counted);
+      sum = counted = Sum<T>::zero();
+    }
+  }
+  if constexpr (REDUCED) reduction.finish();
+}
