@@ -56,18 +56,23 @@ def placed(device: Device, host: Any, skipped: int = 0) -> Any:
     return view
 
 
+def passes(input: Any, target: Any) -> dict[str, Any]:
+    """All that is computed of cross entropy."""
+    value, gradient = value_and_grad(cross_entropy)(input, target)
+    return {
+        "losses": cross_entropy(input, target, reduction="none"),
+        "mean": cross_entropy(input, target),
+        "value beside the gradient": value,
+        "gradient": gradient,
+    }
+
+
 def on(x: Any, target: Any, skipped: int = 0, stream: int = 0, **fields: Any) -> Bits:
-    """All that is computed of cross entropy, on a device with these fields."""
+    """The bits of all that is computed, on a device with these fields."""
     with installed(check=False, **{"seed": 1, **fields}) as device:
         device.stream = stream
-        input, classes = placed(device, x, skipped), device.asarray(target)
-        value, gradient = value_and_grad(cross_entropy)(input, classes)
-        results = {
-            "losses": cross_entropy(input, classes, reduction="none"),
-            "mean": cross_entropy(input, classes),
-            "value beside the gradient": value,
-            "gradient": gradient,
-        }
+        arrays = placed(device, x, skipped), device.asarray(target)
+        results = device.together(passes, *arrays)
         assert {launch.stream for launch in device.launches} == {stream}
         return {name: result.get().tobytes() for name, result in results.items()}
 
@@ -229,15 +234,16 @@ def test_whatever_other_rows_there_are(shape: Shape, dtype: str) -> None:
     x, target = logits(shape, dtype)
     with installed(check=False, seed=1) as device:
 
-        def rows(x: Any, target: Any) -> tuple[Any, Any]:
-            arrays = placed(device, x), device.asarray(target)
+        def rows(part: slice) -> tuple[Any, Any]:
+            arrays = placed(device, x[part]), device.asarray(target[part])
             losses = cross_entropy(*arrays, reduction="none")
             _, gradient = value_and_grad(cross_entropy)(*arrays, reduction="sum")
             return losses.get(), gradient.get()
 
-        together = rows(x, target)
-        alone = [rows(x[k : k + 1], target[k : k + 1]) for k in range(len(x))]
+        parts = [slice(None), *(slice(k, k + 1) for k in range(len(x)))]
+        among_others, *alone = device.together(lambda: [rows(part) for part in parts])
         for which in (0, 1):
             assert (
-                np.concatenate([row[which] for row in alone]).tobytes() == together[which].tobytes()
+                np.concatenate([row[which] for row in alone]).tobytes()
+                == among_others[which].tobytes()
             )
