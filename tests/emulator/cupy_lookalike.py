@@ -167,6 +167,16 @@ class Device:
 
         It is called twice, the first time without running kernels: results mean nothing then.
         """
+        self.prepare(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def prepare(
+        self,
+        function: Callable[Arguments, object],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> None:
+        """Compile the kernels of a function together: it is called, but no kernels run."""
         if self.run_kernels:
             launches = len(self.launches)
             self.run_kernels = False
@@ -176,7 +186,6 @@ class Device:
                 self.run_kernels = True
                 del self.launches[launches:]
             precompile(self.jobs(), workers=1)
-        return function(*args, **kwargs)
 
     def load(self, job: Job) -> int:
         """The function pointer of a kernel on the current device."""
