@@ -170,7 +170,7 @@ def test_on_a_device(problem: Problem) -> None:
     emulator.require()
     with installed(seed=1) as device:
         for poisoned in problem.with_nan():
-            found = ours(poisoned, device.asarray, lambda x: x.get())
+            found = device.together(ours, poisoned, device.asarray, lambda x: x.get())
             check(found, ours(poisoned, np.asarray, np.asarray))
             if poisoned.of_torch is not None:
                 check(found, as_promised(poisoned))
@@ -186,12 +186,20 @@ def test_infinite_scores(dtype: str, columns: int) -> None:
     scores[2, 0] = scores[4, 1] = np.inf
     target = np.zeros(5, np.int64)
     wide = torch.tensor(scores.astype(np.float64))
-    for smoothing, z_loss in ((0.0, 0.0), (0.25, 0.0), (0.0, 0.5)):
+    factors = (0.0, 0.0), (0.25, 0.0), (0.0, 0.5)
+
+    def losses(*arrays: Any) -> list[Any]:
+        return [
+            cross_entropy(*arrays, label_smoothing=smoothing, z_loss=z_loss, reduction="none")
+            for smoothing, z_loss in factors
+        ]
+
+    with installed(seed=1) as device:
+        results = device.together(losses, device.asarray(scores), device.asarray(target))
+    for (smoothing, z_loss), result in zip(factors, results, strict=True):
         options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": "none"}
         expected = F.cross_entropy(wide, torch.tensor(target), **options).numpy()
-        with installed(seed=1) as device:
-            arrays = device.asarray(scores), device.asarray(target)
-            found = cross_entropy(*arrays, z_loss=z_loss, **options).get()
+        found = result.get()
         if z_loss:
             np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
         else:
@@ -220,7 +228,7 @@ def test_tangents_of_infinite_losses(dtype: str, columns: int) -> None:
         with installed(seed=1) as device:
             arrays = [device.asarray(x) for x in (scores, target, weight, along)]
             loss = functools.partial(cross_entropy, weight=arrays[2], **options)
-            found = [x.get() for x in jvp(loss, arrays[:2], (arrays[3], None))]
+            found = [x.get() for x in device.together(jvp, loss, arrays[:2], (arrays[3], None))]
         on_host = functools.partial(cross_entropy, weight=weight, **options)
         for results in found, jvp(on_host, (scores, target), (along, None)):
             for result, wanted in zip(results, expected, strict=True):
