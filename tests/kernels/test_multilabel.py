@@ -46,20 +46,25 @@ def drawn(
     return x, labels
 
 
-def check(device: Device, x: Any, labels: Any, **options: Any) -> list[bytes]:
-    """Values of rows, the mean and its gradient, against the host's in float64; their bits."""
-    arrays = device.asarray(x, **options), device.asarray(labels, **options)
-    each = multilabel_margin_loss(*arrays, reduction="none").get()
-    mean = multilabel_margin_loss(*arrays).get()
-    value, gradient = value_and_grad(multilabel_margin_loss)(*arrays)
-    assert value.get().tobytes() == mean.tobytes(), "the same bits with a gradient as without"
+def passes(x: Any, labels: Any) -> tuple[Any, Any, Any, Any]:
+    """The loss of each row, the mean, and the mean with its gradient."""
+    each = multilabel_margin_loss(x, labels, reduction="none")
+    mean = multilabel_margin_loss(x, labels)
+    return each, mean, *value_and_grad(multilabel_margin_loss)(x, labels)
+
+
+def check(device: Device, x: Any, labels: Any) -> list[bytes]:
+    """The results of all passes, against the host's in float64; their bits."""
+    results = device.together(passes, device.asarray(x), device.asarray(labels))
+    each, mean, value, gradient = (result.get() for result in results)
+    assert value.tobytes() == mean.tobytes(), "the same bits with a gradient as without"
     wide = x.astype(np.float64)
     of_rows = multilabel_margin_loss(wide, labels, reduction="none")
     np.testing.assert_allclose(each, of_rows, rtol=2e-6)
     expected, slopes = value_and_grad(multilabel_margin_loss)(wide, labels)
     np.testing.assert_allclose(mean, expected, rtol=2e-6)
-    np.testing.assert_allclose(gradient.get(), slopes, rtol=2e-6)
-    return [result.tobytes() for result in (each, mean, gradient.get())]
+    np.testing.assert_allclose(gradient, slopes, rtol=2e-6)
+    return [result.tobytes() for result in (each, mean, gradient)]
 
 
 @pytest.mark.quick
@@ -124,6 +129,10 @@ def test_labels_that_are_the_same() -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_its_address() -> None:
+    def rows(x: Any, labels: Any) -> tuple[Any, Any]:
+        each = multilabel_margin_loss(x, labels, reduction="none")
+        return each, value_and_grad(multilabel_margin_loss)(x, labels)[1]
+
     for columns in (9, 52, 101):
         rng = np.random.default_rng(4)
         x, labels = drawn(rng, 12, columns, 5)
@@ -134,9 +143,8 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_address() -> None:
         for hosts, misalignment in (((x, labels), 0), (others, 0), ((x, labels), 8)):
             with installed(multiprocessors=3, seed=1) as device:
                 arrays = [device.asarray(host, misalignment=misalignment) for host in hosts]
-                each = multilabel_margin_loss(*arrays, reduction="none").get()
-                gradient = value_and_grad(multilabel_margin_loss)(*arrays)[1].get()
-            bits.append((each[[4, 9]].tobytes(), gradient[[4, 9]].tobytes()))
+                results = device.together(rows, *arrays)
+            bits.append([result.get()[[4, 9]].tobytes() for result in results])
         assert bits[0] == bits[1] == bits[2]
 
 
@@ -219,11 +227,10 @@ def test_rows_of_no_use(columns: int) -> None:
     labels[7, 2:4] = -1, columns  # behind the end
     with installed(multiprocessors=3, seed=1) as device:
         arrays = device.asarray(x), device.asarray(labels)
-        each = multilabel_margin_loss(*arrays, reduction="none").get()
-        value, gradient = value_and_grad(multilabel_margin_loss)(*arrays)
-        assert np.isnan(value.get())
+        each, _, value, gradient = (x.get() for x in device.together(passes, *arrays))
+    assert np.isnan(value)
     assert np.flatnonzero(np.isnan(each)).tolist() == [3, 5]
-    assert np.isnan(gradient.get()[[3, 5]]).all()
+    assert np.isnan(gradient[[3, 5]]).all()
     rest = np.delete(np.arange(12), [3, 5])
     with installed(multiprocessors=3, seed=1) as device:
         check(device, x[rest], labels[rest])
