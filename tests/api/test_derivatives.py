@@ -246,7 +246,7 @@ def test_small_second_derivatives_of_float32(loss: Any, hosts: Any, twice: Any, 
         *arrays, one = (
             device.asarray(host.astype(np.float32)) for host in (*hosts, np.ones(hosts[0].shape))
         )
-        got = small_seconds(loss, arrays, one)
+        got = device.together(small_seconds, loss, arrays, one)
     expected = [twice(*hosts), twice(*hosts), mixed(*hosts)]
     for result, wanted in zip(got, expected, strict=True):
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6)

@@ -154,16 +154,19 @@ def test_on_the_emulator(written: Written, dtype: str) -> None:
     seconds = [host.astype("f8") for host in hosts]
     tolerance = {"rtol": 1e-4, "atol": 1e-3} if dtype == "f4" else {"rtol": 1e-11, "atol": 1e-11}
     request = Request(wanted=tuple(range(len(hosts))), tangents=(0,))
+    both, along = value_and_grad(written.loss, range(len(hosts))), hosts[0] + 1
     with installed() as device:
-        arrays = [device.asarray(host) for host in hosts]
-        for function in (written.loss, value_and_grad(written.loss, range(len(hosts)))):
-            compare(function(*arrays), function(*seconds), tolerance)
+        arrays, tangent = [device.asarray(host) for host in hosts], device.asarray(along)
         call, given = prepare_of(written.loss)(*arrays)
         library, operands = resolve(call, given)
-        along = hosts[0] + 1
-        found = library.run(call, request, (device.asarray(along), *operands))
+
+        def passes() -> tuple[Any, Any, Any]:
+            results = library.run(call, request, (tangent, *operands))
+            return written.loss(*arrays), both(*arrays), results
+
+        found = device.together(passes)
         of_host = call.loss.on_host(call, request, [along.astype("f8"), *seconds], False)
-        compare(found, of_host, tolerance)
+        compare(found, (written.loss(*seconds), both(*seconds), of_host), tolerance)
 
 
 def compare(found: Any, expected: Any, tolerance: Any) -> None:
@@ -303,10 +306,11 @@ def test_sums_of_exponentials_do_not_overflow_on_the_emulator(dtype: str, length
     rows[:, -2:] = EXPONENTS
     with installed() as device:
         x = device.asarray(rows.astype(dtype))
-        each = INFINITE(x, reduction="none").get()
-        gradient = grad(INFINITE)(x, reduction="sum").get()
-    np.testing.assert_allclose(each, LOGS, rtol=1e-6)
-    np.testing.assert_allclose(gradient[3:5, -2:], [[0.5, 0.5], [1.0, 0.0]])
+        each, gradient = device.together(
+            lambda: (INFINITE(x, reduction="none"), grad(INFINITE)(x, reduction="sum"))
+        )
+    np.testing.assert_allclose(each.get(), LOGS, rtol=1e-6)
+    np.testing.assert_allclose(gradient.get()[3:5, -2:], [[0.5, 0.5], [1.0, 0.0]])
 
 
 def test_empty_rows_and_rows_of_nothing(library: Library) -> None:
