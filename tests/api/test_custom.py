@@ -80,43 +80,57 @@ PAIRS: list[tuple[Any, Any, Case]] = [
 ]
 
 
-def check_against_references(
-    array: Callable[[Any], Any], host: Callable[[Any], Any], ours: Any, theirs: Any, case: Case
-) -> None:
-    """A loss of a user's own against an independent formula, and the bits of a built-in one."""
+def drawn() -> tuple[list[Any], list[tuple[Any, dict[str, Any]]]]:
+    """Input and target; reductions, each with a weight, a mask or neither."""
     rng = np.random.default_rng(0)
     input, target, weight = (rng.random(5000).astype("f4") for _ in range(3))
     where = rng.random(5000) < 0.5
-    wide = [x.astype(np.longdouble) for x in (input, target)]
-    each, slopes = case.value(*wide), case.slopes(*wide)
-    for reduction, extra in (
+    return [input, target], [
         ("mean", {}),
         ("sum", {}),
         ("mean", {"weight": weight}),
         ("mean", {"where": where}),
-    ):
+    ]
+
+
+def results_of(array: Callable[[Any], Any], ours: Any, theirs: Any, case: Case) -> list[Any]:
+    """The value and the gradients of a loss of a user's own, and the value of a built-in one."""
+    operands, reductions = drawn()
+    arrays, found = [array(x) for x in operands], []
+    for reduction, extra in reductions:
         options = {name: array(x) for name, x in extra.items()}
         options |= {"reduction": reduction, **case.parameters}
-        value, gradients = value_and_grad(ours, (0, 1))(array(input), array(target), **options)
+        value, gradients = value_and_grad(ours, (0, 1))(*arrays, **options)
+        found.append((value, gradients, theirs(*arrays, **options)))
+    return found
+
+
+def check_results(found: list[Any], host: Callable[[Any], Any], case: Case) -> None:
+    """Against an independent formula, and the bits of the built-in loss."""
+    operands, reductions = drawn()
+    wide = [x.astype(np.longdouble) for x in operands]
+    each, slopes = case.value(*wide), case.slopes(*wide)
+    for (reduction, extra), (value, gradients, built_in) in zip(reductions, found, strict=True):
         expected = case.reduce(each, reduction, extra.get("weight"), extra.get("where"))
         assert ulps(host(value), np.asarray(expected)) <= 1
         divisor = case.divisor(each, reduction, extra.get("weight"), extra.get("where"))
         share = np.where(extra.get("where", True), extra.get("weight", 1.0), 0) / divisor
         for gradient, slope in zip(gradients, slopes, strict=True):
             np.testing.assert_allclose(host(gradient), np.float64(slope * share), rtol=5e-7)
-        assert host(value) == host(theirs(array(input), array(target), **options))
+        assert host(value) == host(built_in)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "case"), PAIRS, ids=["square", "smooth"])
 def test_against_references(library: Library, ours: Any, theirs: Any, case: Case) -> None:
-    check_against_references(library.array, library.host, ours, theirs, case)
+    check_results(results_of(library.array, ours, theirs, case), library.host, case)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "case"), PAIRS, ids=["square", "smooth"])
 def test_kernels_against_references(ours: Any, theirs: Any, case: Case) -> None:
     emulator.require()
     with installed(multiprocessors=3, seed=1) as device:
-        check_against_references(device.asarray, lambda x: x.get(), ours, theirs, case)
+        found = device.together(results_of, device.asarray, ours, theirs, case)
+        check_results(found, lambda x: x.get(), case)
 
 
 def test_value_of_several_operands(library: Library) -> None:
