@@ -569,16 +569,20 @@ def test_backward_and_double_backward(case: RowCase, reduction: str, columns: in
             (scale, *tangents),
         ),
     ]
-    for request, leading in passes:
-        expected = on_host(call, request, [*leading, *ordered])
-        with installed(multiprocessors=3, seed=1) as device:
+    with installed(multiprocessors=3, seed=1) as device:
+
+        def results_of(request: Request, leading: Any) -> Any:
             arrays = [device.asarray(np.asarray(x)) for x in (*leading, *ordered)]
             backend, own = resolve(call, arrays[len(leading) :])
-            results = backend.run(call, request, [*arrays[: len(leading)], *own])
-            for result, value in zip(results, expected, strict=True):
-                assert result is not None
-                assert value is not None
-                close(result, value, 2e-5)
+            return backend.run(call, request, [*arrays[: len(leading)], *own])
+
+        every = device.together(lambda: [results_of(*each) for each in passes])
+    for (request, leading), results in zip(passes, every, strict=True):
+        expected = on_host(call, request, [*leading, *ordered])
+        for result, value in zip(results, expected, strict=True):
+            assert result is not None
+            assert value is not None
+            close(result, value, 2e-5)
 
 
 def test_double_backward_of_rows_that_end_inside_a_batch() -> None:
@@ -813,7 +817,9 @@ def test_differences_of_0_have_no_slope_along_a_tangent(dtype: str) -> None:
     with installed(multiprocessors=3, seed=1) as device:
         arrays = tuple(map(device.asarray, operands))
         tangents = device.asarray(tangent), None, None
-        found = jvp(of, arrays, tangents, reduction="none")[1], hvp(of, arrays, tangents)
+        found = device.together(
+            lambda: (jvp(of, arrays, tangents, reduction="none")[1], hvp(of, arrays, tangents))
+        )
     for got, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(got.get(), wanted, rtol=1e-5, atol=1e-6)
 

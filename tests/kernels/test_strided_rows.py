@@ -420,28 +420,31 @@ def test_small_losses_of_half_precision(
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 def test_any_place_in_memory(dtype: str) -> None:
     """Bits do not depend on alignment, nor on the other rows of a call."""
+
+    def passes(whole: Any, stretches: Any, target: Any, *one_row: Any) -> list[Any]:
+        alone = cross_entropy(*one_row, reduction="none")
+        return [three_passes(whole, target), three_passes(stretches, target), alone]
+
     rng = np.random.default_rng(6)
     for columns in (19, 77):
         x = (3 * rng.standard_normal((3, columns, 34))).astype(DTYPES[dtype])
         target = rng.integers(0, columns, (3, 34))
         stored = np.zeros((3, columns, 37), x.dtype)
         stored[..., 1:35] = x
-        bits = []
         with installed(multiprocessors=3, seed=1) as device:
-            whole = device.asarray(stored)[..., 1:35]
-            for logits in (device.asarray(x), whole):
-                arrays = logits, device.asarray(target)
-                each = cross_entropy(*arrays, reduction="none").get()
-                value, gradient = value_and_grad(cross_entropy)(*arrays)
-                bits.append([a.tobytes() for a in (each, value.get(), gradient.get())])
-            alone = cross_entropy(
+            *results, alone = device.together(
+                passes,
+                device.asarray(x),
+                device.asarray(stored)[..., 1:35],
+                device.asarray(target),
                 device.asarray(np.ascontiguousarray(x[1:2, :, 5:6])),
                 device.asarray(np.ascontiguousarray(target[1:2, 5:6])),
-                reduction="none",
-            ).get()
+            )
             assert strided_kernels(device)
+        bits = [[result.get().tobytes() for result in of_layout] for of_layout in results]
         assert bits[0] == bits[1]
-        assert alone.tobytes() == each[1:2, 5:6].tobytes()
+        each = results[0][0].get()
+        assert alone.get().tobytes() == each[1:2, 5:6].tobytes()
 
 
 def losses_and_gradients(
