@@ -156,17 +156,22 @@ def test_every_request(device: Device, where: bool) -> None:
     call, own = prepare_of(mse_loss)(*hosts, **options, scale=np.asarray(0.3, np.float32))
     k = call.extra
     tangent, grad_output, denominator = hosts[1] + 1, np.asarray(0.7, np.float32), np.asarray(9.0)
-    for request, leading in (
+    requests: list[tuple[Request, list[Any]]] = [
         (Request(value=False, wanted=(k,), vjp=True), [grad_output]),
         (Request(tangents=(k,)), [tangent]),
         (Request(value=False, wanted=(k,), vjp=True, tangents=(k,)), [grad_output, tangent]),
         (Request(wanted=(k,), denominator=True), [denominator]),
-    ):
+    ]
+
+    def results_of(request: Request, leading: list[Any]) -> list[Any]:
         arrays = [device.asarray(np.asarray(x)) for x in (*leading, *own)]
         library, _ = resolve(call, arrays[len(leading) :])
-        results = [x.get() for x in library.run(call, request, arrays) if x is not None]
+        return [x.get() for x in library.run(call, request, arrays) if x is not None]
+
+    every = device.together(lambda: [results_of(*each) for each in requests])
+    for (request, leading), found in zip(requests, every, strict=True):
         expected: list[Any] = on_host(call, request, [*leading, *own])
-        for result, reference in zip(results, expected, strict=True):
+        for result, reference in zip(found, expected, strict=True):
             np.testing.assert_allclose(result, reference, rtol=1e-6)
 
 
