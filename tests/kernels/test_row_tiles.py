@@ -309,6 +309,12 @@ def test_any_alignment(case: RowCase, dtype: str) -> None:
         assert bits[0] == bits[1]
 
 
+def losses_and_both(loss: Any, *arrays: Any, scale: float = 1.0) -> tuple[Any, tuple[Any, Any]]:
+    """The losses of rows, and their sum with its gradient."""
+    both = value_and_grad(functools.partial(loss, reduction="sum", scale=scale))
+    return loss(*arrays, reduction="none"), both(*arrays)
+
+
 @pytest.mark.parametrize("columns", [32, 64])
 def test_the_same_bits_at_every_place_of_a_tile(columns: int) -> None:
     """Threads read the parts of a row in different orders."""
@@ -318,10 +324,9 @@ def test_the_same_bits_at_every_place_of_a_tile(columns: int) -> None:
         loss = functools.partial(cross_entropy, label_smoothing=label_smoothing)
         with installed(multiprocessors=3, seed=1) as device:
             arrays = device.asarray(x), device.asarray(target)
-            each = loss(*arrays, reduction="none").get()
-            _, gradient = value_and_grad(functools.partial(loss, reduction="sum"))(*arrays)
+            each, (_, gradient) = device.together(losses_and_both, loss, *arrays)
             assert all(name.startswith("row_tiles<") for name in names(device))
-        for result in (each, gradient.get()):
+        for result in (each.get(), gradient.get()):
             assert (result.view(np.uint16) == result[:1].view(np.uint16)).all()
 
 
@@ -461,14 +466,12 @@ def test_terms_relative_to_that_of_the_class(columns: int, dtype: str, smoothing
         "float16": (2.0**-10, 2.0**-24, 1.0),
     }[dtype]
     loss = functools.partial(cross_entropy, label_smoothing=smoothing)
-    both = value_and_grad(functools.partial(loss, reduction="sum", scale=scale))
     with installed(multiprocessors=3, seed=1) as device:
         operands = device.asarray(x), device.asarray(target)
-        losses = loss(*operands, reduction="none").get()
-        _, gradient = both(*operands)
+        losses, (_, gradient) = device.together(losses_and_both, loss, *operands, scale=scale)
         assert all("row_tiles<" in name for name in names(device))
-    expected, (_, slopes) = loss(x, target, reduction="none"), both(x, target)
-    for result, reference in (losses, expected), (gradient.get(), slopes):
+    expected, (_, slopes) = losses_and_both(loss, x, target, scale=scale)
+    for result, reference in (losses.get(), expected), (gradient.get(), slopes):
         assert 0 < np.isnan(reference).sum() < reference.size
         wide = result.astype(np.float64), reference.astype(np.float64)
         np.testing.assert_allclose(*wide, rtol=one_ulp, atol=tiny)
