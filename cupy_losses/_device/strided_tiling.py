@@ -28,11 +28,12 @@ COMPUTING = 224  # of these: a warp copies
 MOST_ROWS = 8 * COMPUTING
 TILE_BYTES = 55 << 10
 LEAST_BYTES = 7 << 10  # of the elements of a tile
-LEAST_ROWS = 2 * COMPUTING  # of a tile, but where lines of rows are short
+FEW_ROWS = 2 * COMPUTING  # of a tile, where with more there are not
 MANY_TILES = 4096  # so that all blocks have about as many
 LEAST_TILES = 512  # one for each block that runs at once
 FULL = 0.85  # of a tile, at least, where a line of rows is divided evenly
 RESIDENT = 1024  # threads that a multiprocessor is to hold, at most
+RESIDENT_OF_WEIGHTS = 512  # of gradients for which a thread has the weights of classes, too
 OTHER_BYTES = 2 << 10  # of shared memory
 SEGMENTS = 2048  # partial sums of a reduced loss, at most
 WARP = 32
@@ -80,28 +81,31 @@ def strided_tile(
     numbers: Mapping[int, int],
     *,
     gradients: bool,
+    weights: bool,
     shared_memory: int,
 ) -> StridedTile | None:
     """The tile of rows that lie side by side, `line` of them; None for no tiles.
 
     `elements`: the array of their elements, of `size` bytes each, `step` from a column to the next
     one. `numbers`: the bytes of a number for each row, by array. `rows`: how many there are.
-    `shared_memory`: the bytes that a block can have.
+    `weights`: each element is taken with the weight of its class. `shared_memory`: the bytes that a
+    block can have.
     """
     shortest, longest = COLUMNS.get((size, gradients), (1, 0))
     if not shortest <= columns <= longest:
         return None
     count = min(n for n in COUNTS[1] if n >= columns)
     room = min(TILE_BYTES, shared_memory // 2 - OTHER_BYTES)
-    least = max(LEAST_ROWS, LEAST_BYTES // (columns * size) + COMPUTING)
-    most = min(MOST_ROWS, room // (count * size + sum(numbers.values())))
-    most = min(most, max(least, rows // MANY_TILES))
-    while most := most // COMPUTING * COMPUTING:
-        of_line = -(-line // most)
+    full = min(MOST_ROWS, room // (count * size + sum(numbers.values())))
+    full = full // COMPUTING * COMPUTING
+    few = min(full, FEW_ROWS)
+    # Few numbers of rows, as each is a kernel.
+    for most, tiles in (full, MANY_TILES), (few, LEAST_TILES), (full, LEAST_TILES):
+        is_enough = most * columns * size >= LEAST_BYTES and rows >= tiles * most > 0
+        of_line = -(-line // most) if is_enough else 0
         if of_line > 1 and line >= FULL * of_line * most:
             break
-        most -= COMPUTING
-    if not most or most * columns * size < LEAST_BYTES or rows // most < LEAST_TILES:
+    else:
         return None
     own = -(-line // (of_line * WARP)) * WARP
     # A column is as far behind a vector as in device memory, and the next one begins behind the
@@ -113,6 +117,7 @@ def strided_tile(
     for k, length in lengths.items():
         begins[k] = end
         end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
+    resident = (RESIDENT_OF_WEIGHTS if weights and gradients else RESIDENT) // THREADS
     return StridedTile(
         rows=own,
         of_line=of_line,
@@ -124,5 +129,5 @@ def strided_tile(
         pitch=pitch,
         bytes=end,
         begins=begins,
-        resident=max(1, min(RESIDENT // THREADS, shared_memory // (2 * end + OTHER_BYTES))),
+        resident=max(1, min(resident, shared_memory // (2 * end + OTHER_BYTES))),
     )

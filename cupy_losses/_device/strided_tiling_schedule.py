@@ -40,6 +40,7 @@ def strided_tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         elements,
         _numbers(operands),
         gradients=bool(outputs),
+        weights=problem.call.weighted and operands.memory.is_heavy,
         shared_memory=driver.shared_memory(problem.device),
     )
 

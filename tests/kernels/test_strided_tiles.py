@@ -33,7 +33,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         ("COMPUTING", 32),
         ("MOST_ROWS", 64),
         ("LEAST_BYTES", 0),
-        ("LEAST_ROWS", 64),
+        ("FEW_ROWS", 64),
         ("LEAST_TILES", 1),
         ("FULL", 0.0),
         ("SEGMENTS", 3),
@@ -173,7 +173,7 @@ def tile(
     **options: Any,
 ) -> StridedTile | None:
     """The tile of dense classes ahead of pixels, with 64-bit integers for classes."""
-    options = {"shared_memory": 227 << 10, **options}
+    options = {"shared_memory": 227 << 10, "weights": False, **options}
     rows, step = line * lines, line * size
     return strided_tile(columns, line, rows, size, step, 0, {1: 8}, gradients=gradients, **options)
 
@@ -215,6 +215,9 @@ def test_which_rows_have_tiles() -> None:
     assert halves is not None
     assert more is not None
     assert (halves.rows, more.rows) == (448, 896)  # so that all blocks have about as many
+    weighed = tile(21, 513**2, 8, size=2, weights=True)
+    assert weighed is not None
+    assert (halves.resident, weighed.resident) == (4, 2)
     small = tile(21, 2025, 2000, size=2)
     assert small is not None
     assert small.of_line == 5

@@ -485,7 +485,7 @@ def strided_tiles(device: Device) -> None:
         COMPUTING=32,
         MOST_ROWS=64,
         LEAST_BYTES=0,
-        LEAST_ROWS=64,
+        FEW_ROWS=64,
         LEAST_TILES=1,
         FULL=0.0,
         SEGMENTS=4,
