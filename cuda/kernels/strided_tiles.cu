@@ -186,7 +186,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   template <int S>
   static constexpr bool IS_STAGED = S == FIRST || bool(Team::NUMBERS >> S & 1u);
 
-  // Where array S begins in device memory.
+  // Where array S has the first row of a tile in device memory.
   template <int S>
   DEVICE auto* first_of(const Rows& rows) const {
     return get<S>(pointers) + layout.rows.locate(rows.first).offset[S];

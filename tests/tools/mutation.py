@@ -270,6 +270,9 @@ EQUIVALENT: dict[str, str] = {
     "const int around = (ahead + rows.count + WHOLE - 1) * WHOLE * WHOLE;": (
         "less is read around a tile: slower"
     ),
+    "if constexpr (sizeof(Stored<S>) <= sizeof(unsigned)) elements = opaque(elements);": (
+        "a number that the compiler knows nothing of, as before"
+    ),
     "work.load(turn - 2, coming.tile, stage(turn));": "the same barrier",
     "if (pieces.whole == 1) return;": "a copy of nothing",
     "if (pieces.whole == 0) ;": "a copy of nothing",
