@@ -12,6 +12,7 @@ import pytest
 
 from cupy_losses import cross_entropy, value_and_grad, vjp
 from cupy_losses._device import strided_tiling
+from cupy_losses._device.row_arrays import Rows
 from cupy_losses._device.strided_tiling import StridedTile, strided_tile
 
 from .. import emulator
@@ -112,6 +113,29 @@ def test_the_same_bits_as_without_tiles(
     assert bits[0] == bits[1]
     assert "strided_tiles" in used[0]
     assert used[1] == {"strided_rows"}
+
+
+@pytest.mark.usefixtures("_small")
+def test_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types of a kernel of so many rows and elements, of few here."""
+    x, target = drawn((2, 5, 301), "float32")
+    layout = Rows.layout
+
+    def wide(*arguments: Any) -> tuple[str, bytes]:
+        name, fields = layout(*arguments)
+        narrow = "unsigned, int, unsigned>"
+        assert name.endswith(narrow)
+        return name.removesuffix(narrow) + "unsigned long long, int, long long>", fields
+
+    bits = []
+    for function in (layout, wide):
+        monkeypatch.setattr(Rows, "layout", function)
+        with installed(multiprocessors=2, blocks_per_multiprocessor=1, seed=3) as device:
+            logits, classes = device.asarray(x).reshape(2, 5, 301), device.asarray(target)
+            results = value_and_grad(cross_entropy)(logits, classes)
+            bits.append([result.get().tobytes() for result in results])
+            assert "strided_tiles" in kernels(device)
+    assert bits[0] == bits[1]
 
 
 # Of one array of elements; the last two with masks and weights of rows.
