@@ -57,6 +57,16 @@ class RowOperands:
         return [k for k in weights if self.rows.has_vectors(self.inputs[k], width)]
 
     @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The bytes of a number, by input: of those with one for each row, as the rows lie."""
+        return {
+            k: item_size(array.dtype)
+            for k, array in enumerate(self.inputs)
+            if not (array.streamed or self.is_class_weights(k))
+            and self.rows.lies(array, self.rows.one_each)
+        }
+
+    @cached_property
     def memory(self) -> RowMemory:
         """How the rows of the first operand lie, and what is read of each element."""
         rows, main = self.rows, self.main

@@ -19,23 +19,19 @@ def tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> RowTile | Non
     rows, main, loss = operands.rows, operands.main, operands.loss
     if rows.columns == 0 or not all(rows.lies(array, rows.dense) for array in outputs):
         return None
-    elements, numbers = {}, {}
+    elements = {}
     for k, array in enumerate(operands.inputs):
-        if operands.is_class_weights(k):
-            continue
         if array.streamed:
             if not rows.lies(array, rows.dense):
                 return None
             elements[k] = item_size(array.dtype)
-        elif rows.lies(array, rows.one_each):
-            numbers[k] = item_size(array.dtype)
     # Of integers vectors of two, and no pairs of half precision.
     size = item_size(main.dtype if main.dtype in FLOATING else "float64")
     return row_tile(
         rows.columns,
         size,
         elements,
-        numbers,
+        operands.numbers,
         state_bytes(operands) + _finished_bytes(operands),
         hides=loss.hides,
         precise=loss.precise,

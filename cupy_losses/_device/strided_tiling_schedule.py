@@ -38,7 +38,7 @@ def strided_tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         size,
         rows.step(main) * size,
         elements,
-        _numbers(operands),
+        operands.numbers,
         gradients=bool(outputs),
         weights=problem.call.weighted and operands.memory.is_heavy,
         shared_memory=driver.shared_memory(problem.device),
@@ -58,7 +58,7 @@ def strided_tiles_schedule(
         sure=tile.sure,
         pitch=tile.pitch,
         resident=tile.resident,
-        numbers=bits(list(_numbers(operands))),
+        numbers=bits(list(operands.numbers)),
     )
     begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
     places = int32(tile.rows, tile.bytes, *begins, tile.of_line) + reciprocal(tile.of_line)
@@ -72,13 +72,3 @@ def strided_tiles_schedule(
         limited=True,
         shared=2 * tile.bytes,
     )
-
-
-def _numbers(operands: RowOperands) -> dict[int, int]:
-    """The bytes of a number for each row, of each array of these that lies as the rows do."""
-    rows = operands.rows
-    return {
-        k: item_size(array.dtype)
-        for k, array in enumerate(operands.inputs)
-        if not array.streamed and rows.lies(array, rows.one_each)
-    }
