@@ -49,12 +49,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   constexpr bool GRADIENTS = WANTED != 0;
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
-  if constexpr (VALUES == COUNT) {
-    if (Factor::anticipates(anticipation_or_output, n)) {
-      if (blockIdx.x == 0 && threadIdx.x == 0) *value = double(n);
-      return;
-    }
-  }
   [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
@@ -162,7 +156,6 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       own_denominator = denominator_without_loss<T>(context);
       own = without_loss<T>(context.status);
     }
-    if constexpr (is_denominator<Loss>) own = own_denominator;
     if constexpr (VALUES != NO_VALUES) {
       if (rank == 0 && Team::thread() == 0) {
         if constexpr (VALUES == EACH_VALUE) {

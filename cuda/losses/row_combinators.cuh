@@ -3,29 +3,12 @@
 #pragma once
 #include "losses/rows.cuh"
 
-// A loss whose values are what each row adds to the denominator of a mean.
+// What an active row of a loss adds to the denominator of a mean, given its context.
 template <class Loss>
 struct Denominator : Loss {
   static constexpr unsigned READS = 0u;
-  static constexpr bool SINGLE = false, HIDES = false;
-
-  template <class N>
-  using State = Nothing;
-  template <class N>
-  struct Finished {
-    N value;
-    typename ScalarOf<N>::type denominator;
-  };
-  template <class N, class Row>
-  DEVICE Finished<N> epilogue(const Row&, const auto& target, const Nothing&, bool) const {
-    return {N(Real<typename Row::Scalar>(target.weight())), target.weight()};
-  }
+  DEVICE auto denominator(const auto& target) const { return target.weight(); }
 };
-
-template <class Loss>
-constexpr bool is_denominator = false;
-template <class Loss>
-constexpr bool is_denominator<Denominator<Loss>> = true;
 
 // What is prefetched of a row, with whether a mask counts it; and its context, with its weight as
 // it is in memory.
@@ -97,15 +80,16 @@ struct Sampled : Loss {
       const auto weight = sample_weight<typename Row::Scalar>(context);
       done.value = product(done.value, weight);
       done.denominator = product(done.denominator, weight);
-      if constexpr (!is_denominator<Loss>) {
-        Loss::scale(done, [&](auto x) { return product(x, weight); });
-      }
+      Loss::scale(done, [&](auto x) { return product(x, weight); });
     }
     return done;
   }
+  // Where the loss is a Denominator.
+  DEVICE auto denominator(const auto& sample) const {
+    const auto own = Loss::denominator(sample);
+    return own * sample_weight<decltype(+own)>(sample);
+  }
 };
-template <class Loss, bool MASKED, bool WEIGHED>
-constexpr bool is_denominator<Sampled<Loss, MASKED, WEIGHED>> = is_denominator<Loss>;
 
 // How many arrays say how much each row counts.
 template <class Loss>

@@ -220,7 +220,7 @@ struct Reduction {
 
   // All segments of this block are complete.
   DEVICE void finish() const {
-    if (value == nullptr || segments == 1) return;
+    if (!has_partials()) return;
     if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
   }
 
@@ -229,10 +229,10 @@ struct Reduction {
   // block that arrives ahead of other work waits for less.
   static constexpr int FAN_IN = 64;
   DEVICE unsigned arrive_in_group(long long segment) const {
-    return has_groups() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;
+    return has_partials() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;
   }
   DEVICE void finish_groups(long long segment, unsigned before) const {
-    if (!has_groups()) return;
+    if (!has_partials()) return;
     const long long group = segment / FAN_IN, groups = (segments + FAN_IN - 1) / FAN_IN;
     const long long members = group + 1 < groups ? FAN_IN : segments - group * FAN_IN;
     if (!is_last(before, unsigned(members))) return;
@@ -248,7 +248,7 @@ struct Reduction {
   }
 
  private:
-  DEVICE bool has_groups() const { return VALUES != COUNT && value != nullptr && segments > 1; }
+  DEVICE bool has_partials() const { return VALUES != COUNT && value != nullptr && segments > 1; }
   static DEVICE unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
   }

@@ -8,6 +8,7 @@ from functools import cached_property
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec
 from . import row_launches
+from .denominators_schedule import denominators_schedule
 from .element_launches import Quotient, identity
 from .library import DeviceLibrary
 from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
@@ -15,15 +16,13 @@ from .row_arrays import RowArray
 from .row_function import denominator_function, loss_function
 from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering
 from .row_launches import RowLaunches
-from .row_schedule import FAN_IN, NO_RESULTS, Results
+from .row_schedule import NO_RESULTS, Results
 from .row_striding import StridedRows
 from .row_striding_schedule import bytes_between_sections, strided_rows_of, strided_rows_schedule
-from .row_team import BLOCK, RowTeam, row_team
+from .row_team import row_team
 from .row_team_schedule import bytes_between_splits, rows_schedule, split_rows_schedule
 from .row_tiling_schedule import row_tiles_schedule, tile_of
 from .strided_tiling_schedule import strided_tile_of, strided_tiles_schedule
-
-MAX_SHARING = 1 << 10  # blocks that sum the denominator of a mean, at most
 
 # Gradients of up to FEW_ELEMENTS are anticipated to be divided by the number of all rows. To count
 # rows ahead would take longer than to write the gradients anew where some are ignored.
@@ -157,8 +156,6 @@ class _Planner(RowLaunches):
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
-        function, team = denominator_function(self._operands), RowTeam(BLOCK, 1, 1, slots=1)
-        groups = -(-self._operands.rows.number // team.rows)
-        most = min(MAX_SHARING, max(FAN_IN, groups // 4))  # a group, or several rows
-        self._add(function, rows_schedule(self._operands, team, function, results, most), results)
+        function = denominator_function(self._operands)
+        self._add(function, denominators_schedule(self._operands, function), results)
         return denominator

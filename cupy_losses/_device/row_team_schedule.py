@@ -15,16 +15,10 @@ from .row_team import MAX_RANKS, RowTeam
 
 
 def rows_schedule(
-    operands: RowOperands,
-    team: RowTeam,
-    function: RowFunction,
-    results: Results,
-    most: int | None = None,
+    operands: RowOperands, team: RowTeam, function: RowFunction, results: Results
 ) -> Schedule:
-    """One launch, by kernels/rows.cu; `most`: how many workers at most."""
+    """One launch, by kernels/rows.cu."""
     workers = _workers(operands, team, results)
-    if most is not None:
-        workers = min(workers, most)
     types, fields = _types(operands, team, function, results)
     ranks = team.ranks if team.cluster else 1
     return Schedule(

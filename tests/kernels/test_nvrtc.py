@@ -192,6 +192,7 @@ ROW_KERNELS = tuple(
         "strided_rows",
         "strided_tiles",
         "multilabel_margin",
+        "denominators",
     )
 )
 

@@ -34,6 +34,7 @@ from cupy_losses._device import compiler, driver, sources
 
 from ..emulator import CompileError, Device, installed
 from .mutation_batteries import (
+    denominators,
     gathered,
     multilabel,
     pointwise,
@@ -50,6 +51,7 @@ ROW_FILES = (
     "kernels/split_rows.cu",
     "kernels/row_tiles.cu",
     "kernels/gathered_rows.cu",
+    "kernels/denominators.cu",
     "kernels/strided_rows.cu",
     "kernels/strided_tiles.cu",
     "kernels/multilabel_margin.cu",
@@ -78,6 +80,7 @@ STRIDED_FILES = (
 STRIDED_TILE_FILES = ("kernels/strided_tiles.cu", "memory/column_copy.cuh")
 MULTILABEL_FILES = ("kernels/multilabel_margin.cu", "losses/multilabel_margin.cuh")
 GATHERED_FILE = "kernels/gathered_rows.cu"
+DENOMINATOR_FILE = "kernels/denominators.cu"
 FILES = (
     "kernels/pointwise.cu",
     "kernels/tiled.cu",
@@ -446,6 +449,13 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
     "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",
+    "kernels/denominators.cu: if constexpr (VALUES != COUNT) {": "rows are counted anew: slower",
+    "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) *value = double(n);": (
+        "another thread writes the same"
+    ),
+    "for (Index tile = blockIdx.x; tile * Team::TILE <= end; tile += gridDim.x) {": (
+        "a tile of no rows"
+    ),
     "constexpr Column IN_STEP = 8;": "warps wait for each other more often: slower",
     "DEVICE void keep_in_step() { ; }": "warps do not wait for each other: slower",
     "const Column size = Column((columns + (slices + 1)) / slices), begin = slice * size;": (
@@ -667,6 +677,8 @@ def outcome(mutant: Mutant) -> str:
         batteries.append(multilabel)
     elif mutant.file == GATHERED_FILE:
         batteries.append(gathered)
+    elif mutant.file == DENOMINATOR_FILE:
+        batteries.append(denominators)
     elif mutant.file in ROW_FILES + SHARED_FILES:
         batteries.append(functools.partial(rows, first=struct_of(mutant)))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:

@@ -34,9 +34,11 @@ from cupy_losses import (
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import (
+    denominators_schedule,
     element_launches,
     plan_multilabel,
     plan_pointwise,
+    plan_rows,
     row_arrays,
     row_gathering_schedule,
     row_striding,
@@ -295,6 +297,28 @@ def _scale(device: Device) -> None:
 def tiles(device: Device) -> None:
     """Calls that reach every branch of kernels/row_tiles.cu."""
     _row_tiles(device, np.random.default_rng(9))
+
+
+def denominators(device: Device) -> None:
+    """Calls that reach every branch of kernels/denominators.cu."""
+    rng = np.random.default_rng(29)
+    x, target = _scores(rng, 331, 5), rng.integers(0, 5, 331)
+    target[[0, 5, 64, -1]] = -100
+    with (
+        _planned(module=plan_rows, FEW_ELEMENTS=0),
+        _planned(module=denominators_schedule, THREADS=32, ROWS=2, SEGMENTS=3),
+    ):
+        for options in (
+            {},
+            {"weight": _weight(rng, 5)},
+            {"where": np.arange(331) % 5 != 0},
+            {"weight": _weight(rng, 5), "sample_weight": _weight(rng, 331)},
+        ):
+            compare(device, cross_entropy, (x, target), wanted=(0,), **options)
+        compare(device, cross_entropy, (x[:9], target[:9]), wanted=(0,))
+        _anticipation(device, cross_entropy, (x[1:9], target[1:9] % 5))
+        _anticipation(device, cross_entropy, (x, np.abs(target) % 5))
+        _anticipation(device, cross_entropy, (x[:300], target[:300]))
 
 
 def gathered(device: Device) -> None:

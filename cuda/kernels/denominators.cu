@@ -1,0 +1,80 @@
+// What rows add to the denominator of a mean, where it must be known ahead of the pass that divides
+// by it: the number of rows that are not ignored, or the sum of their weights.
+//
+// A thread has every THREADS-th row of a tile. It loads the classes of all of these, and what masks
+// say of them, before it uses the first: so many bytes are on their way. Bytes of device memory a
+// row: those of its class, its mask and its weight. The weights of classes are in the caches.
+//
+// Order of summation: the rows of a thread in a segment, then those of a block, then segments.
+// Tiles and segments follow from the number of rows alone.
+#include "kernels/row_epilogue.cuh"
+
+// What cupy_losses/_device/denominators_schedule.py chooses.
+struct CountingTeamParameters {
+  int threads;   // of a block
+  int rows;      // of a thread in a tile
+  int resident;  // how many blocks a multiprocessor is to hold
+};
+
+// The threads of a block.
+template <CountingTeamParameters GIVEN>
+struct CountingTeam {
+  static constexpr int THREADS = GIVEN.threads, ROWS = GIVEN.rows, RESIDENT = GIVEN.resident;
+  static constexpr int TILE = THREADS * ROWS;  // rows
+};
+
+// VALUES, Result, divisor, scale and anticipation_or_output are as in kernels/pointwise.cu. With an
+// anticipation nothing is counted if the last call had all rows. Each block has one of the
+// segments.
+template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    denominators(Loss loss, double scale, Layout layout, long long n, long long columns,
+                 long long segments, double divisor, const double*, const Result* grad_output,
+                 double* anticipation_or_output, Result* value, unsigned* counter, double* partials,
+                 P... pointer) {
+  using Pointers = Tuple<P...>;
+  using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
+  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  static_assert(WANTED == 0 && Loss::READS == 0, "the elements of rows are not read");
+
+  if constexpr (VALUES == COUNT) {
+    if (Factor::anticipates(anticipation_or_output, n)) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) *value = double(n);
+      return;
+    }
+  }
+  const Pointers pointers{{pointer}...};
+  const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
+  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+      Factor::of<false>(grad_output, anticipation_or_output), value, counter, partials, segments,
+      divisor, scaling);
+  const Index end = Index(n);
+  const auto index_of = [&](Index tile, int k) {
+    return tile * Team::TILE + k * Team::THREADS + threadIdx.x;
+  };
+  // Behind the last row it stands for that, and nothing of it is used.
+  const auto row_of = [&](Index index) {
+    return Row{layout, pointers, layout.rows.locate(min(index, end - 1)),
+               typename Row::Column(columns)};
+  };
+  Sum<T> sum = Sum<T>::zero();
+  for (Index tile = blockIdx.x; tile * Team::TILE < end; tile += gridDim.x) {
+    decltype(loss.prefetch(row_of(0))) prefetched[Team::ROWS];
+#pragma unroll
+    for (int k = 0; k < Team::ROWS; ++k) {
+      prefetched[k] = loss.prefetch(row_of(index_of(tile, k)));
+    }
+#pragma unroll
+    for (int k = 0; k < Team::ROWS; ++k) {
+      const Index index = index_of(tile, k);
+      const Row row = row_of(index);
+      const auto context = prologue_of(loss, row, index < end, prefetched[k]);
+      T own = denominator_without_loss<T>(context);
+      if (context.status == ACTIVE) own = loss.denominator(context);
+      count<Loss>(sum, own);
+    }
+  }
+  reduction.add_totals(blockIdx.x, sum, Sum<T>::zero());
+  reduction.finish();
+}
