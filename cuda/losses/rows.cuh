@@ -154,8 +154,8 @@ struct LinearPart<N, OF_DISTANCES> {
 
   struct Batch {
     HalvedSum<N> mass, spread;
-    // Counts that do not vary have no slope: 0 times an infinite distance would be NaN.
-    DEVICE void add(int place, auto counts, N x, T maximum) {
+    // What does not vary has no slope: 0 times an infinite distance, or NaN, would be NaN.
+    DEVICE void add(int place, auto counts, auto x, T maximum) {
       mass.add(place, N(counts));
       spread.add_product(place, counts, x - Real<T>(maximum));
     }
@@ -431,9 +431,10 @@ struct CrossEntropyOfProbabilities : OfRow {
     typename State<N>::Part::Batch linear;
     elements.each([&](int place, auto, const auto& x, auto... counts) {
       const auto probability = weighted_target(row, x);
+      const auto logit = with_slope_of<0>(row, get<0>(x));
       const bool is_there = (counts && ...);
-      if (is_there) sums.add(place, term(terms, get<0>(x)));
-      linear.add(place, is_there ? probability : decltype(probability)(0.0), get<0>(x), maximum);
+      if (is_there) sums.add(place, term(terms, logit));
+      linear.add(place, is_there ? probability : decltype(probability)(0.0), logit, maximum);
     });
     put<FIRST_BATCH>(state.sum, sums.total());
     state.template take<FIRST_BATCH>(linear);
@@ -445,20 +446,22 @@ struct CrossEntropyOfProbabilities : OfRow {
     T denominator, maximum, factor;
   };
   template <class N>
-  DEVICE Finished<N> epilogue(const auto&, const Always&, const State<N>& state, bool) const {
-    const N log_total = log_of_one_and(state.sum.total(T(1))), mass = state.mass.total();
+  DEVICE Finished<N> epilogue(const auto& row, const Always&, const State<N>& state, bool) const {
+    const auto total = with_slope_of<0>(row, state.sum.total());
+    const auto log_total = log_of_one_and(with_slope_of<0>(row, state.sum.total(T(1))));
+    const auto mass = with_slope_of<1>(row, state.mass.total());
     Finished<N> done;
     done.value = mass * log_total - state.spread.total();
-    N slope = mass;
     if constexpr (Z) {
-      const N lse = Real<T>(state.maximum) + log_total;
+      const auto lse = Real<T>(state.maximum) + log_total;
       done.value = done.value + z_loss * lse * lse;
-      slope = slope + 2.0 * z_loss * lse;
+      done.scale = (mass + 2.0 * z_loss * lse) / total;
+    } else {
+      done.scale = mass / total;
     }
     done.denominator = T(1);
     done.maximum = state.maximum;
     done.log_total = log_total;
-    done.scale = slope / state.sum.total();
     done.factor = T(1);
     return done;
   }
@@ -470,7 +473,7 @@ struct CrossEntropyOfProbabilities : OfRow {
 
   template <int K, class N>
   DEVICE N gradient(const auto& row, const Finished<N>& done, const auto& x) const {
-    const N below = get<0>(x) - Real<T>(done.maximum);
+    const auto below = with_slope_of<0>(row, get<0>(x)) - Real<T>(done.maximum);
     const Real<T> factor(done.factor);
     if constexpr (K == 0) {
       return done.scale * exponential(below) - factor * weighted_target(row, x);
@@ -482,17 +485,19 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 
  private:
-  // The probability of an element, smoothed, times the weight of its class. It has no slope where
-  // the row has no tangent of it.
-  template <class Row>
-  DEVICE auto weighted_target(const Row& row, const auto& x) const {
-    if constexpr (Row::template Loaded<1>::HAS_SLOPE) {
-      return weighted(row, x, get<1>(x));
+  // A number that depends on operand I alone, with its slope if the row has a tangent of that. Else
+  // the slope is 0, and would turn into NaN where a number is NaN or infinite.
+  template <int I, class Row>
+  static DEVICE auto with_slope_of(const Row&, const auto& number) {
+    if constexpr (Row::template Loaded<I>::HAS_SLOPE) {
+      return number;
     } else {
-      return weighted(row, x, Real<T>(plain(get<1>(x))));
+      return Real<T>(plain(number));
     }
   }
-  DEVICE auto weighted(const auto& row, const auto& x, auto y) const {
+  // The probability of an element, smoothed, times the weight of its class.
+  DEVICE auto weighted_target(const auto& row, const auto& x) const {
+    auto y = with_slope_of<1>(row, get<1>(x));
     if constexpr (SMOOTHED) {
       y = (1.0 - label_smoothing) * y + Real<T>(label_smoothing) / Real<T>(T(row.columns));
     }

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cupy_losses import cross_entropy, jvp, value_and_grad
+from cupy_losses import cross_entropy, hvp, jvp, value_and_grad
 
 from .. import emulator
 from ..emulator import installed
@@ -235,3 +235,37 @@ def test_tangents_of_infinite_losses(dtype: str, columns: int) -> None:
                 unit = float(np.finfo(np.float32).eps) if dtype == "float32" else 2.0**-8
                 got = result.astype(np.float64)
                 np.testing.assert_allclose(got, wanted, rtol=8 * unit, atol=8 * unit)
+
+
+@pytest.mark.parametrize("columns", levels.first([5, 21, 210]))
+@pytest.mark.parametrize("smoothing", levels.first([0.25, 0.0]))
+def test_tangents_of_probabilities(smoothing: float, columns: int) -> None:
+    """A derivative along one is NaN only where the formula has the NaN, as in torch."""
+    emulator.require()
+    rng = np.random.default_rng(19)
+    scores, along = rng.standard_normal((2, 5, columns)).astype(np.float32)
+    probabilities = rng.dirichlet(np.ones(columns), 5).astype(np.float32)
+    weight = rng.uniform(0.5, 2, columns).astype(np.float32)
+    options: dict[str, Any] = {"label_smoothing": smoothing, "reduction": "sum"}
+    wide = torch.tensor(weight.astype(np.float64))
+    of_torch = functools.partial(F.cross_entropy, weight=wide, **options)
+
+    def derivatives(operands: list[Host], along: Host, weight: Host) -> list[Any]:
+        loss = functools.partial(cross_entropy, weight=weight, **options)
+        found = [hvp(loss, operands, (None, along), argnum) for argnum in (0, 1)]
+        return [*found, jvp(loss, operands, (None, along))[1]]
+
+    for poisoned in (0, 1):
+        operands = [scores.copy(), probabilities.copy()]
+        operands[poisoned][::2, 3] = np.nan
+        x, y, tangent = (torch.tensor(z.astype(np.float64)) for z in (*operands, along))
+        functions = [functools.partial(torch.func.grad(of_torch, argnum), x) for argnum in (0, 1)]
+        functions.append(functools.partial(of_torch, x))
+        expected = [torch.func.jvp(f, (y,), (tangent,))[1].numpy() for f in functions]
+        assert [bool(np.isnan(z).any()) for z in expected] == [poisoned == 0, False, poisoned == 0]
+        with installed(seed=1) as device:
+            arrays = [device.asarray(z) for z in (*operands, along, weight)]
+            found = [z.get() for z in device.together(derivatives, arrays[:2], *arrays[2:])]
+        for results in found, derivatives(operands, along, weight):
+            for result, wanted in zip(results, expected, strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=2e-6, atol=2e-6)
