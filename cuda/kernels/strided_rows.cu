@@ -235,7 +235,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const int own = ahead + Team::row();
       if (own >= Team::OWN_ROWS + ahead_of_next || begin + own >= n) continue;
       const Rows rows{{locate(begin + own)}, begin + own, true};
-      const Context context[WIDTH] = {contexts_of_rows[own]};
+      Context context[WIDTH];
+      context[0] = contexts_of_rows[own];  // as it was written there, without padding at its end
       const Finished done[WIDTH] = {finished[own]};
       if (first + (Team::COUNT - 1) * SECTOR < Column(columns)) {
         differentiate(load<Team::COUNT, true, SECTOR>(rows, first), rows, context, done);

@@ -528,6 +528,26 @@ def test_a_block_has_overlapping_tiles_in_turn(monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["sample_weight", "weight"])
+def test_weights_of_two_bytes_in_overlapping_tiles(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a block keeps of a row then ends with padding, which counts for nothing."""
+    monkeypatch.setattr(row_arrays, "LONG_STRETCH", 64)
+    rng = np.random.default_rng(19)
+    x, target = rng.standard_normal((2, 230, 131), np.float32), rng.integers(0, 230, (2, 131))
+    shape = target.shape if name == "sample_weight" else (230,)
+    weight = rng.uniform(0.5, 2.0, shape).astype(np.float16)
+    with installed(multiprocessors=1, seed=1) as device:
+        options: dict[str, Any] = {name: device.asarray(weight)}
+        got = value_and_grad(cross_entropy)(device.asarray(x), device.asarray(target), **options)
+        assert {team["overlap"] for team in strided_teams(device)} == {8}
+    options = {name: weight}
+    on_host = value_and_grad(cross_entropy)(x, target, **options)
+    for result, wanted in zip(got, on_host, strict=True):
+        np.testing.assert_allclose(result.get(), wanted, rtol=2e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(("dtype", "overlap"), [("float32", 8), ("bfloat16", 16)])
 def test_blocks_share_tiles_that_overlap(
     dtype: str, overlap: int, monkeypatch: pytest.MonkeyPatch
