@@ -7,6 +7,7 @@ from ._acceleration.switch import accelerate
 from ._api.check import check_values
 from ._api.derivatives import grad_and_hess, hvp, jvp, vjp
 from ._api.transforms import grad, value_and_grad
+from ._device.driver import MissingGPUError
 from .classification import *
 from .custom import *
 from .divergence import *
@@ -21,7 +22,7 @@ if "torch" in sys.modules:
     # A saved program of torch that calls losses is then loaded as one of torch's own.
     from ._libraries import torch as _  # noqa: F401
 
-__all__ = ["accelerate", "check_values", "grad", "grad_and_hess", "hvp", "jvp"]
+__all__ = ["MissingGPUError", "accelerate", "check_values", "grad", "grad_and_hess", "hvp", "jvp"]
 __all__ += ["value_and_grad", "vjp"]
 __all__ += regression.__all__
 __all__ += classification.__all__

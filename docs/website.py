@@ -168,7 +168,7 @@ def gallery() -> str:
 
 
 def functions() -> str:
-    """The page of the public functions that are no losses, and of methods of what they return."""
+    """The page of what is public and no loss: functions, methods of what they return, an error."""
     shown = {
         name: f"{getattr(cupy_losses, name).__module__}.{name}"
         for name in sorted(set(cupy_losses.__all__) - set(names()))

@@ -34,7 +34,9 @@ LARGE_CLUSTERS = (90, 100, 103)  # the architectures that have clusters of 16 bl
 
 
 class MissingGPUError(RuntimeError):
-    """A CUDA array came, but CuPy or a working GPU is not there."""
+    """A CUDA array came, but CuPy or a working GPU is not there. The message says what to do."""
+
+    __module__ = "cupy_losses"  # a traceback names it as programs import it
 
 
 def wheel(part: str, major: int) -> str:

@@ -20,8 +20,8 @@ class Array:
     def __dlpack_device__(self): return 2, 0
 try:
     cupy_losses.mse_loss(Array(), Array())
-except RuntimeError as error:
-    print(type(error).__name__, error)
+except cupy_losses.MissingGPUError as error:
+    print(f"{type(error).__module__}.{type(error).__name__} {error}")
 """
 
 
@@ -35,12 +35,13 @@ def run_with_cupy(tmp_path: Path, source: str) -> str:
 
 def test_no_cupy(tmp_path: Path) -> None:
     printed = run_with_cupy(tmp_path, "raise ImportError('No module named cupy')")
-    assert printed.startswith("MissingGPUError CUDA arrays need CuPy: install cupy-losses[cuda12]")
+    start = "cupy_losses.MissingGPUError CUDA arrays need CuPy: install cupy-losses[cuda12]"
+    assert printed.startswith(start)
 
 
 def test_cupy_whose_cache_folder_cannot_be_made(tmp_path: Path) -> None:
     printed = run_with_cupy(tmp_path, "raise PermissionError(13, 'Permission denied', '/cache')")
-    assert "MissingGPUError CuPy cannot be imported" in printed
+    assert "cupy_losses.MissingGPUError CuPy cannot be imported" in printed
     assert "CUPY_CACHE_DIR" in printed
 
 
@@ -60,7 +61,7 @@ class cuda:
         def getDeviceCount(): raise RuntimeError("{error}")
 """
     printed = run_with_cupy(tmp_path, fake)
-    start = "MissingGPUError CUDA arrays need a GPU, and CuPy finds none: "
+    start = "cupy_losses.MissingGPUError CUDA arrays need a GPU, and CuPy finds none: "
     assert printed.startswith(start + why)
 
 

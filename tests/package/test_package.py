@@ -103,7 +103,9 @@ def test_includes_are_inlined_once_with_line_numbers() -> None:
     assert {"kernels/pointwise.cu", "losses/combinators.cuh", "numbers/dual.cuh"} <= seen
 
 
-MODULES = sorted({getattr(cupy_losses, name).__module__ for name in cupy_losses.__all__})
+ERRORS = ["MissingGPUError"]
+FUNCTIONS = [name for name in cupy_losses.__all__ if name not in ERRORS]
+MODULES = sorted({getattr(cupy_losses, name).__module__ for name in FUNCTIONS})
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -114,7 +116,7 @@ def test_examples_in_docstrings(name: str) -> None:
     assert not result.failed
 
 
-@pytest.mark.parametrize("name", cupy_losses.__all__)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_public_function_is_documented(name: str) -> None:
     """Its arguments, and what it returns and raises; a loss refers to a module for that."""
     function = getattr(cupy_losses, name)
@@ -136,8 +138,8 @@ def test_modules_say_what_is_public() -> None:
         if "._" not in name:
             assert set(importlib.import_module(name).__all__) <= set(cupy_losses.__all__)
     assert len(set(cupy_losses.__all__)) == len(cupy_losses.__all__)
-    functions = {name for name in vars(cupy_losses) if callable(getattr(cupy_losses, name))}
-    assert functions == set(cupy_losses.__all__)
+    public = {name for name in vars(cupy_losses) if callable(getattr(cupy_losses, name))}
+    assert public == set(cupy_losses.__all__)
 
 
 def test_the_citation_is_of_this_version() -> None:
