@@ -409,8 +409,13 @@ struct RowWorker {
                                      const auto& context, const Finished& done,
                                      bool releases) const {
     if (SHARED && releases) elements.release(row);
-    if (context.status != ACTIVE) {
-      const T number = without_loss<T>(context.status);
+    // Of rows in registers, neighbouring threads would take both ways of a branch, and write parts
+    // of sectors in each: their gradients are selected. Of more elements than FEW the stores would
+    // be further apart, which takes longer.
+    constexpr bool SELECTS = SHARED && Team::HELD && FEW<decltype(elements)>;
+    const bool active = context.status == ACTIVE;
+    const T number = without_loss<T>(context.status);
+    if (!SELECTS && !active) {
       elements.find_weights(row);  // which nothing reads: write() names all numbers of an element
       write(Range<Loss::OPERANDS>(), row, elements, [&](auto, const auto&) { return number; });
       return;
@@ -425,10 +430,11 @@ struct RowWorker {
       }
     }
     write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, const auto& x) {
-      return derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));
+      const T slope = derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));
+      return !SELECTS || active ? slope : number;
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
-      if (elements.has(context.column)) {
+      if (active && elements.has(context.column)) {
         auto* const element = row.template address<Row::INPUTS>(context.column);
         *element = convert<typename Row::template Element<Row::INPUTS>>(
             derivative(loss.gradient_of_target(done)));
