@@ -11,14 +11,18 @@ from .row_schedule import Schedule
 THREADS = 256  # of a block
 ROWS = 4  # of a thread in a tile
 RESIDENT = 8  # blocks of a multiprocessor
+RESIDENT_OF_WIDE = 4  # of doubles, more arrays than weights, or 64-bit numbers of rows: no spills
 SEGMENTS = 1024  # partial sums, at most
 
 
 def denominators_schedule(operands: RowOperands, function: RowFunction) -> Schedule:
     """By kernels/denominators.cu."""
     layout, fields = operands.layout(function.inputs, ())
-    team = tuned("CountingTeam", threads=THREADS, rows=ROWS, resident=RESIDENT)
-    segments = min(-(-operands.rows.number // (THREADS * ROWS)), SEGMENTS)
+    rows = operands.rows.number
+    is_wide = operands.problem.real == "float64" or len(function.inputs) > 3 or rows >= 1 << 30
+    resident = RESIDENT_OF_WIDE if is_wide else RESIDENT
+    team = tuned("CountingTeam", threads=THREADS, rows=ROWS, resident=resident)
+    segments = min(-(-rows // (THREADS * ROWS)), SEGMENTS)
     return Schedule(
         kernel="denominators",
         types=(layout, team),

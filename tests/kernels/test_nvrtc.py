@@ -330,6 +330,32 @@ def test_heavy_losses_and_long_rows_do_not_spill(dtype: str) -> None:
             assert kernel.spills <= 24, kernel.name
 
 
+def test_denominators_do_not_spill() -> None:
+    """With and without weights of classes, a mask and weights of rows; of many rows, too."""
+    loss = multiclass._CROSS_ENTROPY[False, False, False]
+    with planned() as planned_names:
+        for dtype, rows, weighted, sampled in itertools.product(
+            ("bfloat16", "float32", "float64"), (1 << 20, 1 << 30), (False, True), (False, True)
+        ):
+            call = Call(
+                loss, "mean", (-100, 0.0, 0.0), weighted=weighted, masked=sampled, sampled=sampled
+            )
+            extra = [static_checks.dense("bool", rows), static_checks.dense(dtype, rows)] * sampled
+            extra[1:1] = [static_checks.dense(dtype, 10)] * weighted
+            own = static_checks.dense(dtype, rows, 10), static_checks.dense("int64", rows)
+            operands = (*extra, *own)
+            aligned = (0,) * len(operands)
+            asked = Request(wanted=(call.extra,))
+            shape = (rows, 10)
+            loss.plan(NO_ARRAYS, Problem(call, asked, operands, aligned, shape, False, device=0))
+    names = sorted({name for name in planned_names if name.startswith("denominators<")})
+    assert len(names) == 24
+    for kernel in static_checks.compile_program(
+        sources.source("kernels/denominators.cu"), names, 90
+    ).kernels:
+        assert kernel.spills == 0, kernel.name
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
