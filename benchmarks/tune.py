@@ -25,7 +25,14 @@ from typing import Any
 import torch
 
 from cupy_losses._core.dtypes import dtype_name
-from cupy_losses._device import engine, row_striding, row_team, row_tiling, strided_tiling
+from cupy_losses._device import (
+    denominators_schedule,
+    engine,
+    row_striding,
+    row_team,
+    row_tiling,
+    strided_tiling,
+)
 
 from . import rows, sweep
 from .measure import environment, forward_works, in_turn
@@ -39,6 +46,7 @@ LONG = (2003, 4096, 5001, 10007, 20001)
 RANKS = (32001, 50257, 128257, 152064, 262144)
 SPLITS = (1 << 21, (1 << 21) + 1, 1 << 23, 1 << 25)
 HEAVY = ("cross_entropy(label_smoothing=0.1)", "cross_entropy of probabilities")
+COUNTED = ("cross_entropy(weight)", "cross_entropy, a third ignored")  # ahead of the gradient
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Constant:
     values: Sequence[int]
     classes: Sequence[int] = ()
     strided: bool = False
-    heavy: bool = False  # for HEAVY losses in place of the plain one
+    losses: Sequence[str] = ()  # those with options that are measured in place of the plain one
 
     @property
     def in_use(self) -> int:
@@ -61,10 +69,10 @@ class Constant:
         """The losses that it is measured with."""
         if self.strided:
             return [sweep.classes_strided(*case, dtype) for case in sweep.STRIDED]
-        if self.heavy:
+        if self.losses:
             shapes = [(sweep.LOGITS // count, count) for count in self.classes]
             every = [p for shape in shapes for p in sweep.with_options(shape, dtype)]
-            return [problem for problem in every if str(problem) in HEAVY]
+            return [problem for problem in every if str(problem) in self.losses]
         return [sweep.classes_last(count, dtype) for count in self.classes]
 
 
@@ -80,9 +88,11 @@ CONSTANTS = [
     Constant(row_team, "ROWS_OF_CLUSTER", (2, 4, 8), RANKS),
     Constant(row_team, "SPLIT_BLOCK", (256, 512), SPLITS),
     Constant(row_team, "SPLIT_VECTORS", (8, 16, 32), SPLITS),
-    Constant(row_team, "HEAVY_THREAD_BYTES", (220, 440, 880), MIDDLE, heavy=True),
-    Constant(row_team, "LONG_HEAVY", (4096, 8192, 16384), (*MIDDLE, *LONG), heavy=True),
-    Constant(row_team, "THREADS_OF_HEAVY", (512, 768, 1024), (*MIDDLE, *LONG, *RANKS), heavy=True),
+    Constant(row_team, "HEAVY_THREAD_BYTES", (220, 440, 880), MIDDLE, losses=HEAVY),
+    Constant(row_team, "LONG_HEAVY", (4096, 8192, 16384), (*MIDDLE, *LONG), losses=HEAVY),
+    Constant(
+        row_team, "THREADS_OF_HEAVY", (512, 768, 1024), (*MIDDLE, *LONG, *RANKS), losses=HEAVY
+    ),
     Constant(row_team, "THREADS_OF_HALVES", (512, 768, 1024), (21841, 32000)),
     Constant(row_tiling, "LONG_HIDDEN", (150, 200, 300), (150, 210, 250, *MIDDLE)),
     Constant(row_tiling, "LONG_HALVES", (200, 304, 400), (208, 248, 296, 344)),
@@ -101,6 +111,9 @@ CONSTANTS = [
     Constant(row_striding, "SEGMENTS_OF_HALVES", (1024, 2048, 4096), strided=True),
     Constant(strided_tiling, "TILE_BYTES", (27 << 10, 37 << 10, 55 << 10), strided=True),
     Constant(strided_tiling, "MANY_TILES", (1024, 4096, 8192), strided=True),
+    Constant(denominators_schedule, "ROWS", (2, 4, 8), (3, 10, 21, 150), losses=COUNTED),
+    Constant(denominators_schedule, "RESIDENT", (4, 6, 8), (3, 10, 21, 150), losses=COUNTED),
+    Constant(denominators_schedule, "SEGMENTS", (1024, 2048, 4096), (3, 10, 21), losses=COUNTED),
 ]
 
 

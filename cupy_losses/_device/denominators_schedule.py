@@ -11,7 +11,7 @@ from .row_schedule import Schedule
 THREADS = 256  # of a block
 ROWS = 4  # of a thread in a tile
 RESIDENT = 8  # blocks of a multiprocessor
-RESIDENT_OF_WIDE = 4  # of doubles, more arrays than weights, or 64-bit numbers of rows: no spills
+RESIDENT_OF_WIDE = 4  # of doubles, more than three arrays, or 2^30 rows: none spill
 SEGMENTS = 1024  # partial sums, at most
 
 
