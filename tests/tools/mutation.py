@@ -449,6 +449,12 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
     "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",
+    "constexpr bool SELECTS = SHARED || Team::HELD && FEW<decltype(elements)>;": (
+        "where all threads take one way of a branch, a selection has the same numbers"
+    ),
+    "constexpr bool SELECTS = SHARED && Team::HELD || FEW<decltype(elements)>;": (
+        "where all threads take one way of a branch, a selection has the same numbers"
+    ),
     "kernels/denominators.cu: if constexpr (VALUES != COUNT) {": "rows are counted anew: slower",
     "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) *value = double(n);": (
         "another thread writes the same"
