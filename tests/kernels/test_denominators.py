@@ -15,7 +15,7 @@ from cupy_losses._device.row_arrays import Rows
 from .. import emulator
 from ..emulator import Device, installed
 from ..tools import levels
-from .test_rows_emulated import names
+from .test_rows_emulated import names, of_more_rows
 
 COUNT, CLASSES = 331, 5
 
@@ -115,16 +115,8 @@ def test_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The types of a kernel of so many rows, of few here."""
     x, target = drawn(np.float32, strided=False)
     target[target == CLASSES] = -100
-    layout = Rows.layout
-
-    def wide(*arguments: Any) -> tuple[str, bytes]:
-        name, fields = layout(*arguments)
-        narrow = "unsigned, int, unsigned>"
-        assert name.endswith(narrow)
-        return name.removesuffix(narrow) + "unsigned long long, int, long long>", fields
-
     found = []
-    for function in (layout, wide):
+    for function in (Rows.layout, of_more_rows(Rows.layout)):
         monkeypatch.setattr(Rows, "layout", function)
         with installed(multiprocessors=2, seed=7) as device:
             found.append([a.tobytes() for a in results(device, x, target, {})])

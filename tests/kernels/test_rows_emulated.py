@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -521,6 +521,20 @@ def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
 def names(device: Device) -> list[str]:
     """The kernels that were launched."""
     return [launch.name for launch in device.launches]
+
+
+def of_more_rows(
+    layout: Callable[..., tuple[str, bytes]],
+) -> Callable[..., tuple[str, bytes]]:
+    """Rows.layout with the types of more rows and elements than 32 bits count."""
+
+    def wide(*arguments: Any) -> tuple[str, bytes]:
+        name, fields = layout(*arguments)
+        narrow = "unsigned, int, unsigned>"
+        assert name.endswith(narrow)
+        return name.removesuffix(narrow) + "unsigned long long, int, long long>", fields
+
+    return wide
 
 
 def teams(device: Device, kind: str = "Team") -> list[dict[str, int]]:

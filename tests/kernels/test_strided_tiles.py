@@ -20,7 +20,14 @@ from ..emulator import Device, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import SAMPLED, RowCase
 from ..tools import levels
-from .test_rows_emulated import CROSS_ENTROPY, SMOOTHED, STRUCTURES, exercise, names
+from .test_rows_emulated import (
+    CROSS_ENTROPY,
+    SMOOTHED,
+    STRUCTURES,
+    exercise,
+    names,
+    of_more_rows,
+)
 
 EVERY_LENGTH = {(size, gradients): (2, 64) for size in (2, 4) for gradients in (False, True)}
 
@@ -119,16 +126,8 @@ def test_the_same_bits_as_without_tiles(
 def test_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The types of a kernel of so many rows and elements, of few here."""
     x, target = drawn((2, 5, 301), "float32")
-    layout = Rows.layout
-
-    def wide(*arguments: Any) -> tuple[str, bytes]:
-        name, fields = layout(*arguments)
-        narrow = "unsigned, int, unsigned>"
-        assert name.endswith(narrow)
-        return name.removesuffix(narrow) + "unsigned long long, int, long long>", fields
-
     bits = []
-    for function in (layout, wide):
+    for function in (Rows.layout, of_more_rows(Rows.layout)):
         monkeypatch.setattr(Rows, "layout", function)
         with installed(multiprocessors=2, blocks_per_multiprocessor=1, seed=3) as device:
             logits, classes = device.asarray(x).reshape(2, 5, 301), device.asarray(target)
