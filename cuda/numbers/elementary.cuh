@@ -98,9 +98,9 @@ DEVICE float power_of_fraction(float x, float exponent) {
 }
 DEVICE double power_of_fraction(double x, double exponent) { return pow(x, exponent); }
 
-// log(p) and log(1 - p) of a probability p, at least -100 each. Both follow from the smaller one of
-// p and 1 - p, which is exact where that matters. The hardware gives its logarithm, which is
-// precise below 1/2 only; a polynomial gives that of the larger one.
+// log(p) and log(1 - p) of a probability p, at least -100 each; outside of [0, 1] one is NaN. Both
+// follow from the smaller one of p and 1 - p, which is exact where that matters. The hardware gives
+// its logarithm, which is precise below 1/2 only; a polynomial gives that of the larger one.
 template <class T>
 struct Logarithms {
   T of_p, of_rest;
@@ -117,7 +117,7 @@ DEVICE Logarithms<float> logarithms(float p) {
   q = fmaf(q, s, -0.2518885135650635f);
   q = fmaf(q, s, -0.3332621455192566f);
   q = fmaf(q, s, -0.5000008940696716f);
-  const float small = fmaxf(0.6931471805599453f * __log2f(s), -100.0f);
+  const float of_s = 0.6931471805599453f * __log2f(s), small = of_s < -100.0f ? -100.0f : of_s;
   const float large = fmaf(s * s, q, -s);
   return {below ? small : large, below ? large : small};
 }

@@ -78,8 +78,13 @@ FUNCTION(sin, sin(x), cos(x))
 FUNCTION(cos, cos(x), -sin(x))
 FUNCTION(atan, atan(x), 1.0 / (1.0 + x * x))
 
-// x log(x), 0 at 0.
-FUNCTION(xlogx, x == T(0) ? T(0) : x * log(x), log(x) + 1.0)
+// x log(x), 0 at 0. Where the logarithm is evaluated first, no branch is around it.
+template <class T>
+DEVICE T product_with_log(T x) {
+  const T product = x * log(x);
+  return x == T(0) ? T(0) : product;
+}
+FUNCTION(xlogx, product_with_log(x), log(x) + 1.0)
 
 // The logistic family. All of it follows from exp(-|x|), which cannot overflow.
 
@@ -288,13 +293,11 @@ DEVICE auto slope_by_probability(P probability, Y target) {
 }
 
 // The negative log-likelihood of a probability, with torch's bounds: logarithms of at least -100,
-// and a derivative by the probability that stays finite at 0 and 1.
+// and a derivative by the probability that stays finite at 0 and 1. It is NaN outside of [0, 1].
 template <class T>
 DEVICE Real<T> binary_cross_entropy(Real<T> probability, Real<T> target) {
-  const T p = probability.value;
-  // NaN outside of [0, 1].
-  const T y = p * (T(1) - p) >= T(0) ? target.value : T(__int_as_float(0x7fffffff));
-  const Logarithms<T> log = logarithms(p);
+  const T y = target.value;
+  const Logarithms<T> log = logarithms(probability.value);
   return Real<T>(-fma(y, log.of_p, (T(1) - y) * log.of_rest));
 }
 template <class T>
