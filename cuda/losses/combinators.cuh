@@ -1,8 +1,29 @@
-// Losses made from losses. Each adds operands in front of those of the loss it wraps, so that
-// weights, masks, vector-Jacobian products and second derivatives need no kernel of their own.
+// Losses made from losses. All but the first add operands in front of those of the loss that they
+// wrap, so that weights, masks, vector-Jacobian products and second derivatives need no kernel of
+// their own.
 #pragma once
+#include "numbers/approximate.cuh"
 #include "numbers/dual.cuh"
 #include "numbers/tuple.cuh"
+
+// A number as one of another arithmetic type, with its slopes.
+template <class T, class X>
+DEVICE Real<T> number_of(Real<X> x) {
+  return Real<T>(x.value);
+}
+template <class T, class X>
+DEVICE auto number_of(Dual<X> x) {
+  return dual(number_of<T>(x.value), number_of<T>(x.slope));
+}
+
+// A loss that computes with approximate numbers, given and giving those of float.
+template <class Loss>
+struct Approximately {
+  Loss loss;
+  DEVICE auto operator()(auto... operand) const {
+    return number_of<float>(loss(number_of<Approximate>(operand)...));
+  }
+};
 
 // weight * loss. What an element adds to the denominator of a mean is its weight where IN_MEAN,
 // else 1.

@@ -15,7 +15,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from .._core.dtypes import c_type
+from .._core.dtypes import c_type, item_size, promoted
 from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator, value_of_nothing
@@ -78,6 +78,12 @@ class Problem:
     def real(self) -> str:
         """The dtype of the arithmetic."""
         return "float64" if any(o.dtype == "float64" for o in self.operands) else "float32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether the operands of the call are of half precision, and no others are of double."""
+        half = item_size(promoted({o.dtype for o in self.own})) == 2
+        return half and self.real == "float32"
 
     @property
     def size(self) -> int:

@@ -126,7 +126,11 @@ class _Planner(Launches):
         """The C++ type of a function of the operands from `first` on."""
         problem, loss = self._problem, self._loss
         call, request = problem.call, problem.request
-        expression = template(loss.struct, c_type(problem.real), *loss.options)
+        if problem.is_half:
+            expression = template(loss.struct, "Approximate", *loss.options)
+            expression = template("Approximately", expression)
+        else:
+            expression = template(loss.struct, c_type(problem.real), *loss.options)
         if call.weighted:
             expression = template("Weighted", expression, loss.weighted_mean)
         if request.tangents:

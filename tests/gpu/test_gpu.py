@@ -15,7 +15,7 @@ import torch
 from cupy_losses import huber_loss, mse_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._device import compiler, engine
 
-from ..tables.losses import LOSSES, Case
+from ..tables.losses import FORMULAS, LOSSES, Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,6 +36,21 @@ def drawn(case: Case, size: int, dtype: Any) -> list[Any]:
     """Operands of a loss."""
     hosts = case.draw(np.random.default_rng(2), size)
     return [torch.from_numpy(host).to(dtype).cuda() for host in hosts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", FORMULAS, ids=str)
+def test_float32_losses_of_half_precision(case: Case, dtype: torch.dtype) -> None:
+    """As the hardware approximates functions: within 2^-16 of the largest term."""
+    operands = drawn(case, MANY_SEGMENTS, dtype)
+    hosts = [x.double().cpu().numpy().astype(np.longdouble) for x in operands]
+    each, scale = case.value(*hosts), case.scale(*hosts)
+    for reduction in ("none", "mean"):
+        with torch.autocast("cuda"):
+            losses = case.loss(*operands, reduction=reduction, **case.parameters)
+        assert losses.dtype == torch.float32
+        error = abs(losses.double().cpu().numpy() - case.reduce(each, reduction))
+        assert (error <= 2.0**-16 * case.reduce(scale, reduction)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

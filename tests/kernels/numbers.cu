@@ -97,3 +97,22 @@ __global__ void formula(const double* x, double* out, double p, double q, int n)
     derive<T>(loss, x, out + (1 + 2 * OPERANDS) * i, n, i, Range<OPERANDS>());
   }
 }
+
+// A function of numbers/approximate.cuh.
+template <int WHICH>
+__global__ void approximated(const float* x, const float* y, float* out, int n) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const Approximate a(x[i]), b(y[i]);
+    if constexpr (WHICH == 0) out[i] = exp(a);
+    if constexpr (WHICH == 1) out[i] = log(a);
+    if constexpr (WHICH == 2) out[i] = log1p(a);
+    if constexpr (WHICH == 3) out[i] = log1p_of_fraction(a);
+    if constexpr (WHICH == 4) out[i] = sqrt(a);
+    if constexpr (WHICH == 5) out[i] = tanh(a);
+    if constexpr (WHICH == 6) out[i] = log_cosh(a);
+    if constexpr (WHICH == 7) out[i] = hypot(a, b);
+    if constexpr (WHICH == 8) out[i] = a / b;
+    if constexpr (WHICH == 9) out[i] = logarithms(a).of_p;
+    if constexpr (WHICH == 10) out[i] = logarithms(a).of_rest;
+  }
+}

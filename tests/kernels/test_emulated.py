@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import mse_loss, value_and_grad
+from cupy_losses import log_cosh_loss, mse_loss, value_and_grad
 from cupy_losses._api.public import prepare_of
+from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, element_launches, sources
+from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.registry import resolve
 
 from .. import emulator
@@ -106,8 +108,8 @@ CASES = [
     if (
         pair in ("float32", "bfloat16") or layout.name in FEW_LAYOUTS
         if case in SIMPLE
-        else pair == "float32"
-        and (layout.name == "dense" or (layout.name == "column" and not case.same_shape))
+        else (pair in ("float32", "bfloat16") and layout.name == "dense")
+        or (pair == "float32" and layout.name == "column" and not case.same_shape)
     )
 ]
 
@@ -255,6 +257,45 @@ def test_every_specialisation(case: Case, pair: str, layout: Layout, seed: int) 
                 else:  # a sum, whose terms may cancel
                     unit = 2.0 ** -{"float16": 10, "bfloat16": 7}.get(got.dtype.name, 22)
                     np.testing.assert_allclose(exact(got), wanted, rtol=unit, atol=unit / 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*mean. divides")
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float16"]))
+@pytest.mark.parametrize("case", levels.first([f for f in FORMULAS if f not in SIMPLE], 2))
+def test_float32_losses_of_half_precision(
+    case: Case, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As autocast has them: within 2^-16 of the largest term."""
+    monkeypatch.setattr(CupyLibrary, "autocast", lambda library: True)
+    hosts = case.draw(np.random.default_rng(3), (40, 65), DTYPES[dtype])
+    wide = [exact(host) for host in hosts]
+    each, scale = case.value(*wide), case.scale(*wide)
+    with installed(seed=1) as device:
+        arrays = list(map(device.asarray, hosts))
+        for reduction in ("none", "mean"):
+            losses = case.loss(*arrays, reduction=reduction, **case.parameters).get()
+            assert losses.dtype == np.float32
+            error = abs(losses - case.reduce(each, reduction))
+            assert (error <= 2.0**-16 * case.reduce(scale, reduction)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "approximate"),
+    [
+        (("bfloat16", "bfloat16"), True),
+        (("float16", "bool"), True),
+        (("bfloat16", "float16"), False),
+        (("bfloat16", "float32"), False),
+        (("float32", "float32"), False),
+    ],
+)
+def test_only_half_precision_is_approximate(dtypes: tuple[str, str], approximate: bool) -> None:
+    """Where the operands promote to float32, so does the arithmetic."""
+    with installed(run_kernels=False) as device:
+        input, target = (device.asarray(np.ones(8, numpy_dtype(dtype))) for dtype in dtypes)
+        log_cosh_loss(input, target)
+        (launch,) = device.launches
+        assert ("Approximate" in launch.name) == approximate
 
 
 # Chained and second-order passes, which only autograd asks for.

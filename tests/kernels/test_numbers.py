@@ -95,6 +95,31 @@ EDGES = [
 ]
 
 
+# The relative errors that formulas may have, in each arithmetic.
+TOLERANCES = {"float": 2e-5, "double": 1e-11, "Approximate": 2**-16}
+TOLERANCES_AT_EDGES = {"float": 1e-6, "double": 1e-12, "Approximate": 2**-16}
+
+_NEGATIVE, _POSITIVE = -np.geomspace(1e-30, 80, 4000), np.geomspace(1e-30, 1e30, 4000)
+_FRACTION = np.concatenate([np.geomspace(1e-30, 0.5, 2000), np.linspace(0.01, 1, 2000)])
+_NEAR_ONE = np.concatenate([1 + np.linspace(-0.5, 0.5, 4000), _POSITIVE])
+_BOTH_SIDES = np.concatenate([_NEGATIVE, _POSITIVE[_POSITIVE < 80], [0.0]])
+
+# The functions of numbers/approximate.cuh in the order of numbers.cu, and where they are promised.
+APPROXIMATED: list[tuple[Callable[..., Array], Array]] = [
+    (lambda x, y: np.exp(x), np.concatenate([_BOTH_SIDES, [-np.inf, np.inf, np.nan, 100, -200]])),
+    (lambda x, y: np.log(x), np.concatenate([_NEAR_ONE, [0.0, -0.0, -1.0, np.inf, np.nan]])),
+    (lambda x, y: np.log1p(x), np.concatenate([_NEAR_ONE - 1, [-1.0, -2.0, np.inf, np.nan]])),
+    (lambda x, y: np.log1p(x), np.append(_FRACTION, [0.0, np.nan])),
+    (lambda x, y: np.sqrt(x), np.append(_POSITIVE, [0.0, -1.0, np.inf, np.nan])),
+    (lambda x, y: np.tanh(x), np.append(_BOTH_SIDES, [100.0, -np.inf, np.inf, np.nan])),
+    (lambda x, y: reference.log_cosh(x), np.append(_BOTH_SIDES, [1000.0, np.nan])),
+    (np.hypot, np.append(_POSITIVE, [0.0, 1e-36, 2e38, -1e20, -np.inf, np.nan])),
+    (lambda x, y: x / y, np.append(_BOTH_SIDES, [np.inf, np.nan])),
+    (lambda x, y: np.maximum(np.log(x), -100), np.append(_FRACTION, [0.0, -0.5, np.nan])),
+    (lambda x, y: np.maximum(np.log1p(-x), -100), np.append(_FRACTION, [1.0, 1.5, np.nan])),
+]
+
+
 def formula_name(case: Case, real: str) -> str:
     """The kernel that evaluates the formula of a loss."""
     call, operands = prepared(case, 1)
@@ -105,6 +130,8 @@ def kernel_name(call: Call, real: str, count: int) -> str:
     """The same of a call with so many operands."""
     assert isinstance(call.loss, PointwiseLoss)
     struct = template(call.loss.struct, real, *call.loss.options)
+    if real == "Approximate":
+        real, struct = "float", template("Approximately", struct)
     return f"formula<{real}, {struct}, {count}>"
 
 
@@ -125,16 +152,17 @@ def module() -> Module:
     """These kernels, compiled."""
     names = [f"derivatives<{k}>" for k in range(len(EXPRESSIONS))]
     cases = [*CASES, *(case for case, _ in EDGES)]
-    names += [formula_name(case, real) for case in cases for real in ("float", "double")]
+    names += [formula_name(case, real) for case in cases for real in TOLERANCES]
+    names += [f"approximated<{k}>" for k in range(len(APPROXIMATED))]
     return Module(source(), [*dict.fromkeys(names), "long_sum<float>", "long_sum<double>"])
 
 
 def check_formula(kernels: Module, case: Case, real: str) -> None:
     """The value, first and second derivatives of a loss against the host's formula."""
     call, x = prepared(case, 64)
-    if real == "float":
+    if real != "double":
         x = [operand.astype(np.float32).astype(np.float64) for operand in x]
-    tolerance = 1e-11 if real == "double" else 2e-5
+    tolerance = TOLERANCES[real]
     for got, wanted in zip(*both_backends(kernels, real, call, np.stack(x)), strict=True):
         scale = float(abs(wanted).max()) + 0.1
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance * scale)
@@ -146,7 +174,7 @@ def check_edge(kernels: Module, case: Case, x: Array, real: str) -> None:
     results = zip(*both_backends(kernels, real, call, x), strict=True)
     for got, wanted in itertools.islice(results, 1 + len(x)):
         close = np.testing.assert_allclose
-        close(got, wanted, rtol=1e-12 if real == "double" else 1e-6, atol=1e-15)
+        close(got, wanted, rtol=TOLERANCES_AT_EDGES[real], atol=1e-15)
 
 
 def check_seam(kernels: Module) -> None:
@@ -213,6 +241,19 @@ def check_derivatives(kernels: Module, which: int) -> None:
         np.testing.assert_allclose(out[:, column], wanted * one, rtol=1e-12, atol=1e-12)
 
 
+def check_approximated(kernels: Module, which: int) -> None:
+    """A function of half precision, within 2^-17 of itself."""
+    function, x = APPROXIMATED[which]
+    x = x.astype(np.float32)
+    y = np.random.default_rng(which).permutation(x)
+    out = np.full(x.shape, np.nan, np.float32)
+    kernels.get_function(f"approximated<{which}>")((1,), (64,), (x, y, out, np.int32(len(x))))
+    with np.errstate(all="ignore"):
+        wanted = function(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+    smallest = float(np.finfo(np.float32).tiny)
+    np.testing.assert_allclose(out, wanted, rtol=2**-17, atol=smallest)
+
+
 def check_overflow(kernels: Module) -> None:
     """A quotient by a parameter that overflows is infinite, not NaN and not finite."""
     out = np.full((3, 8), np.nan)
@@ -255,13 +296,18 @@ def test_derivatives(kernels: Module, which: int) -> None:
     check_derivatives(kernels, which)
 
 
-@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("which", range(len(APPROXIMATED)))
+def test_approximated(kernels: Module, which: int) -> None:
+    check_approximated(kernels, which)
+
+
+@pytest.mark.parametrize("real", TOLERANCES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_formulas(kernels: Module, case: Case, real: str) -> None:
     check_formula(kernels, case, real)
 
 
-@pytest.mark.parametrize("real", ["float", "double"])
+@pytest.mark.parametrize("real", TOLERANCES)
 def test_edges(kernels: Module, real: str) -> None:
     for case, x in EDGES:
         check_edge(kernels, case, x, real)

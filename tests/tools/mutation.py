@@ -96,6 +96,7 @@ FILES = (
     "numbers/dual.cuh",
     "numbers/math.cuh",
     "numbers/elementary.cuh",
+    "numbers/approximate.cuh",
     "losses/pointwise.cuh",
     *ROW_FILES,
 )
@@ -211,7 +212,10 @@ EQUIVALENT: dict[str, str] = {
     "return (of_p < T(-100) ? T(-100) : of_p) - (of_rest <= T(-100) ? T(-100) : of_rest);": (
         "the same number both ways"
     ),
-    "const bool below = p <= 0.5f;": "both give the float nearest log(1/2)",
+    "const bool below = p <= 0.5f;": "both give log(1/2) as close as is promised",
+    "return Approximate(fabsf(x) <= 0.0625f ? near : far);": "both are as close as is promised",
+    "return Approximate(fabsf(x.value) <= 0.25f ? near : far);": "both are as close as is promised",
+    "return Approximate(a <= 0.5f ? near : far);": "both are as close as is promised",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
     "static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW < 32 &&": (
         "rows of a warp are taken in other batches"

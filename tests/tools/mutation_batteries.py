@@ -179,14 +179,16 @@ def pointwise(device: Device) -> None:
     kernels = test_numbers.module()
     for which in range(len(test_numbers.EXPRESSIONS)):
         test_numbers.check_derivatives(kernels, which)
-    for (case, x), real in itertools.product(test_numbers.EDGES, ("float", "double")):
+    for (case, x), real in itertools.product(test_numbers.EDGES, test_numbers.TOLERANCES):
         test_numbers.check_edge(kernels, case, x, real)
     test_numbers.check_seam(kernels)
     test_numbers.check_bound(kernels)
+    for which in range(len(test_numbers.APPROXIMATED)):
+        test_numbers.check_approximated(kernels, which)
     test_numbers.check_overflow(kernels)
     test_numbers.check_not_finite(kernels)
     test_numbers.check_sums(kernels)
-    for case, real in itertools.product(test_numbers.CASES, ("float", "double")):
+    for case, real in itertools.product(test_numbers.CASES, test_numbers.TOLERANCES):
         test_numbers.check_formula(kernels, case, real)
 
 

@@ -156,7 +156,8 @@ def formula_cases(loss: PointwiseLoss) -> Iterator[Case]:
 def combined_cases() -> Iterator[Case]:
     """A long formula differentiated twice, masks."""
     yield Case(BCE_WITH_LOGITS, pair("bfloat16"), EARLY)
-    yield Case(BCE_WITH_LOGITS, pair("float32"), SECOND, "none")
+    for dtype in ("bfloat16", "float32"):
+        yield Case(BCE_WITH_LOGITS, pair(dtype), SECOND, "none")
     mask = dense("bool", *FLAT)
     yield Case(MSE, (mask, *pair("float32")))
     yield Case(MSE, (mask, *3 * (dense("float32", *FLAT),)), Request(wanted=(2,)))
