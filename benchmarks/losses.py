@@ -1,7 +1,7 @@
 """The losses of the benchmark: those of the tests' table, and what torch has in their place.
 
-`python -m benchmarks.run --only losses` measures each at 2^30 elements of float32. Run as a script,
-this calls each once forward and once with the gradient, for a profiler.
+`python -m benchmarks.run --only losses halves` measures each at 2^30 elements of float32 and of
+bfloat16. Run as a script, this calls each once forward and once with the gradient, for a profiler.
 """
 
 from __future__ import annotations
@@ -78,7 +78,13 @@ class Row:
         each = self.each
         return lambda *operands: each(*operands).mean()
 
-    def draw(self, shape: Sequence[int], seed: int, device: str = "cuda") -> list[Tensor]:
+    def draw(
+        self,
+        shape: Sequence[int],
+        seed: int,
+        device: str = "cuda",
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
         """The operands."""
         rng = np.random.default_rng(seed)
         shapes = [tuple(shape)] * len(self.case.draws)
@@ -88,7 +94,7 @@ class Row:
         for draw, own in zip(self.case.draws, shapes, strict=True):
             size = math.prod(own)
             drawn = draw(rng, (min(size, DRAWN),)).astype(np.float32)
-            some = torch.from_numpy(drawn).to(device)
+            some = torch.from_numpy(drawn).to(device, dtype)
             operands.append(some.repeat(-(-size // DRAWN))[:size].view(own))
         return operands
 

@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .measure import ratios
+
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- benchmark table: begin -->", "<!-- benchmark table: end -->"
 
@@ -107,6 +109,34 @@ def losses(rows: list[dict[str, Any]], instructions: list[dict[str, Any]]) -> st
     header += ["eager", "compiled", "forward + backward", "TB/s", "instructions", "eager"]
     header += ["compiled", "eager / ours", "compiled / ours"]
     return table(header, lines)
+
+
+def halves_section(path: Path) -> list[str]:
+    """The part on every loss in half precision; none without results of it."""
+    path = path.with_name(f"{path.stem}-halves.json")
+    if not path.exists():
+        return []
+    results = json.loads(path.read_text())
+    lines = []
+    for row in results["halves"]:
+        units = ratios(row)
+        line = [f"`{row['loss']}`"]
+        for key in ("forward_ms", "forward_backward_ms"):
+            own, *peers = fastest(
+                *(f"{row[f'{who}{key}']:.2f}" for who in ("", "eager_", "compiled_"))
+            )
+            line += [own, f"{units[key]:.2f}", *peers]
+        lines.append(line)
+    header = ["2^30 elements of bfloat16, ms"]
+    for work in ("forward", "forward + backward"):
+        header += [work, "times the bytes", "eager", "compiled"]
+    return [
+        "## Every loss in half precision",
+        f"`python -m benchmarks.run --only halves`: {source(results, path).format(prefix='../')}.",
+        table(header, lines),
+        "The same losses and shapes. Times the bytes: in units of what passes over dense operands "
+        "of as many bytes take, as in the picture below.",
+    ]
 
 
 def milliseconds(row: dict[str, Any], key: str) -> str:
@@ -498,6 +528,7 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         "Instructions: thread instructions for an element. A multiprocessor issues 128 a clock, so "
         "that this GPU at 1.98 GHz and 4.8 TB/s could issue 55 in the time of 8 bytes, if none had "
         "to wait.",
+        *halves_section(path),
         *orders_section(results),
         *broadcast_section(path),
         *over_rows_section(rows, rows_path),

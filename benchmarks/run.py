@@ -167,11 +167,20 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
 
 def losses() -> list[dict[str, Any]]:
     """Every loss in float32 at 2^30 elements, beside eager and torch.compile."""
-    return one_by_one(functools.partial(_loss, row, (32768, 32768)) for row in table.ROWS)
+    return one_by_one(
+        functools.partial(_loss, row, (32768, 32768), torch.float32) for row in table.ROWS
+    )
 
 
-def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
-    operands = row.draw(shape, seed)
+def halves() -> list[dict[str, Any]]:
+    """The same in bfloat16."""
+    return one_by_one(
+        functools.partial(_loss, row, (32768, 32768), torch.bfloat16) for row in table.ROWS
+    )
+
+
+def _loss(row: table.Row, shape: tuple[int, int], dtype: Any, seed: int) -> dict[str, Any]:
+    operands = row.draw(shape, seed, dtype=dtype)
     ours = row.ours
     peers = beside_torch(ours, row.eager)
 
@@ -182,26 +191,28 @@ def _loss(row: table.Row, shape: tuple[int, int], seed: int) -> dict[str, Any]:
     )
     divisor = shape[0] if row.reduction == "batchmean" else operands[0].numel()
     error = abs(value.item() - exact / divisor) / abs(exact / divisor)
-    assert error <= 2.0**-21, (str(row), error)
+    rounding = torch.finfo(dtype).eps
+    assert error <= 4 * rounding, (str(row), error)
+    rtol = max(1e-5, 2 * rounding)
     for first in (0, shape[0] - 8):
         part = [_rows_of(x, first, 8) for x in operands]
         part[0].requires_grad_()
         (expected,) = torch.autograd.grad(row.each(*part).sum() / divisor, part[0])
         torch.testing.assert_close(
-            gradient[first : first + 8].double(), expected, rtol=1e-5, atol=1e-6 / divisor
+            gradient[first : first + 8].double(), expected, rtol=rtol, atol=1e-6 / divisor
         )
     del gradient, part, expected
 
     times = in_turn(forward_works(peers, operands))
     times |= in_turn(backward_works(peers, operands))
-    size = sum(x.numel() for x in operands)
+    bytes_read = sum(x.nbytes for x in operands)
     return {
         "loss": str(row),
-        "dtype": "float32",
+        "dtype": dtype_name(dtype),
         "elements": operands[0].numel(),
         "relative_error": error,
-        "forward_bytes": 4 * size,
-        "gradient_bytes": 4 * (size + operands[0].numel()),
+        "forward_bytes": bytes_read,
+        "gradient_bytes": bytes_read + operands[0].nbytes,
         **times,
     }
 
@@ -572,6 +583,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "small": small,
     "bandwidth": bandwidth,
     "losses": losses,
+    "halves": halves,
     "orders": orders,
     "broadcast": broadcast,
     "rows": rows,
