@@ -78,12 +78,15 @@ struct BinaryCrossEntropyWithLogits {
   DEVICE auto operator()(auto input, auto target) const { return cross_entropy(input, target); }
 };
 
+// pos_weight target softplus(-logit) + (1 - target) softplus(logit), in the same way.
 template <class T>
 struct PositiveWeightedBinaryCrossEntropyWithLogits {
-  DEVICE auto operator()(auto input, auto target, auto pos_weight) const {
-    auto positive = relu(input);
-    auto tail = softplus_tail(input);
-    return pos_weight * target * ((positive - input) + tail) + (1.0 - target) * (positive + tail);
+  template <class X, class Y, class W>
+  DEVICE auto operator()(X input, Y target, W pos_weight) const {
+    using N = Common<Y, W>;
+    const N positive = pos_weight * target, negative = 1.0 - target;
+    return (input < 0.0 ? -positive : negative) * input +
+           (positive + negative) * softplus_tail(input);
   }
 };
 
