@@ -100,7 +100,7 @@ CONSTANTS = [
     Constant(row_tiling, "LEAST_OF_LONG", (16, 32, 48), (223, 257, 287, 450, 701)),
     Constant(row_tiling, "MAX_BANK_CONFLICTS", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
     Constant(row_tiling, "LEAST_UNITS", (2, 4, 8), (16, 32, 48, 96)),
-    Constant(row_tiling, "SHORT_PRECISE", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
+    Constant(row_tiling, "SHORT_BYTES", (16, 24, 32), (5, 6, 7, 10, 12, 14)),
     Constant(row_tiling, "BATCH_BYTES", (16, 32, 64), SHORT),
     Constant(row_tiling, "TILE_BYTES", (12 << 10, 20 << 10, 28 << 10), SHORT),
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),

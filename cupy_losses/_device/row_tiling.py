@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES
+from .row_team import HELD_BYTES
 
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
-# short ones wait in the registers of a thread, and of long ones a thread has much to do.
-SHORT_BYTES = 16  # of a row; half of it where a row is no whole number of words
-# The same of a precise loss. It reads a tile twice, but not for classes in half precision.
-SHORT_PRECISE = 24
-SHORT_VECTORS = 32  # the same of whole vectors that are not of half precision
+# short ones wait in the registers of a thread, if those of all operands are no more than
+# HELD_BYTES, and of long ones a thread has much to do.
+SHORT_BYTES = 24  # of a row; half of it where a row is no whole number of words
+SHORT_LIGHT = 8  # the same of one operand, where the loss is not precise
+SHORT_VECTORS = 32  # the same of whole vectors
+SHORT_VECTORS_OF_HALVES = 16
 LONG_BYTES = 1000  # of a row
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
@@ -116,13 +118,15 @@ def row_tile(
     if not elements:
         return None
     lengths = [columns * own for own in elements.values()]
-    short = SHORT_PRECISE if precise else SHORT_BYTES
-    if any(length % WORD_BYTES for length in lengths):
-        short //= 2
-    if size >= WORD_BYTES and not any(length % VECTOR_BYTES for length in lengths):
-        short = SHORT_VECTORS
+    if not any(length % VECTOR_BYTES for length in lengths):
+        short = SHORT_VECTORS if size >= WORD_BYTES else SHORT_VECTORS_OF_HALVES
+    elif precise or len(lengths) > 1:
+        short = SHORT_BYTES // (2 if any(length % WORD_BYTES for length in lengths) else 1)
+    else:
+        short = SHORT_LIGHT
+    is_short = max(lengths) <= short and sum(lengths) <= HELD_BYTES
     longest = LONG_PARTS * size if hides and size < WORD_BYTES else LONG_BYTES
-    if not short < max(lengths) <= longest:
+    if is_short or max(lengths) > longest:
         return None
     row_bytes = sum(lengths) + sum(numbers.values())
     room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * kept) // 2 - PADDING

@@ -20,6 +20,7 @@ from cupy_losses import (
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import compiler, sources
+from cupy_losses._device.row_team import HELD_BYTES
 from cupy_losses._device.row_tiling import (
     LEAST_OF_LONG,
     LONG_BYTES,
@@ -48,6 +49,7 @@ from .test_rows_emulated import (
     PROBABILITIES,
     SMOOTHED,
     STRUCTURES,
+    TRIPLET,
     check_last_rows,
     close,
     exercise,
@@ -77,9 +79,9 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
         for columns in range(1, 4000):
             tile = row_tile(columns, size, {0: size}, {1: 8}, KEPT, precise=precise)
             length = columns * size
-            short = (24 if precise else 16) // (2 if length % 4 else 1)
-            if size > 2 and length % 16 == 0:
-                short = 32
+            short = 24 // (2 if length % 4 else 1) if precise else 8
+            if length % 16 == 0:
+                short = 32 if size > 2 else 16
             if not short < length <= LONG_BYTES:
                 assert tile is None
                 continue
@@ -99,6 +101,18 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert tile.begins[1] >= tile.rows * length + 15
             assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
     assert row_tile(100, 4, {}, {0: 8}, KEPT) is None
+
+
+@pytest.mark.quick
+def test_short_rows_of_several_operands() -> None:
+    """They have no tiles where those of all operands wait in the registers of a thread."""
+    for size, operands, precise in itertools.product((2, 4), (2, 3), (False, True)):
+        elements = dict.fromkeys(range(operands), size)
+        for columns in range(1, 13):
+            tile = row_tile(columns, size, elements, {}, KEPT, precise=precise)
+            length = columns * size
+            short = 16 if length % 16 == 0 else 12 if length % 4 else 24
+            assert (tile is None) == (length <= short and operands * length <= HELD_BYTES)
 
 
 @pytest.mark.quick
@@ -252,6 +266,16 @@ def test_a_tile_leaves_room_for_what_is_kept_of_its_rows() -> None:
 )
 def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) -> None:
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    with installed(multiprocessors=3, seed=1) as device:
+        exercise(device, case, operands)
+        assert any(name.startswith("row_tiles<") for name in names(device))
+
+
+@pytest.mark.parametrize(
+    ("case", "columns"), [(PROBABILITIES, 6), (PROBABILITIES, 8), (TRIPLET, 3), (TRIPLET, 4)]
+)
+def test_short_rows_that_no_thread_holds(case: RowCase, columns: int) -> None:
+    operands = case.draw(np.random.default_rng(4), (700, columns), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands)
         assert any(name.startswith("row_tiles<") for name in names(device))
