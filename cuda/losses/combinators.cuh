@@ -1,6 +1,6 @@
-// Losses made from losses. All but the first add operands in front of those of the loss that they
-// wrap, so that weights, masks, vector-Jacobian products and second derivatives need no kernel of
-// their own.
+// Losses made from losses. All but Approximately add operands in front of those of the loss that
+// they wrap, so that weights, masks, vector-Jacobian products and second derivatives need no kernel
+// of their own.
 #pragma once
 #include "numbers/approximate.cuh"
 #include "numbers/dual.cuh"

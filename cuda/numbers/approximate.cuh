@@ -1,6 +1,6 @@
 // The arithmetic of losses in half precision: that of float, with functions and quotients as the
-// hardware approximates them. They are within 2^-17 of themselves, far below what half precision
-// rounds, and with those of float such a loss would be up to twice as slow as memory.
+// hardware approximates them. Their relative errors are below 2^-17, far below what half precision
+// rounds. With those of float such a loss would be up to twice as slow as memory.
 #pragma once
 #include "numbers/elementary.cuh"
 
@@ -35,11 +35,24 @@ DEVICE float log_to_base_two(float x) {
 #endif
 }
 
-// a / b. By numbers above 2^126, whose reciprocals are subnormal, it is 0.
+// a / b, where b is between 2^-126 and 2^126.
 DEVICE Approximate quotient(Approximate a, Approximate b) {
   return Approximate(__fdividef(a.value, b.value));
 }
-DEVICE Approximate operator/(Approximate a, Approximate b) { return quotient(a, b); }
+// Of all numbers, and from 2^-102 on rounded well enough that it is not above 1 where a is not
+// above b: what remains of the hardware's quotient is divided once more, where that is a number.
+DEVICE Approximate operator/(Approximate a, Approximate b) {
+#ifdef __CUDA_ARCH__
+  float quotient, reciprocal;
+  asm("div.full.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a.value), "f"(b.value));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b.value));
+  const float remainder = fmaf(-b.value, quotient, a.value);
+  const float rounded = fmaf(remainder, reciprocal, quotient);
+  return Approximate(isfinite(remainder) ? rounded : quotient);
+#else
+  return Approximate(a.value / b.value);
+#endif
+}
 
 DEVICE Approximate sqrt(Approximate x) {
 #ifdef __CUDA_ARCH__
@@ -52,11 +65,13 @@ DEVICE Approximate sqrt(Approximate x) {
 }
 // Both are scaled by a power of two, so that no square is too large or too small.
 DEVICE Approximate hypot(Approximate a, Approximate b) {
-  const int larger = __float_as_int(fmaxf(fabsf(a.value), fabsf(b.value)));
-  const int power = min(larger & 0x7f800000, 0x7e800000);  // 2^126 at most
+  const float larger = fmaxf(fabsf(a.value), fabsf(b.value));
+  const int power = min(__float_as_int(larger) & 0x7f800000, 0x7e800000);  // 2^126 at most
   const float down = __int_as_float(0x7f000000 - power);
   const float x = a.value * down, y = b.value * down;
-  return sqrt(Approximate(fmaf(x, x, y * y))) * Approximate(__int_as_float(power));
+  const Approximate root = sqrt(Approximate(fmaf(x, x, y * y)));
+  // Beside an infinite number, what NaN stands for does not matter.
+  return isinf(larger) ? Approximate(larger) : root * Approximate(__int_as_float(power));
 }
 
 DEVICE Approximate exp(Approximate x) { return Approximate(__expf(x.value)); }

@@ -2,7 +2,7 @@
 // gradient of its gradient.
 //
 // A formula is written once, on any number type:
-//   Real<T>        a plain value, order 0; T is float or double
+//   Real<T>        a plain value, order 0; T is float, double or Approximate
 //   Dual<X>        a value and one directional derivative, one order above X
 //   Parameter<T>   a hyper-parameter of the loss, order 0, the same for every element
 // Types of different order mix: the lower one is a constant. Literals such as 0.5 take the type of

@@ -256,7 +256,7 @@ template <class A, class B, If<are_numbers<A, B>> = 0>
 DEVICE auto logaddexp(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
-    const T x = plain(a), y = plain(b);
+    const T x(plain(a)), y(plain(b));
     // Equal infinities have no difference.
     const T distance = x == y ? T(0) : fabs(x - y);
     return Real<T>((x > y ? x : y) + log1p_of_fraction(exp(-distance)));

@@ -81,7 +81,10 @@ class Problem:
 
     @property
     def is_half(self) -> bool:
-        """Whether the operands of the call are of half precision, and no others are of double."""
+        """Whether the operands of the call promote to half precision.
+
+        Not beside a grad_output or a tangent of float64, with which all is computed in double.
+        """
         half = item_size(promoted({o.dtype for o in self.own})) == 2
         return half and self.real == "float32"
 

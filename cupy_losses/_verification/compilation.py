@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from .._core.loss import Call, Request
 from .._core.shapes import ArraySpec
 from .._device import driver, precompile
 
-_OPERAND = ArraySpec("float32", (4096,), (1,))
+# Half precision has an arithmetic of its own.
+_OPERANDS = tuple(ArraySpec(dtype, (4096,), (1,)) for dtype in ("float32", "bfloat16"))
 
 
 def compile_once(call: Call) -> None:
@@ -32,9 +34,9 @@ def compile_for_all(call: Call) -> str:
 
 
 def _compile(call: Call, architectures: Sequence[int]) -> None:
-    """Compile first and second derivatives, one kernel for each architecture."""
+    """Compile first and second derivatives, two kernels for each architecture."""
     every = tuple(range(len(call.loss.operands)))
     request = Request(wanted=every, tangents=(0,))
-    for architecture in architectures:
-        operands = (_OPERAND,) * (request.extra + len(every))
+    for architecture, operand in itertools.product(architectures, _OPERANDS):
+        operands = (operand,) * (request.extra + len(every))
         precompile.compile_kernels(call, request, operands, architecture)

@@ -20,6 +20,7 @@ from cupy_losses._verification.arithmetic import Rounded
 
 from .. import emulator
 from ..emulator import installed
+from ..tables.losses import every_function
 from ..tools import requirements
 
 Array = Any
@@ -205,6 +206,13 @@ def test_a_text_is_compiled_where_it_is_defined() -> None:
     assert not wrong
     assert message.partition(" identifier")[0] in wrong.problems[0]
     assert not wrong.notes
+
+
+@pytest.mark.exhaustive
+def test_every_function_compiles() -> None:
+    """In half precision too, which has an arithmetic of its own."""
+    requirements.nvrtc()
+    assert pointwise_loss(every_function, check=True)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

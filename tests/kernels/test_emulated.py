@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import log_cosh_loss, mse_loss, value_and_grad
+from cupy_losses import log_cosh_loss, mse_loss, pointwise_loss, value_and_grad
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._core.loss import Request
@@ -32,7 +32,7 @@ from ..api.test_values import bound, exact
 from ..emulator import Device, EmulatorError, installed, precompile
 from ..emulator.compiler import cache_folder
 from ..tables.arrays import DTYPES, Host, ulps
-from ..tables.losses import FORMULAS, SIMPLE, Case
+from ..tables.losses import FORMULAS, SIMPLE, Case, every_function
 from ..tools import levels
 
 FIRST_SEED = 1
@@ -277,6 +277,23 @@ def test_float32_losses_of_half_precision(
             assert losses.dtype == np.float32
             error = abs(losses - case.reduce(each, reduction))
             assert (error <= 2.0**-16 * case.reduce(scale, reduction)).all()
+
+
+@pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float16"]))
+def test_every_function_in_half_precision(dtype: str) -> None:
+    loss = pointwise_loss(every_function)
+    rng = np.random.default_rng(11)
+    input, target = (rng.standard_normal(200).astype(DTYPES[dtype]) for _ in "ab")
+    wide = input.astype(np.float64), target.astype(np.float64)
+    slopes = value_and_grad(loss, (0, 1))(*wide, reduction="sum")[1]
+    with installed(seed=1) as device:
+        arrays = device.asarray(input), device.asarray(target)
+        each = loss(*arrays, reduction="none")
+        gradients = value_and_grad(loss, (0, 1))(*arrays, reduction="sum")[1]
+        found = [result.get() for result in (each, *gradients)]
+    for got, wanted in zip(found, (every_function(*wide), *slopes), strict=True):
+        unit = float(abs(wanted).max()) * 2.0 ** -(8 if dtype == "bfloat16" else 11)
+        np.testing.assert_allclose(exact(got), wanted, rtol=0, atol=unit)
 
 
 @pytest.mark.parametrize(
