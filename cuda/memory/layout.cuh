@@ -12,13 +12,14 @@ struct Reciprocal32 {
 // The iteration space of OPERANDS arrays: DIMS coalesced dimensions, the last one fastest. Strides
 // are in elements. They are 0 where an operand is broadcast, and negative where it runs backwards.
 // Bit k of VECTORISED: the elements of a vector of operand k are contiguous and aligned, so that
-// one access moves it. Bit k of CROSSING: they lie where the dimensions say. Vectors of other
+// one access moves it. Bit k of REPEATED: they are the same. Bit k of CROSSING: they lie where the
+// dimensions say, and what VECTORISED and REPEATED say is of each GRANULE of them. Vectors of other
 // operands never cross the end of the last dimension, or the operand is dense, so that one location
-// serves all of a vector. Index is `unsigned` where there are less than 2^31 elements: a division
-// by a size is then a product with its reciprocal, which the host has computed. Offset is a shorter
-// type where all offsets fit, `unsigned` only if none runs backwards.
+// serves all of a vector. Granules never cross it. Index is `unsigned` where there are less than
+// 2^31 elements: a division by a size is then a product with its reciprocal, which the host has
+// computed. Offset is a shorter type where all offsets fit, `unsigned` only if none runs backwards.
 template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offset = long long,
-          unsigned CROSSING = 0, unsigned REPEATED = 0>
+          unsigned CROSSING = 0, unsigned REPEATED = 0, int GRANULE = 1>
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
@@ -58,15 +59,15 @@ struct Layout {
     return at;
   }
 
-  // The location of the element behind one, which is not the end of the last dimension unless
-  // vectors of some operand cross it.
+  // The location of the granule behind one, which does not end with the last dimension unless
+  // vectors of some operand cross that.
   DEVICE Location next(Location at) const {
-    move(at, DIMS - 1, 1);
+    move(at, DIMS - 1, GRANULE);
     if constexpr (CROSSING != 0) {
       bool ends = true;
 #pragma unroll
       for (int d = DIMS - 1; d > 0; --d) {
-        ends = ends && --at.left[d] == 0;
+        ends = ends && (at.left[d] -= d == DIMS - 1 ? GRANULE : 1) == 0;
         if (!ends) continue;
         at.left[d] = Index(size[d]);
         move(at, d, -Offset(size[d]));
@@ -79,6 +80,26 @@ struct Layout {
   // Operand K of the W elements that begin at a location.
   template <int K, int W, class T>
   DEVICE Vector<T, W> load_vector(const T* operand, const Location& at) const {
+    if constexpr (bool(CROSSING >> K & 1u) && W > GRANULE) {
+      Vector<T, W> vector;
+      Location here = at;
+#pragma unroll
+      for (int first = 0; first < W; first += GRANULE) {
+        if (first > 0) here = next(here);
+        const auto granule = load_neighbours<K, GRANULE>(operand, here);
+#pragma unroll
+        for (int j = 0; j < GRANULE; ++j) vector.at[first + j] = granule.at[j];
+      }
+      return vector;
+    } else {
+      return load_neighbours<K, W>(operand, at);
+    }
+  }
+
+ private:
+  // The same of elements that lie where the last dimension says.
+  template <int K, int W, class T>
+  DEVICE Vector<T, W> load_neighbours(const T* operand, const Location& at) const {
     if constexpr (bool(VECTORISED >> K & 1u)) {
       return ::load_vector<W>(operand + at.offset[K]);
     } else if constexpr (bool(REPEATED >> K & 1u)) {
@@ -88,19 +109,12 @@ struct Layout {
       for (int j = 0; j < W; ++j) vector.at[j] = element;
       return vector;
     } else {
-      constexpr bool CROSSES = bool(CROSSING >> K & 1u);
       Vector<T, W> vector;
-      Location here = at;
 #pragma unroll
-      for (int j = 0; j < W; ++j) {
-        vector.at[j] = operand[here.offset[K] + (CROSSES ? 0 : j * step(K, DIMS - 1))];
-        if (CROSSES && j + 1 < W) here = next(here);
-      }
+      for (int j = 0; j < W; ++j) vector.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
       return vector;
     }
   }
-
- private:
   DEVICE void move(Location& at, int d, Offset by) const {
 #pragma unroll
     for (int k = 0; k < OPERANDS; ++k) at.offset[k] += by * step(k, d);

@@ -456,24 +456,29 @@ def _layout(
 ) -> tuple[str, bytes]:
     """The C++ type of a layout, and its fields.
 
-    `crosses`: vectors cross the ends of rows. `is_short`: offsets have 32 bits if they fit.
+    `crosses`: vectors cross the ends of rows, between granules that divide both. `is_short`:
+    offsets have 32 bits if they fit.
     """
     shape = space.shape or (1,)
     strides = space.strides if space.shape else ((1,),) * len(sizes)
     dense = dense_strides(range(len(shape)), shape)
+    granule = math.gcd(width, shape[-1]) if crosses else 1
     crossing = [k for k, step in enumerate(strides) if crosses and step != dense]
-    vectors = []
+    vectors, repeated = [], []
     for k, (step, size) in enumerate(zip(strides, sizes, strict=True)):
-        access = min(VECTOR_BYTES, width * size)
-        starts = [misaligned[k], *(size * outer for outer in step[:-1] if not crosses)]
-        if k not in crossing and step[-1] == 1 and not any(start % access for start in starts):
+        at_once = granule if k in crossing else width
+        outer = step[:-1] if k in crossing or not crosses else ()
+        starts = misaligned[k], *(size * length for length in outer)
+        is_aligned = not any(start % min(VECTOR_BYTES, at_once * size) for start in starts)
+        if step[-1] == 1 and is_aligned and (at_once > 1 or k not in crossing):
             vectors.append(k)
-    repeated = [
-        k for k, step in enumerate(strides) if width > 1 and step[-1] == 0 and k not in crossing
-    ]
+        if step[-1] == 0 and at_once > 1:
+            repeated.append(k)
     arguments: list[str | int] = [len(shape), len(sizes), bits(vectors), _index(shape)]
     if repeated or (len(shape) > 1 and is_short):
         arguments += [_offset(space), bits(crossing), bits(repeated)]
+    if granule > 1:
+        arguments.append(granule)
     return template("Layout", *arguments), iteration_space(IterationSpace(shape, strides))
 
 

@@ -155,6 +155,32 @@ def test_vectors_cross_the_ends_of_rows(
     is_rounded(each, slope**2 / 4)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "begin", "layout"),
+    [
+        (((71, 6), (6,)), "float32", 0, "2, 2, 3u, unsigned, int, 2u, 0u, 2"),
+        (((71, 6), (6,)), "float32", 1, "2, 2, 1u, unsigned, int, 2u, 0u, 2"),
+        (((71, 6), (71, 1)), "float32", 1, "2, 2, 1u, unsigned, int, 2u, 2u, 2"),
+        (((71, 12), (12,)), "bfloat16", 0, "2, 2, 3u, unsigned, int, 2u, 0u, 4"),
+        (((71, 12), (12,)), "bfloat16", 2, "2, 2, 1u, unsigned, int, 2u, 0u, 4"),
+        (((7, 3, 2, 5), (3, 1, 1)), "bfloat16", 0, "3, 2, 1u, unsigned, int, 2u, 2u, 2"),
+        (((5, 3, 7, 4), (5, 1, 7, 4)), "bfloat16", 0, "3, 2, 3u, unsigned, int, 2u, 0u, 4"),
+    ],
+)
+def test_vectors_cross_the_ends_of_rows_between_granules(
+    shapes: tuple[Shape, Shape], dtype: str, begin: int, layout: str, device: Device
+) -> None:
+    """Of as many elements as divide a row and a vector, read at once where they lie so."""
+    x, y = drawn(10, *shapes, dtype=DTYPES[dtype])
+    broadcast = device.asarray(np.append(np.zeros(begin, y.dtype), y))[begin:].reshape(y.shape)
+    value, gradient = value_and_grad(mse_loss)(device.asarray(x), broadcast, reduction="sum")
+    slope = 2 * (x.astype(np.float64) - y.astype(np.float64))
+    is_rounded(value, (slope**2 / 4).sum())
+    is_rounded(gradient, slope)
+    (name,) = names(device)
+    assert f"Layout<{layout}>" in name
+
+
 @pytest.mark.parametrize(("apart", "vectors"), [(1, "0u"), (4, "1u")])
 def test_a_dense_operand_that_begins_anywhere(apart: int, vectors: str, device: Device) -> None:
     x, y = drawn(7, (70 * 5 + apart,), (5,))

@@ -161,7 +161,6 @@ EQUIVALENT: dict[str, str] = {
     "const Index left_end = own_end <= n ? own_end : own_end + Team::OVERLAP;": (
         "contexts of rows that are not there"
     ),
-    "if (CROSSES && j - 1 < W) here = next(here);": "a location that is not used",
     "if (first + (Team::COUNT + 1) * SECTOR < Column(columns)) {": (
         "a whole batch that is asked for element by element: slower"
     ),

@@ -185,6 +185,7 @@ def pointwise(device: Device) -> None:
     test_numbers.check_bound(kernels)
     for which in range(len(test_numbers.APPROXIMATED)):
         test_numbers.check_approximated(kernels, which)
+    test_numbers.check_infinite(kernels)
     test_numbers.check_overflow(kernels)
     test_numbers.check_not_finite(kernels)
     test_numbers.check_sums(kernels)
@@ -205,6 +206,8 @@ def _broadcast(device: Device) -> None:
             ((40, 200), (40, 1)),
             ((30, 5, 13), (5, 1)),
             ((9, 5, 7), (9, 1, 7)),
+            ((71, 6), (6,)),
+            ((71, 6), (71, 1)),
         ),
         *(((300, 21), (21,)), ((20, 1500), (1500,)), ((3, 5, 7, 3), (5, 1, 3))),
     ):
