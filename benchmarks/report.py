@@ -488,7 +488,7 @@ both beside torch, `h200-strided.json` and `h200-orders.json`, both beside torch
 Where torch is missing, its bfloat16 loss was more than 1% off. For classes that are not last,
 torch.compile takes 1.08 to 7.22 times as long as `cross_entropy`. For `nll_loss` it takes 0.81 to
 1.46 times as long, torch 1.08 to 4.23 times; forward and backward 0.88 to 3.67 and 0.78 to 2.36
-times. For rows of 3 to 10000 elements, torch takes 1.08 to 234 times as long as losses of this
+times. For rows of 3 to 10000 elements, torch takes 1.07 to 238 times as long as losses of this
 package. What the constants of kernels over rows were chosen by is in
 `benchmarks/results/h200-rows-tuning.txt`.
 
