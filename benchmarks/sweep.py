@@ -114,28 +114,8 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 # The elements of a row of other losses.
-LENGTHS = [
-    3,
-    4,
-    7,
-    8,
-    10,
-    16,
-    32,
-    50,
-    64,
-    100,
-    101,
-    127,
-    128,
-    200,
-    300,
-    512,
-    1000,
-    2048,
-    4096,
-    10000,
-]
+LENGTHS = [3, 4, 7, 8, 10, 16, 32, 50, 64, 100, 101, 127, 128, 200, 300, 512]
+LENGTHS += [1000, 2048, 4096, 10000]
 QUICK_LENGTHS = [10, 1000]
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -477,7 +477,7 @@ def _layout(
     arguments: list[str | int] = [len(shape), len(sizes), bits(vectors), _index(shape)]
     if repeated or (len(shape) > 1 and is_short):
         arguments += [_offset(space), bits(crossing), bits(repeated)]
-    if granule > 1:
+    if granule > 1:  # there are several dimensions then
         arguments.append(granule)
     return template("Layout", *arguments), iteration_space(IterationSpace(shape, strides))
 
