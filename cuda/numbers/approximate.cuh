@@ -37,10 +37,11 @@ DEVICE float log_to_base_two(float x) {
 
 // a / b, where b is between 2^-126 and 2^126.
 DEVICE Approximate quotient(Approximate a, Approximate b) {
-  return Approximate(__fdividef(a.value, b.value));
+  return Approximate(rough_quotient(a.value, b.value));
 }
-// Of all numbers, and from 2^-102 on rounded well enough that it is not above 1 where a is not
-// above b: what remains of the hardware's quotient is divided once more, where that is a number.
+// Of all numbers, and from 2^-102 to 2^126 rounded well enough that it is not above 1 where a is
+// not above b: what remains of the hardware's quotient is divided once more, where that is a
+// number.
 DEVICE Approximate operator/(Approximate a, Approximate b) {
 #ifdef __CUDA_ARCH__
   float quotient, reciprocal;
@@ -122,7 +123,7 @@ DEVICE Approximate tanh(Approximate x) {
   float p = 0.12841613590717316f;
   p = fmaf(p, z, -0.33321908116340637f);
   p = fmaf(p, z, 0.9999995827674866f);
-  const float near = x.value * p, far = copysignf(__fdividef(1.0f - e, 1.0f + e), x.value);
+  const float near = x.value * p, far = copysignf(rough_quotient(1.0f - e, 1.0f + e), x.value);
   return Approximate(fabsf(x.value) < 0.25f ? near : far);
 }
 

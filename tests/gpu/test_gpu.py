@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cupy_losses import huber_loss, mse_loss, smooth_l1_loss, value_and_grad
+from cupy_losses import huber_loss, mse_loss, pointwise_loss, smooth_l1_loss, value_and_grad
 from cupy_losses._device import compiler, engine
 
 from ..tables.losses import FORMULAS, LOSSES, Case
@@ -51,6 +51,16 @@ def test_float32_losses_of_half_precision(case: Case, dtype: torch.dtype) -> Non
         assert losses.dtype == torch.float32
         error = abs(losses.double().cpu().numpy() - case.reduce(each, reduction))
         assert (error <= 2.0**-16 * case.reduce(scale, reduction)).all()
+
+
+def test_equal_numbers_of_half_precision_have_the_quotient_1() -> None:
+    """So that the root or the logarithm of what is left to 1 is no NaN."""
+    distance = pointwise_loss("distance_of_quotient", lambda x, y: (x / y - 1.0) * 1e9)
+    bits = torch.arange(0x7FFF, dtype=torch.int16, device="cuda")
+    x = bits.view(torch.bfloat16)
+    x = x[(x >= 2.0**-100) & (x <= 2.0**125)]
+    assert len(x) > 28_000
+    assert bool((distance(x, x, reduction="none") == 0).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
