@@ -5,8 +5,9 @@
 // gradient of 0. Where the gradients of a tile are one stretch of memory, the block writes them by
 // vectors, into which each row puts its one number. Where those of neighbouring rows lie beside
 // each other, such as classes ahead of pixels, each thread writes those of its row, one after the
-// other. Bytes of device memory a row: its class and the sector of its element; with gradients of s
-// bytes s more for each element.
+// other. Of many elements in a row they are 0 ahead of the launch, and each thread writes the
+// number of its class alone. Bytes of device memory a row: its class and the sector of its element;
+// with gradients of s bytes s more for each element, and a sector of these.
 //
 // Order of summation: the rows of a thread in a segment, then those of a block, then segments.
 // Tiles follow from the shape and the dtypes alone, and so do segments.
@@ -82,18 +83,28 @@ DEVICE void write_beside(const auto& row, bool is_there, Column column, E own, E
   }
 }
 
+// Writes the same gradient for all elements of a row.
+template <int G, class E>
+DEVICE void write_all(const auto& row, E gradient) {
+  for (auto c = row.columns; c > 0; --c) *row.template address<G>(c - 1) = gradient;
+}
+
+// How gradients are written: those of a tile as one stretch; those of each row by its thread, where
+// neighbouring rows lie beside each other; or those of classes alone, into what is 0 already.
+enum Writing { IN_VECTORS, BESIDE, IN_ZEROS };
+
 // What cupy_losses/_device/row_gathering_schedule.py chooses.
 struct GatheringTeamParameters {
   int threads;   // of a block
   int resident;  // how many blocks a multiprocessor is to hold
-  bool beside;   // whether the gradients of neighbouring rows lie beside each other
+  Writing writing;
 };
 
 // The threads of a block.
 template <GatheringTeamParameters GIVEN>
 struct GatheringTeam {
   static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
-  static constexpr bool BESIDE = GIVEN.beside;
+  static constexpr Writing WRITING = GIVEN.writing;
 };
 
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
@@ -158,7 +169,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         E own = others;
         if (active) own = convert<E>(derivative(loss.gradient_of_target(outcome.done)));
         const Column column = active ? context.column : Column(-1);
-        if constexpr (Team::BESIDE) {
+        if constexpr (Team::WRITING == IN_ZEROS) {
+          if (is_present(tile)) {
+            const Row row = row_of(tile);
+            if (active) *row.template address<G>(column) = own;
+            if (context.status == INVALID) write_all<G>(row, others);
+          }
+        } else if constexpr (Team::WRITING == BESIDE) {
           const Column size = Column((columns + (slices - 1)) / slices), begin = slice * size;
           write_beside<G>(row_of(tile), is_present(tile), column, own, others, begin,
                           min(begin + size, Column(columns)));
@@ -172,9 +189,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           E* const to = get<G>(pointers) + (long long)(tile) * (rows * columns);
           ones.template write<Team::THREADS>(to, here, unsigned(columns), by_columns);
           __syncthreads();
-          if (context.status == INVALID) {
-            for (Column c = 0; c < columns; ++c) *row_of(tile).template address<G>(c) = others;
-          }
+          if (context.status == INVALID) write_all<G>(row_of(tile), others);
         }
       }
       context = next_context;

@@ -134,7 +134,7 @@ class Plan:
         outputs: list[Allocator | None],
         scratch: list[int],
         steps: list[tuple[Launch, Chooser]],
-        counters: int,
+        zeroed: list[tuple[int, int]],
         again: tuple[Launch, Chooser] | None = None,
     ) -> None:
         self.device = problem.device
@@ -148,7 +148,7 @@ class Plan:
         # Which outputs are computed, if some are left out.
         self._computed = [allocate is not None for allocate in outputs] if None in outputs else None
         self._scratch = scratch  # where each part begins, and the end
-        self._counters = counters  # bytes of it that start at zero
+        self._zeroed = zeroed  # what starts at zero: an address and a number of bytes
         self._memset = driver.memset()
         self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
@@ -181,9 +181,9 @@ class Plan:
             addresses = [0, *pointers, *map(self._address, outputs)]
             if self._scratch:
                 memory, base = library.scratch(operands, self._scratch[-1], stream)
-                if self._counters:
-                    self._memset(base, 0, self._counters, stream)
                 addresses += [base + start for start in self._scratch]
+            for place, size in self._zeroed:
+                self._memset(addresses[place], 0, size, stream)
             if self._again is not None:
                 numbers = parameters, scale
                 again = self._again
@@ -227,7 +227,7 @@ def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
             nothing = request.denominator or derivative
             value = 0.0 if nothing else value_of_nothing(denominator)
             outputs.append(library.filled(output, value))
-    return Plan(library, problem, outputs, [], [], 0)
+    return Plan(library, problem, outputs, [], [], [])
 
 
 @dataclass(frozen=True)
@@ -283,6 +283,7 @@ class Builder(ABC):
             self._add_output(output)
         self._scratch_sizes: list[int] = []
         self._counters = 0
+        self._zeroed: list[tuple[Address, int]] = []
         self._steps: list[Step] = []
         self._again: Step | None = None
 
@@ -369,6 +370,10 @@ class Builder(ABC):
         self._counters += -(-numbers // 4)
         return Counter(first)
 
+    def _zero(self, address: Address, size: int) -> None:
+        """Let so many bytes be 0 ahead of all launches."""
+        self._zeroed.append((address, size))
+
     def _add_scratch(self, size: int) -> Scratch:
         self._scratch_sizes.append(-(-size // 16) * 16)
         return Scratch(len(self._scratch_sizes) - 1)
@@ -376,6 +381,7 @@ class Builder(ABC):
     def _finish(self) -> Plan:
         made = sum(allocator is not None for allocator in self._allocators)
         first = 1 + self._problem.arrays + made
+        zeroed = [*self._zeroed, (Counter(0), 16 * self._counters)]
         starts = [16 * self._counters]
         for size in self._scratch_sizes:
             starts.append(starts[-1] + size)
@@ -401,7 +407,7 @@ class Builder(ABC):
             self._allocators,
             scratch,
             [launched(step, GRAD_OUTPUT) for step in self._steps],
-            16 * self._counters,
+            [(number(address), size) for address, size in zeroed if size],
             self._again and launched(self._again, self._value()),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from .._core.dtypes import item_size
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec
 from . import row_launches
@@ -14,7 +15,7 @@ from .library import DeviceLibrary
 from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
 from .row_arrays import RowArray
 from .row_function import denominator_function, loss_function
-from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering
+from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering_of
 from .row_launches import RowLaunches
 from .row_schedule import NO_RESULTS, Results
 from .row_striding import StridedRows
@@ -57,7 +58,7 @@ class _Planner(RowLaunches):
 
     @cached_property
     def _gathering(self) -> Gathering | None:
-        return gathering(self._operands)
+        return gathering_of(self._operands)
 
     @property
     def _in_one_pass(self) -> bool:
@@ -97,8 +98,11 @@ class _Planner(RowLaunches):
     def _add_loss(self, results: Results, summed: bool) -> None:
         """Add the loss by the kernel for rows that lie so; `summed`: gradients are added up."""
         operands, outputs = self._operands, results.outputs
-        if self._gathering is not None:
-            schedule = gathered_rows_schedule(operands, self._gathering, outputs)
+        if gathering := self._gathering:
+            if gathering.writing == "IN_ZEROS":
+                for array in outputs:
+                    self._zero(array.address, item_size(array.dtype) * self._problem.size)
+            schedule = gathered_rows_schedule(operands, gathering, outputs)
             self._add(loss_function(operands), schedule, results)
             return
         if tile := None if summed else tile_of(operands, outputs):

@@ -18,7 +18,10 @@ from .row_schedule import Schedule, blocks_per_multiprocessor
 THREADS = 256  # of a block, and rows of a tile at most
 THREADS_WITHOUT_GRADIENTS = 1536  # resident at once, with 40 registers each
 TILE_BYTES = 512 << 10  # of its gradients, or one row
-LONG_BYTES = 8 << 10  # of a row; cuda/kernels/rows.cu writes the gradients of longer ones
+# Gradients are 0 ahead of the launch where rows have more bytes, or where they lie apart in
+# stretches that begin within sectors of memory, and have as many columns.
+LONG_BYTES = 8 << 10
+LONG_AMONG_OTHERS = 128
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
 # Where elements lie apart, rows have slices of LEAST_OF_SLICE elements or more, if fewer threads
 # than WRITING_THREADS would write.
@@ -32,17 +35,17 @@ class Gathering:
 
     Attributes:
         rows: Those of a tile.
-        beside: Whether the gradients of neighbouring rows lie beside each other.
+        writing: How their gradients are written, as the kernel says.
         slices: The parts of the gradient of a row. With several, values take a launch of their own.
 
     """
 
     rows: int
-    beside: bool
+    writing: str
     slices: int
 
 
-def gathering(operands: RowOperands) -> Gathering | None:
+def gathering_of(operands: RowOperands) -> Gathering | None:
     """How the kernel works on these rows; None if their gradients would lie in another way."""
     problem, rows, main = operands.problem, operands.rows, operands.main
     input = problem.operands[problem.leading + problem.call.extra]
@@ -51,16 +54,17 @@ def gathering(operands: RowOperands) -> Gathering | None:
         return None
     strides = dense_strides(rows.space.axes, rows.space.shape)
     gradient = RowArray(main.dtype, strides, 0, main.address, True)
-    if rows.lies(gradient, rows.dense):
-        if columns * size > LONG_BYTES:
-            return None
-        return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), False, 1)
-    beside = rows.step(gradient)
+    in_stretch, beside = rows.lies(gradient, rows.dense), rows.step(gradient)
+    begins_in_parts = not in_stretch and beside * size % SECTOR_BYTES != 0
+    if columns * size > LONG_BYTES or (begins_in_parts and columns >= LONG_AMONG_OTHERS):
+        return Gathering(THREADS, "IN_ZEROS", 1)
+    if in_stretch:
+        return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), "IN_VECTORS", 1)
     if beside * size < SECTOR_BYTES:
         return None
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
     of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
-    return Gathering(of_tile, True, max(slices, 1))
+    return Gathering(of_tile, "BESIDE", max(slices, 1))
 
 
 def gathered_rows_schedule(
@@ -72,7 +76,7 @@ def gathered_rows_schedule(
     of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_WITHOUT_GRADIENTS
     resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
-    team = tuned("GatheringTeam", threads=THREADS, resident=resident, beside=gathering.beside)
+    team = tuned("GatheringTeam", threads=THREADS, resident=resident, writing=gathering.writing)
     return Schedule(
         kernel="gathered_rows",
         types=(layout, team),

@@ -22,8 +22,13 @@ from .test_rows_emulated import NLL, close, exercise, names
 
 CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
 # Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
-# longest row; fewer rows than a tile has.
-SHAPES = [(600, 2), (1000, 3), (300, 21), (270, 64), (270, 1001), (300, 2048), (2, 5)]
+# longest row that a tile has, and one that is 0 ahead; fewer rows than a tile has.
+SHAPES = [(600, 2), (1000, 3), (300, 21), (270, 64), (270, 1001), (300, 2048), (9, 2049), (2, 5)]
+# By the thread of each row, in one pass or in slices of classes where there are few rows; or into
+# zeros.
+OF_ROWS = [(3, 5, 40), (2, 21, 9, 33)]
+IN_SLICES = [(3, 300, 16), (1, 130, 704)]
+IN_ZEROS = [(3, 300, 10), (1, 130, 700), (2, 2049, 16), (5, 150, 3)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,25 +53,23 @@ def test_every_case_at_every_length(case: RowCase, shape: tuple[int, int]) -> No
 
 @pytest.mark.parametrize(
     ("case", "shape"),
-    levels.covering(
-        3, CASES[:3], [(3, 5, 40), (2, 21, 9, 33), (3, 300, 10), (1, 130, 700), (70, 6, 8)]
-    ),
+    levels.covering(3, CASES[:3], [*OF_ROWS, *IN_SLICES, *IN_ZEROS, (70, 6, 8)]),
 )
 def test_classes_ahead_of_pixels(case: RowCase, shape: tuple[int, ...]) -> None:
-    """In one pass, or in slices of classes where there are few rows."""
     operands = case.draw(np.random.default_rng(4), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         bits = exercise(device, case, operands)
         assert gathers(device)
         grids = {launch.grid[0] for launch in device.launches if "gathered" in launch.name}
-        assert (len(grids) > 1) == (shape[1] >= 128)
+        assert (len(grids) > 1) == (shape in IN_SLICES)
+        assert any(".writing = IN_ZEROS" in name for name in names(device)) == (shape in IN_ZEROS)
     with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=2) as device:
         assert exercise(device, case, operands) == bits, "the same bits on any device"
 
 
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float64", "float16"]))
 @pytest.mark.parametrize("columns", levels.first([21, 3, 333, 1024]))
-@pytest.mark.parametrize("pixels", [(), (16,)])
+@pytest.mark.parametrize("pixels", [(), (16,), (17,)])
 def test_dtypes(dtype: str, columns: int, pixels: tuple[int, ...]) -> None:
     shape = 300 if not pixels else 20, columns, *pixels
     operands = NLL.draw(np.random.default_rng(5), shape, DTYPES[dtype])
@@ -86,8 +89,11 @@ def test_tiles_of_several_segments(size: int, monkeypatch: pytest.MonkeyPatch) -
         assert any(launch.grid[0] == 4 for launch in device.launches)
 
 
-def test_gradients_that_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("long_bytes", [0, row_gathering_schedule.LONG_BYTES])
+def test_gradients_that_are_written_anew(long_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where fewer rows count than were anticipated: by one block, which has several segments."""
+    monkeypatch.setattr(row_gathering_schedule, "LONG_BYTES", long_bytes)
+    monkeypatch.setattr(row_gathering_schedule, "THREADS", 32)
     monkeypatch.setattr(row_gathering_schedule, "TILE_BYTES", 300)
     rng = np.random.default_rng(9)
     x, target = rng.standard_normal((100, 17)).astype(np.float32), rng.integers(0, 17, 100)
@@ -99,17 +105,18 @@ def test_gradients_that_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> Non
             for result, wanted in zip(got, expected, strict=True):
                 np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
         grids = {launch.grid[0] for launch in device.launches if "gathered" in launch.name}
-        assert grids == {1, 25}
+        assert grids == {1, 25 if long_bytes else 4}
 
 
+@pytest.mark.parametrize("columns", [5, 2049])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_rows_that_are_ignored_or_out_of_range(reduction: Any) -> None:
+def test_rows_that_are_ignored_or_out_of_range(reduction: Any, columns: int) -> None:
     """They have gradients of 0, or NaN; so has a mean with one that is out of range."""
     rng = np.random.default_rng(7)
-    x, target = rng.standard_normal((300, 5)).astype(np.float32), rng.integers(0, 5, 300)
+    x, target = rng.standard_normal((300, columns)).astype(np.float32), rng.integers(0, 5, 300)
     target[[0, 7, 299]] = -100
     for bad in ([], [1, 8, 258]):
-        target[bad] = [5, -1, 99][: len(bad)]
+        target[bad] = [columns, -1, 9999][: len(bad)]
         with installed(multiprocessors=3, seed=1) as device:
             arrays = device.asarray(x), device.asarray(target)
             if reduction == "none":
@@ -172,9 +179,9 @@ def test_layouts(input: str) -> None:
             np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(5, 1), (3, 2049), (4, 3, 6)])
+@pytest.mark.parametrize("shape", [(5, 1), (4, 3, 6)])
 def test_rows_of_other_kernels(shape: tuple[int, ...]) -> None:
-    """Of one element, too long, or with elements that lie apart."""
+    """Of one element, or with elements that lie apart by less than a sector of memory."""
     operands = NLL.draw(np.random.default_rng(14), shape, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, NLL, operands)

@@ -339,12 +339,12 @@ def gathered(device: Device) -> None:
         astray[[1, -1]] = columns, -1
         compare(device, nll_loss, (hosts[0], astray), wanted=(0,), **options)
 
-    for rows, columns in (600, 2), (513, 3), (300, 5), (256, 64), (270, 1001):
+    for rows, columns in (600, 2), (513, 3), (300, 5), (256, 64), (270, 1001), (270, 2050):
         check(rows, columns)
         check(rows, columns, reduction="sum")
         check(rows, columns, reduction="none")
     # Classes ahead of pixels.
-    for shape in (3, 5, 40), (2, 21, 300), (3, 300, 10), (2, 130, 8), (3, 300, 100):
+    for shape in (3, 5, 40), (2, 21, 300), (3, 300, 16), (2, 130, 8), (3, 300, 104), (2, 140, 9):
         target = rng.integers(0, shape[1], shape[::2])
         target[0, :2], target[1, 3] = (-100, shape[1]), -1
         hosts = -np.abs(_scores(rng, *shape)), target
