@@ -103,9 +103,9 @@ struct MarginWorker {
   static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
   using Arithmetic = Violations<N, sizeof(N) == sizeof(float) && !Team::ALONE>;
-  static constexpr bool GRADIENT = WANTED != 0;
+  static constexpr bool GRADIENTS = WANTED != 0;
   // Along a tangent gradients are 0.
-  static constexpr bool COUNTS = GRADIENT && TANGENTS == 0;
+  static constexpr bool COUNTS = GRADIENTS && TANGENTS == 0;
   static_assert(WANTED <= 1u, "only the elements have a gradient");
   static_assert(ELEMENTS % TOGETHER == 0, "batches are of 1, 2, 4 or more elements");
 
@@ -148,7 +148,7 @@ struct MarginWorker {
     const T nothing = without_loss<T>(ignored ? IGNORED : targets.valid ? ACTIVE : INVALID);
     const T weight = ignored ? T(0) : sample_weight<T>(context);
     if constexpr (VJP) factor = row.grad_output();
-    const T share = quotient(loss.slope(columns), factor, reciprocal);
+    const T share = reciprocal.template times<T>(factor * loss.slope(columns));
     const T scale = ignored ? T(0) : weight * share + nothing;
     const Writer writer{row, present, scale, nothing};
 
@@ -196,7 +196,7 @@ struct MarginWorker {
 
   // Writes the gradients of a row: multiples of `scale`, or `nothing` along a tangent.
   struct Writer {
-    using Stored = typename Row::template Element<(GRADIENT ? Row::INPUTS : 0)>;
+    using Stored = typename Row::template Element<(GRADIENTS ? Row::INPUTS : 0)>;
     const Row& row;
     const bool present;
     const T scale, nothing;
@@ -519,7 +519,7 @@ struct MarginWorker {
             }
           }
         }
-        if constexpr (GRADIENT) writer.write(first, of_element);
+        if constexpr (GRADIENTS) writer.write(first, of_element);
       }
       if constexpr (FEW && COUNTS && !Team::ALONE) add_counts(of_target, lists.violated);
     }
@@ -636,13 +636,9 @@ struct MarginWorker {
 };
 
 // The compiler holds more in registers for these architectures, and would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 template <class Team>
-constexpr int blocks_per_multiprocessor = (Team::RESIDENT + 1) / 2;
-#else
-template <class Team>
-constexpr int blocks_per_multiprocessor = Team::RESIDENT;
-#endif
+constexpr int blocks_per_multiprocessor =
+    ARCHITECTURE >= 1000 ? (Team::RESIDENT + 1) / 2 : Team::RESIDENT;
 
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands.

@@ -4,10 +4,6 @@
 #include "losses/sums.cuh"
 #include "memory/layout.cuh"
 
-#ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
-#endif
-
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
 // VECTORISED: that step is 1 and the vectors of a row are aligned, so that a vector is one access.
 // Offset is `unsigned` where all offsets fit and no array runs backwards, along rows or along one.

@@ -5,24 +5,13 @@
 #include "kernels/row.cuh"
 #include "reduction/reduction.cuh"
 
-template <class T>
-DEVICE T quotient(T x, T factor, const Reciprocal<T>& reciprocal) {
-  return reciprocal.template times<T>(factor * x);
-}
-template <class T>
-DEVICE Real<T> quotient(Real<T> x, T factor, const Reciprocal<T>& reciprocal) {
-  return Real<T>(quotient(x.value, factor, reciprocal));
-}
-template <class X, class T>
-DEVICE Dual<X> quotient(Dual<X> x, T factor, const Reciprocal<T>& reciprocal) {
-  return dual(quotient(x.value, factor, reciprocal), quotient(x.slope, factor, reciprocal));
-}
-
 // Multiplies what the gradients of a row are proportional to by a factor, and divides it.
 template <class T>
 DEVICE void scale_gradients(const auto& loss, auto& done, T factor,
                             const Reciprocal<T>& reciprocal) {
-  loss.scale(done, [&](auto x) { return quotient(x, factor, reciprocal); });
+  loss.scale(done, [&](auto number) {
+    return mapped(number, [&](T x) { return reciprocal.template times<T>(factor * x); });
+  });
 }
 
 // The derivative of a number along a tangent, or the number where there is none.
@@ -50,9 +39,18 @@ DEVICE T denominator_without_loss(const auto& context) {
 // The warps of a block that write parts of the same sectors do so one soon after the other.
 DEVICE void keep_in_step() { __syncthreads(); }
 
+// What a loss prefetches of a row, and the context that it makes of that.
+template <class Loss, class Row>
+using PrefetchedOf = decltype(declared<const Loss&>().prefetch(declared<const Row&>()));
+template <class Loss, class Row>
+using ContextOf = decltype(declared<const Loss&>().prologue(declared<const Row&>(),
+                                                            declared<PrefetchedOf<Loss, Row>>()));
+
 // The context of a row, which is ignored where there is none.
-DEVICE auto prologue_of(const auto& loss, const auto& row, bool present, const auto& prefetched) {
-  decltype(loss.prologue(row, prefetched)) context;
+template <class Loss, class Row>
+DEVICE auto prologue_of(const Loss& loss, const Row& row, bool present,
+                        const PrefetchedOf<Loss, Row>& prefetched) {
+  ContextOf<Loss, Row> context;
   context.status = IGNORED;
   if (present) context = loss.prologue(row, prefetched);
   return context;
@@ -104,8 +102,9 @@ DEVICE void take(const auto& outcome, long long index, Result* value, Sum<T>& su
   if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, outcome.denominator);
 }
 
-// The reduction of a pass over rows, any of which may be ignored. A mean whose denominator depends
-// on that counts them, unless it sums weights or a mask.
+// The reduction of a pass over rows, any of which may be ignored. Kernels make their reciprocals
+// and this themselves: made by one function, some gradients spilled. A mean whose denominator
+// depends on that counts them, unless it sums weights or a mask.
 template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
 DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter, double* partials,
                               long long segments, double divisor, const Scaling& scaling) {

@@ -327,9 +327,9 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     copies.commit(turn);
   }
   // The pointers, to shared memory where a tile is there.
-  DEVICE Pointers staged(Index tile, unsigned char* stage) const {
+  DEVICE Pointers staged(unsigned char* stage) const {
     Pointers staged = pointers;
-    (stage_pointer<K>(staged, tile, stage), ...);
+    (stage_pointer<K>(staged, stage), ...);
     return staged;
   }
   // Row `own` of a tile.
@@ -367,7 +367,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void fill(const Row& row, Status status) const {
     const T number = without_loss<T>(status);
     for (int column = Team::thread(); column < columns; column += Team::THREADS_PER_ROW) {
-      each_wanted([&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
+      each_bit<WANTED>(
+          [&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
     }
   }
   // The same for an active row.
@@ -377,7 +378,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     elements.each_vector([&](auto size, auto aligned, int column, const auto& xs) {
       constexpr int SIZE = decltype(size)::value;
       constexpr bool ALIGNED = decltype(aligned)::value;
-      each_wanted([&](auto which) {
+      each_bit<WANTED>([&](auto which) {
         constexpr int I = decltype(which)::value;
         using E = typename Row::template Element<FIRST + I>;
         Vector<E, SIZE> slopes;
@@ -405,7 +406,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   // From shared memory to the gradients.
   DEVICE void store(Index tile, const Pointers& staged) const {
-    each_wanted([&](auto which) {
+    each_bit<WANTED>([&](auto which) {
       constexpr int I = decltype(which)::value, G = Row::template GRADIENT<WANTED, I>;
       Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
                     rows_of(tile) * columns);
@@ -426,7 +427,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   template <int S>
-  DEVICE void stage_pointer(Pointers& staged, Index tile, unsigned char* stage) const {
+  DEVICE void stage_pointer(Pointers& staged, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
       // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
       const int behind = misalignment(get<S>(pointers));
@@ -460,15 +461,6 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   static DEVICE void set(const Row& row, int column, T x) {
     using E = typename Row::template Element<S>;
     *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
-  }
-  static DEVICE void each_wanted(auto f) { each_wanted(f, Range<Loss::OPERANDS>()); }
-  template <int... I>
-  static DEVICE void each_wanted(auto f, Indices<I...>) {
-    (if_wanted<I>(f), ...);
-  }
-  template <int I>
-  static DEVICE void if_wanted(auto f) {
-    if constexpr (bool(WANTED >> I & 1u)) f(Constant<I>());
   }
 };
 
@@ -518,7 +510,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     copies.wait(turn);
     // Opaque: computed once, and not for each row.
     unsigned char* const stage = shared + opaque(turn % 2 * unsigned(places.bytes));
-    const Pointers staged = work.staged(tile, stage);
+    const Pointers staged = work.staged(stage);
     const int rows = work.rows_of(tile);
     if constexpr (Team::THREADS_PER_ROW == 1) {
 #pragma unroll 1
@@ -541,7 +533,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       // One thread does the prologue and the epilogue of a row, THREADS_PER_ROW threads do the
       // rest.
-      using Context = decltype(work.prologue(work.row_at(tile, 0, staged)));
+      using Context = ContextOf<Loss, typename Work::Row>;
       using State = typename Work::Accumulated;
       using Finished = typename Work::Finished;
       Context* const contexts = states_of_block<Context, Team::MOST_ROWS, 0>();

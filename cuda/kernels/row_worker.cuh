@@ -18,7 +18,7 @@ struct TeamParameters {
   bool exact;    // whether all batches are full
   // If not 0, the one batch that a thread has of a row waits in registers, loaded so many rows
   // ahead.
-  int held;
+  int rows_ahead;
 };
 
 // The threads of a row.
@@ -31,8 +31,8 @@ struct Team {
   static constexpr int SLOTS = GIVEN.slots, GROUPS = (SLOTS + BATCH - 1) / BATCH;
   static constexpr bool CLUSTER = GIVEN.cluster, SHIFTS = GIVEN.shifts, EXACT = GIVEN.exact;
   static constexpr int BLOCKS = CLUSTER ? RANKS : 1;  // of a cluster
-  static constexpr bool HELD = GIVEN.held != 0;
-  static constexpr int ROWS_AHEAD = HELD ? GIVEN.held : 1;
+  static constexpr bool HELD = GIVEN.rows_ahead != 0;
+  static constexpr int ROWS_AHEAD = HELD ? GIVEN.rows_ahead : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
   // The slots of the last batch, where batches have `slots` and most threads have all of it.
   static constexpr int rest_of(int slots) { return THREADS_PER_ROW > 32 ? SLOTS % slots : 0; }
@@ -123,9 +123,6 @@ struct RowWorker {
     // Behind the last row it stands for that, and nothing of it is used.
     const auto there = min(index, typename Layout::Index(n) - 1);
     return {layout, pointers, layout.rows.locate(there), Column(columns)};
-  }
-  DEVICE auto prologue(const Row& row, bool present, const auto& prefetched) const {
-    return prologue_of(loss, row, present, prefetched);
   }
   DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {
     constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;
@@ -417,7 +414,7 @@ struct RowWorker {
     const T number = without_loss<T>(context.status);
     if (!SELECTS && !active) {
       elements.find_weights(row);  // which nothing reads: write() names all numbers of an element
-      write(Range<Loss::OPERANDS>(), row, elements, [&](auto, const auto&) { return number; });
+      write(row, elements, [&](auto, const auto&) { return number; });
       return;
     }
     if constexpr (Loss::READS != 0) {
@@ -429,7 +426,7 @@ struct RowWorker {
         elements.load(row);
       }
     }
-    write(Range<Loss::OPERANDS>(), row, elements, [&](auto which, const auto& x) {
+    write(row, elements, [&](auto which, const auto& x) {
       const T slope = derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));
       return !SELECTS || active ? slope : number;
     });
@@ -443,28 +440,29 @@ struct RowWorker {
   }
 
   // Gradients f(operand, x).
-  template <int... I, class E>
-  DEVICE void write(Indices<I...>, const Row& row, const E& elements, auto f) const {
+  template <class E>
+  DEVICE void write(const Row& row, const E& elements, auto f) const {
 #pragma unroll
-    for (int p = 0; p < E::VECTORS; ++p) (write_operand<I>(row, elements, p, f), ...);
+    for (int p = 0; p < E::VECTORS; ++p) {
+      // Copies: through references the compiler took more instructions.
+      each_bit<WANTED>([&, p, f](auto which) { write_vector(row, elements, p, which, f); });
+    }
   }
   template <int I>
-  DEVICE void write_operand(const Row& row, const auto& elements, int p, auto f) const {
-    if constexpr (bool(WANTED >> I & 1u)) {
-      constexpr int G = Row::template GRADIENT<WANTED, I>;
-      using Stored = typename Row::template Element<G>;
-      Stored* const address = elements.template address<G>(row, p);
-      if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(p)) {
-        Vector<Stored, WIDTH> vector;
-        elements.each_of(p, [&](int j, Column, const auto& x) {
-          vector.at[j] = convert<Stored>(f(Constant<I>(), x));
-        });
-        store_vector<WIDTH>(address, vector);
-      } else {
-        elements.each_of(p, [&](int j, Column, const auto& x) {
-          address[j * layout.template step<G>()] = convert<Stored>(f(Constant<I>(), x));
-        });
-      }
+  DEVICE void write_vector(const Row& row, const auto& elements, int p, Constant<I> operand,
+                           auto f) const {
+    constexpr int G = Row::template GRADIENT<WANTED, I>;
+    using Stored = typename Row::template Element<G>;
+    Stored* const address = elements.template address<G>(row, p);
+    if (bool(Layout::VECTORISED >> G & 1u) && elements.is_full(p)) {
+      Vector<Stored, WIDTH> vector;
+      elements.each_of(
+          p, [&](int j, Column, const auto& x) { vector.at[j] = convert<Stored>(f(operand, x)); });
+      store_vector<WIDTH>(address, vector);
+    } else {
+      elements.each_of(p, [&](int j, Column, const auto& x) {
+        address[j * layout.template step<G>()] = convert<Stored>(f(operand, x));
+      });
     }
   }
 };

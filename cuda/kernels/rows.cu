@@ -45,7 +45,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using State = typename Work::State;
   using Merged = typename Work::Merged;
   using Share = typename Work::Share;
-  constexpr bool SUMS = VALUES >= SUM_OF_VALUES;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
@@ -53,7 +53,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
   constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD);
-  constexpr bool SUMS_EACH = SUMS && Team::RANKS > 2;
+  constexpr bool REDUCES_EACH = REDUCED && Team::RANKS > 2;
 
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, shared + Team::stretch() * unsigned(apart)};
@@ -73,7 +73,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // A row is prefetched two rows before its elements, and its prologue is one row before them.
   const Index first = worker * Team::ROWS + Team::row();
   auto next_prefetched = loss.prefetch(work.row_at(first + step));
-  using Context = decltype(work.prologue(work.row_at(first), true, next_prefetched));
+  using Context = ContextOf<Loss, Row>;
   Context context;
   {
     const Row row = work.row_at(first);
@@ -83,7 +83,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       const Row second = work.row_at(first + step);
       work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
     }
-    context = work.prologue(row, first < end, prefetched);
+    context = prologue_of(loss, row, first < end, prefetched);
   }
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
@@ -110,7 +110,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     // Computed anew in each turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + step);
     const auto prefetched_after = loss.prefetch(work.row_at(index + 2 * step));
-    const Context next_context = work.prologue(next_row, next_present, next_prefetched);
+    const Context next_context = prologue_of(loss, next_row, next_present, next_prefetched);
 
     Merged state;
     if constexpr (Team::CLUSTER && CLUSTERS) {
@@ -161,17 +161,17 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         if constexpr (VALUES == EACH_VALUE) {
           if (present) value[index] = convert<Result>(own);
         }
-        if constexpr (SUMS) sum += own;
+        if constexpr (REDUCED) sum += own;
         if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, own_denominator);
       }
     }
     // Ahead of the last gradients, which take what this waits for.
-    if constexpr (SUMS_EACH) {
+    if constexpr (REDUCES_EACH) {
       // That of the row before has arrived meanwhile.
       if (rank == 0 && segment != group) reduction.finish_groups(segment, before);
       segment = group;
       hand_over_sums();
-    } else if constexpr (SUMS && GRADIENTS) {
+    } else if constexpr (REDUCED && GRADIENTS) {
       if (group + step >= end) hand_over_sums();
     }
     if constexpr (GRADIENTS) {
@@ -204,8 +204,8 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   // The others may still send to this block.
   if constexpr (Team::CLUSTER) cluster_barrier();
 #endif
-  if constexpr (SUMS) {
-    if constexpr (!GRADIENTS && !SUMS_EACH) hand_over_sums();
+  if constexpr (REDUCED) {
+    if constexpr (!GRADIENTS && !REDUCES_EACH) hand_over_sums();
     if (rank == 0) reduction.finish_groups(segment, before);
   }
 }

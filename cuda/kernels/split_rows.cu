@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Index = typename Layout::Index;
   using Row = typename Work::Row;
   using Merged = typename Work::Merged;
-  constexpr bool SUMS = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
+  constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   static_assert(Team::ROWS == 1, "a block works on a split");
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, nullptr};
-  using Context = decltype(loss.prologue(work.row_at(0), loss.prefetch(work.row_at(0))));
+  using Context = ContextOf<Loss, Row>;
   const int blocks = PHASE == SPLIT || GRADIENTS ? splits : 1;
   const unsigned block = own_block<PHASE>();
   const int split = int(block % blocks);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if (split == 0 && threadIdx.x == 0) {
         take<VALUES, Loss>(outcome, index, value, sum, counted);
       }
-      if constexpr (SUMS) {
+      if constexpr (REDUCED) {
         // Ahead of the last gradients, which take what this waits for.
         if (split == 0 && index + step >= end) {
           reduction.template add<true>(worker, sum, counted);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         work.template differentiate_rest<false>(own_share, slots, context, outcome.done);
       }
     }
-    if constexpr (SUMS) {
+    if constexpr (REDUCED) {
       if (split == 0) reduction.finish_groups(worker, before);
     }
   }

@@ -56,20 +56,20 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   // The rows of a thread in a tile, if they are `present`. Else they are the last rows, of which
   // nothing is read, as other threads may overwrite their elements with gradients.
-  struct Rows {
+  struct ThreadRows {
     typename decltype(Layout::rows)::Location at[WIDTH];
     Index first;
     bool present;
   };
   DEVICE auto locate(Index row) const { return layout.rows.locate(row); }
-  DEVICE Rows rows_of(Index tile) const {
+  DEVICE ThreadRows rows_of(Index tile) const {
     const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
     const auto at = locate(there);
     // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
-    Rows rows{{located<V>(at, there)...}, first, first < n};
+    ThreadRows rows{{located<V>(at, there)...}, first, first < n};
     return rows;
   }
-  DEVICE Row row_at(const Rows& rows, int v) const {
+  DEVICE Row row_at(const ThreadRows& rows, int v) const {
     return {layout, pointers, rows.at[v], Column(columns)};
   }
   DEVICE Row row_at(Index row) const {
@@ -77,7 +77,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // f(batch) for each batch of a section. LAST: its elements are not read again.
   template <bool LAST>
-  DEVICE void each_batch(const Rows& rows, int section, auto f) const {
+  DEVICE void each_batch(const ThreadRows& rows, int section, auto f) const {
     if (!rows.present) return;
     const Column length = Column(section_batches) * Team::COUNT;
     Column first = section * length;
@@ -87,7 +87,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if (first < end) f(load<0, LAST>(rows, first));
   }
   template <int SURE, bool LAST, int STEP = Team::STEP>
-  DEVICE auto load(const Rows& rows, Column first) const {
+  DEVICE auto load(const ThreadRows& rows, Column first) const {
     Batch<SURE, STEP> batch;  // without elements where there is no row
     if constexpr (!OTHERS_HIDDEN) batch = {};
     batch.first = first;
@@ -96,15 +96,12 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return batch;
   }
 
-  // The context of a row; one that is not there is ignored.
-  static __device__ Row a_row();
-  static __device__ const Loss& a_loss();
-  using Prefetched = decltype(a_loss().prefetch(a_row()));
-  using Context = decltype(a_loss().prologue(a_row(), Prefetched()));
+  using Prefetched = PrefetchedOf<Loss, Row>;
+  using Context = ContextOf<Loss, Row>;
   // What a thread loads of a tile at once: all elements of its rows, where they stay with it, and
   // what is prefetched of rows that it has alone.
   struct Tile {
-    Rows rows;
+    ThreadRows rows;
     Select<Team::STAYS, Batch<Team::SURE>, Nothing> batch;
     Prefetched prefetched[WIDTH];
   };
@@ -117,26 +114,20 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
     return tile;
   }
-  DEVICE Context context_of(const Row& row, const Prefetched& prefetched, bool present) const {
-    Context context;
-    context.status = IGNORED;
-    if (present) context = loss.prologue(row, prefetched);
-    return context;
-  }
   // The contexts of the rows of a thread in a tile. Where several threads work on a row, one reads
   // its context, for all of them. Elements may be overwritten already where another launch has left
   // the context, see SPLIT: there the first block of a tile `leaves` it.
   template <Phase PHASE>
   DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Tile& own,
                             Index tile, unsigned char* memory, bool leaves) const {
-    const Rows& rows = own.rows;
+    const ThreadRows& rows = own.rows;
     // Of rows that the next tile has, too, that one leaves the contexts.
     const Index own_end = (tile + 1) * Team::OWN_ROWS;
     const Index left_end = own_end < n ? own_end : own_end + Team::OVERLAP;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
       if constexpr (PHASE == MERGE) return left<Context>(memory, index);
-      const Context found = context_of(row, prefetched, present);
+      const Context found = prologue_of(loss, row, present, prefetched);
       if (PHASE == SPLIT && leaves && index < left_end) left<Context>(memory, index) = found;
       return found;
     };
@@ -158,7 +149,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
   template <bool FIRST_BATCH>
-  DEVICE void add(State (&states)[WIDTH], auto& batch, const Rows& rows, auto& contexts) const {
+  DEVICE void add(State (&states)[WIDTH], auto& batch, const ThreadRows& rows,
+                  auto& contexts) const {
     const auto largest = batch.largest_of_rows();
     (add_of<FIRST_BATCH, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
   }
@@ -169,18 +161,17 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return reinterpret_cast<State*>(behind)[states + Team::neighbour()];
   }
   // What is accumulated of a section.
-  DEVICE void accumulate(State (&states)[WIDTH], const Rows& rows, int section,
+  DEVICE void accumulate(State (&states)[WIDTH], const ThreadRows& rows, int section,
                          const Context (&contexts)[WIDTH]) const {
-#pragma unroll
-    for (int v = 0; v < WIDTH; ++v) states[v] = State::empty();
+    ((states[V] = State::empty()), ...);
     each_batch<false>(rows, section,
                       [&](auto batch) { add<false>(states, batch, rows, contexts); });
   }
   // What is accumulated of a share, whose sections begin with `first`. MERGE takes what SPLIT has
   // left of them.
   template <Phase PHASE>
-  DEVICE void accumulate_share(State (&states)[WIDTH], const Rows& rows, int first, int sections,
-                               const Context (&contexts)[WIDTH], auto left_of) const {
+  DEVICE void accumulate_share(State (&states)[WIDTH], const ThreadRows& rows, int first,
+                               int sections, const Context (&contexts)[WIDTH], auto left_of) const {
     ((states[V] = State::empty()), ...);
 #pragma unroll(PHASE == MERGE ? 4 : 1)
     for (int s = 0; s < sections; ++s) {
@@ -195,15 +186,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // Writes the gradients of a batch. Of rows that stay in registers, by all threads of the block.
-  DEVICE void differentiate(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
-                            const Finished (&done)[WIDTH]) const {
-    write(Range<Loss::OPERANDS>(), batch, rows, contexts, done);
+  DEVICE void differentiate(const auto& batch, const ThreadRows& rows,
+                            const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
+    each_bit<WANTED>([&]<int I>(Constant<I>) {
+      write_slopes<I>(batch, rows, [&]<int R>(Constant<R>, int k) {
+        return slope<I, R>(batch, rows, contexts, done, k);
+      });
+    });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (rows.present) (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
     }
   }
   // The same for sections of which each thread of a row takes every THREADS_PER_ROW-th one.
-  DEVICE void differentiate_sections(int begin, int end, const Rows& rows,
+  DEVICE void differentiate_sections(int begin, int end, const ThreadRows& rows,
                                      const Context (&contexts)[WIDTH],
                                      const Finished (&done)[WIDTH]) const {
     for (int section = begin + Team::thread(); section < end; section += Team::THREADS_PER_ROW) {
@@ -229,12 +224,13 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
       if (first >= Column(columns)) break;
       const unsigned behind = unsigned(first) * step;
-      // Rows up to a sector that begins in this tile, or in the next one. No tile is ahead of 0.
+      // ThreadRows up to a sector that begins in this tile, or in the next one. No tile is ahead of
+      // 0.
       const int ahead = begin == 0 ? 0 : int(-(place + behind) % SECTOR);
       const int ahead_of_next = int(-(place_of_next + behind) % SECTOR);
       const int own = ahead + Team::row();
       if (own >= Team::OWN_ROWS + ahead_of_next || begin + own >= n) continue;
-      const Rows rows{{locate(begin + own)}, begin + own, true};
+      const ThreadRows rows{{locate(begin + own)}, begin + own, true};
       Context context[WIDTH];
       context[0] = contexts_of_rows[own];  // as it was written there, without padding at its end
       const Finished done[WIDTH] = {finished[own]};
@@ -275,7 +271,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   template <int S, bool LAST, class B>
-  DEVICE void load_array(B& batch, const Rows& rows) const {
+  DEVICE void load_array(B& batch, const ThreadRows& rows) const {
     if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
 #pragma unroll
       for (int k = 0; k < Team::COUNT; ++k) {
@@ -294,7 +290,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // Where element k of a batch is. With a step that is opaque here, an offset is a product, one
   // instruction. Else it is a sum of the one before, two of them.
   template <int S, int STEP>
-  DEVICE auto* address(const Rows& rows, int v, Column first, int k) const {
+  DEVICE auto* address(const ThreadRows& rows, int v, Column first, int k) const {
     Step step = this->template step<S, STEP>();
     if constexpr (sizeof(Step) == 4) step = opaque(step);
     return row_at(rows, v).template address<S>(first) + k * (long long)(step);
@@ -313,24 +309,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     loss.template add<FIRST_BATCH>(state, row, context, elements);
   }
 
-  template <int... I>
-  DEVICE void write(Indices<I...>, const auto& batch, const Rows& rows,
-                    const Context (&contexts)[WIDTH], const Finished (&done)[WIDTH]) const {
-    (write_operand<I>(batch, rows, contexts, done), ...);
-  }
-  // The gradients of a batch by operand I.
-  template <int I>
-  DEVICE void write_operand(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
-                            const Finished (&done)[WIDTH]) const {
-    if constexpr (bool(WANTED >> I & 1u)) {
-      write_slopes<I>(batch, rows, [&](auto which, int k) {
-        return slope<I, decltype(which)::value>(batch, rows, contexts, done, k);
-      });
-    }
-  }
   // The gradient by operand I of the element of place k in row R.
   template <int I, int R>
-  DEVICE T slope(const auto& batch, const Rows& rows, const Context (&contexts)[WIDTH],
+  DEVICE T slope(const auto& batch, const ThreadRows& rows, const Context (&contexts)[WIDTH],
                  const Finished (&done)[WIDTH], int k) const {
     // Selected, as neighbouring threads would take both ways of a branch, one after the other.
     const Row row = row_at(rows, R);
@@ -339,8 +320,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     const Status status = contexts[R].status;
     return status == ACTIVE ? of_active : without_loss<T>(status);
   }
+  // The gradients of a batch by operand I.
   template <int I, class B>
-  DEVICE void write_slopes(const B& batch, const Rows& rows, auto slope) const {
+  DEVICE void write_slopes(const B& batch, const ThreadRows& rows, auto slope) const {
     constexpr int G = Row::template GRADIENT<WANTED, I>, COLUMNS_IN_STEP = 16;
     using E = typename Row::template Element<G>;
 #pragma unroll
@@ -359,10 +341,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                            const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
     using E = typename Row::template Element<Row::INPUTS>;
-    *row.template address<Row::INPUTS>(context.column) = convert<E>(slope_of_target(done));
-  }
-  DEVICE T slope_of_target(const Finished& done) const {
-    return derivative(loss.gradient_of_target(done));
+    *row.template address<Row::INPUTS>(context.column) =
+        convert<E>(derivative(loss.gradient_of_target(done)));
   }
 };
 
@@ -382,7 +362,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
-  using Rows = typename Work::Rows;
+  using ThreadRows = typename Work::ThreadRows;
   using Context = typename Work::Context;
   using State = typename Work::State;
   using Finished = typename Work::Finished;
@@ -436,11 +416,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     } else {
       own = work.load_tile(tile);
     }
-    const Rows& rows = own.rows;
+    const ThreadRows& rows = own.rows;
     auto& batch = own.batch;
     Context contexts[WIDTH];
     Finished done[WIDTH];
-    // Rows that are not there are left out where no other thread waits for this one.
+    // ThreadRows that are not there are left out where no other thread waits for this one.
     if (!Team::AHEAD || rows.present) {
       work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, memory, split == 0);
       const auto left_of = [&](int section, int v) -> State& {

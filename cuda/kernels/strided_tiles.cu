@@ -76,13 +76,13 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   const int columns;
 
   // The rows of a tile. It ends where the last dimension of all rows does, a line of them.
-  struct Rows {
+  struct TileRows {
     Index first;
     int count;
   };
   DEVICE Index line() const { return Index(layout.rows.size[decltype(layout.rows)::DIMS - 1]); }
   DEVICE Index tiles() const { return n / line() * places.of_line; }
-  DEVICE Rows rows_of(Index tile) const {
+  DEVICE TileRows rows_of(Index tile) const {
     // No memory holds the rows of 2^31 tiles.
     const Index own = places.reciprocal.quotient(unsigned(tile));
     const Index part = tile - own * places.of_line;
@@ -92,13 +92,13 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
 
   // To shared memory, without waiting: the work of the warp that copies.
   DEVICE void load(unsigned turn, Index tile, unsigned char* stage) const {
-    const Rows rows = rows_of(tile);
+    const TileRows rows = rows_of(tile);
     (load_array<K>(turn, rows, stage), ...);
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(Arrivals::barrier(turn));
   }
   // The pointers, to shared memory where a tile is there, and how rows lie then.
-  DEVICE Pointers staged(const Rows& rows, unsigned char* stage) const {
+  DEVICE Pointers staged(const TileRows& rows, unsigned char* stage) const {
     Pointers staged = pointers;
     (stage_pointer<K>(staged, rows, stage), ...);
     return staged;
@@ -109,7 +109,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     return staged;
   }
   // Row `own` of a tile.
-  DEVICE Row row_at(const Rows& rows, int own, const Layout& in_stage,
+  DEVICE Row row_at(const TileRows& rows, int own, const Layout& in_stage,
                     const Pointers& staged) const {
     Row row{in_stage, staged, layout.rows.locate(rows.first + own), columns};
     ((IS_STAGED<K> ? void(row.at.offset[K] = own) : void()), ...);
@@ -173,11 +173,11 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   // that copies.
   DEVICE void store(Index tile, unsigned char* stage) const {
     constexpr int G = Row::template GRADIENT<WANTED, 0>;
-    const Rows rows = rows_of(tile);
+    const TileRows rows = rows_of(tile);
     const Element* const from = get<FIRST>(staged(rows, stage));
     ColumnCopies::store<PITCH>(first_of<G>(rows), layout.template step<G>(), from, rows.count,
                                columns);
-    cp_async_bulk_wait_group_read<0>();
+    cp_async_bulk_wait_group_read();
     __syncwarp();
   }
 
@@ -188,11 +188,11 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
 
   // Where array S has the first row of a tile in device memory.
   template <int S>
-  DEVICE auto* first_of(const Rows& rows) const {
+  DEVICE auto* first_of(const TileRows& rows) const {
     return get<S>(pointers) + layout.rows.locate(rows.first).offset[S];
   }
   template <int S>
-  DEVICE void load_array(unsigned turn, const Rows& rows, unsigned char* stage) const {
+  DEVICE void load_array(unsigned turn, const TileRows& rows, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
       const auto* const first = first_of<S>(rows);
       constexpr int SIZE = sizeof(*first), WHOLE = ColumnCopies::PIECE / SIZE;
@@ -209,7 +209,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     }
   }
   template <int S>
-  DEVICE void stage_pointer(Pointers& staged, const Rows& rows, unsigned char* stage) const {
+  DEVICE void stage_pointer(Pointers& staged, const TileRows& rows, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
       const int behind = misalignment(first_of<S>(rows));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);

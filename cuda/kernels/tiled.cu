@@ -12,6 +12,7 @@
 // Order of summation: as in pointwise.cu, with these tiles. They follow from the shape, the dtypes
 // and the strides.
 #include "kernels/elements.cuh"
+#include "memory/instructions.cuh"
 
 // What cupy_losses/_device/tiling.py chooses.
 struct RectangleParameters {
@@ -308,9 +309,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
     for (Index tile = Index(segment); tile < Index(tiles); tile += Index(segments)) {
       // What follows from the number of the thread is computed anew for each tile: kept, it would
       // take 20 registers, and a block fewer would be resident.
-      int thread = int(threadIdx.x);
-      asm volatile("" : "+r"(thread));
-      const OnTiles on_tiles{layout, pointers, thread};
+      const OnTiles on_tiles{layout, pointers, computed_anew(int(threadIdx.x))};
       on_tiles.compute(work, layout.template locate<Tile>(tile));
     }
     if constexpr (REDUCED) reduction.add(segment, work.sum, work.denominator);

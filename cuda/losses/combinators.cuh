@@ -7,13 +7,9 @@
 #include "numbers/tuple.cuh"
 
 // A number as one of another arithmetic type, with its slopes.
-template <class T, class X>
-DEVICE Real<T> number_of(Real<X> x) {
-  return Real<T>(x.value);
-}
-template <class T, class X>
-DEVICE auto number_of(Dual<X> x) {
-  return dual(number_of<T>(x.value), number_of<T>(x.slope));
+template <class T>
+DEVICE auto number_of(auto number) {
+  return mapped(number, [](auto x) { return T(x); });
 }
 
 // A loss that computes with approximate numbers, given and giving those of float.

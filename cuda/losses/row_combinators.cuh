@@ -30,19 +30,6 @@ DEVICE T sample_weight(const Sample<Context, Weight>& sample) {
   return convert<T>(sample.sample_weight);
 }
 
-template <class T>
-DEVICE T product(T x, T by) {
-  return x * by;
-}
-template <class T>
-DEVICE Real<T> product(Real<T> x, T by) {
-  return Real<T>(x.value * by);
-}
-template <class X>
-DEVICE Dual<X> product(Dual<X> x, auto by) {
-  return dual(product(x.value, by), product(x.slope, by));
-}
-
 // A loss with a mask of rows, a weight for each, or both, which are arrays behind all others that
 // it reads. What the mask leaves out is ignored. The weight multiplies the value of a row, its term
 // of the denominator and its gradients.
@@ -78,9 +65,12 @@ struct Sampled : Loss {
     auto done = Loss::template epilogue<N>(row, context, state, valued);
     if constexpr (WEIGHED) {
       const auto weight = sample_weight<typename Row::Scalar>(context);
-      done.value = product(done.value, weight);
-      done.denominator = product(done.denominator, weight);
-      Loss::scale(done, [&](auto x) { return product(x, weight); });
+      const auto weighed = [&](auto number) {
+        return mapped(number, [&](auto x) { return x * weight; });
+      };
+      done.value = weighed(done.value);
+      done.denominator = weighed(done.denominator);
+      Loss::scale(done, weighed);
     }
     return done;
   }

@@ -110,11 +110,9 @@ DEVICE T lowest() {
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE double larger(double a, double b) { return fmax(a, b); }
 
-constexpr float LOG2_E = 1.44269504f;
-
 // exp(x) for x <= 0, in float with a relative error of 2^-23 (1 + |x|). Beside an exp(0) in the
 // same sum that is 2^-22 at most.
-DEVICE float exponential(float x) { return power_of_two(LOG2_E * x); }
+DEVICE float exponential(float x) { return power_of_two(LOG2_E<float> * x); }
 DEVICE double exponential(double x) { return exp(x); }
 FUNCTION(exponential, exponential(x), y)
 
@@ -145,7 +143,7 @@ struct Terms {
 struct FastTerms {
   float maximum, slope, at;
   static DEVICE FastTerms up_to(float maximum) {
-    const float slope = fabsf(maximum) <= 268435456.0f ? LOG2_E : 1.0f;
+    const float slope = fabsf(maximum) <= 268435456.0f ? LOG2_E<float> : 1.0f;
     return {maximum, slope, maximum * slope};
   }
   DEVICE float exponent(float x) const { return fmaf(x, slope, -at); }
@@ -237,12 +235,6 @@ struct HalvedSum {
   DEVICE N total() const { return (half[0] + half[1]).total(); }
 };
 
-// The state of losses that accumulate nothing.
-struct Nothing {
-  static DEVICE Nothing empty() { return {}; }
-  friend DEVICE Nothing merge(Nothing a, Nothing) { return a; }
-};
-
 // exp(-|x|). `positive` says whether x >= 0. `rest` holds the rounding error of |x| on entry and
 // that of the result on return. With ROUGH it is not used.
 template <bool ROUGH, class T>
@@ -262,8 +254,7 @@ DEVICE Dual<X> exp_of_distance(Dual<X> x, bool positive, auto& rest) {
 // is added: the compiler would branch around the other one.
 template <class T>
 DEVICE Real<T> log_of_one_and(Real<T> rest) {
-  const T log_of_zero = T(2) * lowest<T>();  // -inf
-  return Real<T>(log1p_of_positive(rest.value) + (rest.value == T(-1) ? log_of_zero : T(0)));
+  return Real<T>(log1p_of_positive(rest.value) + (rest.value == T(-1) ? T(-INFINITY) : T(0)));
 }
 template <class X>
 DEVICE Dual<X> log_of_one_and(Dual<X> rest) {

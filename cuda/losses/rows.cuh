@@ -27,9 +27,10 @@
 //   merge(a, b)      a and b together; with the same bits as merge(b, a)
 //   rescale_to, merge_rescaled
 //                    for many states: see below
+//   Finished<N>      what epilogue() makes of a row: its `value`, if requested, its `denominator`,
+//                    the term of that of a mean, and the factors of its gradients
 //   epilogue(row, context, state, valued)
-//                    the value, if requested, its term of the denominator of a mean, and the
-//                    factors of gradients
+//                    that of an active row
 //   scale(finished, f)
 //                    replaces each factor x of the gradients by f(x)
 //   gradient<K>(row, finished, x)
@@ -37,6 +38,9 @@
 //   SINGLE           whether the element of context.column has a derivative of its own
 //   gradient_of_target(finished)
 //                    that derivative, where SINGLE
+//
+// Structs inherit prefetch(), prologue(), find() and ANCHORED from OfClass, from OfClassOrIgnored,
+// or, without a class, from OfRow.
 //
 // Numbers N are Real<T>, or dual numbers for the derivative of all of this along a tangent, which
 // makes a second backward pass. To add a loss: write its struct here and its public function.
@@ -83,8 +87,8 @@ DEVICE auto class_of(const Row& row, long long index, bool ignored) {
   return own;
 }
 
-// The prologue of a row, for losses to inherit: of the class of the row, of a class that may be one
-// to ignore, or of a row that always counts.
+// For losses to inherit: what they read of the class of a row, of a class that may be one to
+// ignore, or of a row that always counts.
 template <bool WEIGHTED>
 struct OfClass {
   static constexpr bool ANCHORED = false;
@@ -246,9 +250,9 @@ struct Softmax : LinearPart<N, LINEAR> {
 };
 
 // w_t ((1 - e) (lse - x_t) + z lse^2) + e / C sum_j w_j (lse - x_j), lse = log(sum_j exp(x_j)).
-// HALF: the elements, hence the loss, have half the precision of T. HELD: how many elements of a
+// HALF: the elements, hence the loss, have half the precision of T. COUNT: how many elements of a
 // row one thread has, where it has them all; 0 where they are many, or several threads have them.
-template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int HELD>
+template <class T, bool SMOOTHED, bool Z, bool WEIGHTED_, bool HALF, int COUNT>
 struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
   static constexpr bool WEIGHTED = WEIGHTED_;
@@ -257,14 +261,14 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   Parameter<T> label_smoothing, z_loss;
 
   // Whether there is one other class, the sum of whose terms is 1 then.
-  static constexpr bool BINARY = HELD == 2 && !SMOOTHED;
+  static constexpr bool BINARY = COUNT == 2 && !SMOOTHED;
   // Whether rounding errors are kept: beside what smoothing adds they do not show.
   static constexpr bool EXACT = !HALF && !BINARY && !SMOOTHED;
   static constexpr Linear LINEAR =
       SMOOTHED ? (HALF && !WEIGHTED ? OF_ELEMENTS : OF_DISTANCES) : NONE;
   // FastTerms take an instruction less for an element, and ten more for a row. Distances from the
   // maximum are at hand for other terms.
-  static constexpr bool FAST = HALF && HELD == 0 && LINEAR != OF_DISTANCES && sizeof(T) == 4;
+  static constexpr bool FAST = HALF && COUNT == 0 && LINEAR != OF_DISTANCES && sizeof(T) == 4;
   using Terms = Select<FAST, FastTerms, ::Terms<T>>;
 
   // The target's own term stays out of the sum: where it is by far the largest, the loss is what
@@ -275,7 +279,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   using State = Softmax<N, LINEAR, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
   template <bool FIRST_BATCH, class N>
-  DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
+  DEVICE void add(State<N>& state, const auto&, const auto& target, auto& elements) const {
     // Not -inf, even if all that this thread has is.
     const T maximum = elements.largest(FIRST_BATCH ? lowest<T>() : state.maximum);
     const auto terms = state.template rescale<FIRST_BATCH>(maximum);
@@ -523,7 +527,7 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
     T denominator, at_target;
   };
   template <class N>
-  DEVICE Finished<N> epilogue(const auto& row, const auto& target, const Nothing&, bool) const {
+  DEVICE Finished<N> epilogue(const auto&, const auto& target, const Nothing&, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N>
@@ -560,7 +564,7 @@ struct MultiMargin : OfClass<WEIGHTED_> {
   };
 
   template <bool FIRST_BATCH, class N>
-  DEVICE void add(State<N>& state, const auto& row, const auto& target, auto& elements) const {
+  DEVICE void add(State<N>& state, const auto&, const auto& target, auto& elements) const {
     const N threshold = margin - target.x();
     N sum = N(0.0), slopes = N(0.0);
     elements.each([&](int, auto, const auto& x, auto... counts) {

@@ -12,6 +12,20 @@ DEVICE void cluster_barrier() {
           : "memory");
 }
 
+// As mbarrier_try_wait, also of what other blocks of the cluster have sent. It takes longer: it
+// makes this multiprocessor forget what it holds of device memory.
+DEVICE bool mbarrier_try_wait_cluster(unsigned barrier, unsigned parity) {
+  unsigned done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 DEVICE unsigned address_in_cluster(unsigned address, unsigned rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
   return address;

@@ -1,4 +1,5 @@
-// Instructions of PTX that CUDA C++ has no functions for, a function for each, and which of them an
+// Copies that nobody waits for, barriers on which they arrive, and policies of the cache:
+// instructions that CUDA C++ has no functions for, a function for each, and which of them an
 // architecture has. The emulator of the tests has functions of these names, and says itself which
 // ARCHITECTURE it stands for.
 #pragma once
@@ -20,6 +21,11 @@ constexpr bool ARRIVALS = ARCHITECTURE >= 900;
 // The number, of which the compiler then assumes nothing. It takes no instruction.
 DEVICE unsigned opaque(unsigned number) {
   asm("" : "+r"(number));
+  return number;
+}
+// The same of a number that is not to be kept in a register, but computed anew from here on.
+DEVICE int computed_anew(int number) {
+  asm volatile("" : "+r"(number));
   return number;
 }
 DEVICE unsigned shared_address(const void* place) {
@@ -91,20 +97,6 @@ DEVICE bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
       : "memory");
   return done != 0;
 }
-// The same, also of what other blocks of the cluster have sent. It takes longer: it makes this
-// multiprocessor forget what it holds of device memory.
-DEVICE bool mbarrier_try_wait_cluster(unsigned barrier, unsigned parity) {
-  unsigned done;
-  asm volatile(
-      "{\n.reg .pred p;\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // The copy engine moves multiples of 16 bytes, between addresses that 16 divides.
 DEVICE void cp_async_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile(
@@ -122,10 +114,9 @@ DEVICE void cp_async_bulk_store(void* to, unsigned from, unsigned bytes) {
 DEVICE void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-// Waits until of no more than the last PENDING groups anything is still to be read.
-template <int PENDING>
+// Waits until nothing of the groups is still to be read.
 DEVICE void cp_async_bulk_wait_group_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 // Makes the writes of this thread to shared memory visible to later work of the copy engine.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

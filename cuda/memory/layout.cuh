@@ -26,11 +26,10 @@ struct Layout {
   Reciprocal32 reciprocal[DIMS];
   long long stride[OPERANDS][DIMS];
 
-  struct Alone {};
   struct AmongRows {
     Index left[DIMS];  // up to the end of each dimension but the first one
   };
-  struct Location : Select<CROSSING == 0, Alone, AmongRows> {
+  struct Location : Select<CROSSING == 0, Nothing, AmongRows> {
     Offset offset[OPERANDS];
   };
 

@@ -21,16 +21,16 @@ struct Pieces {
 
   // f(offset) for each piece, divided among THREADS threads.
   template <int THREADS>
-  DEVICE void each(auto f, int thread = threadIdx.x) const {
+  DEVICE void each(auto f) const {
 #pragma unroll 4
-    for (int at = 16 * thread; at < whole; at += 16 * THREADS) f(lead + at);
+    for (int at = 16 * threadIdx.x; at < whole; at += 16 * THREADS) f(lead + at);
   }
   // f(offset) for each element of SIZE bytes outside of the pieces, divided among 16 threads or
   // more.
   template <int SIZE>
-  DEVICE void each_other(auto f, int thread = threadIdx.x) const {
+  DEVICE void each_other(auto f) const {
     if ((lead | after) == 0) return;  // most often
-    const int own = SIZE * thread;
+    const int own = SIZE * int(threadIdx.x);
     if (own < lead) f(own);
     if (own < after) f(lead + whole + own);
   }
@@ -53,7 +53,7 @@ struct TileCopies {
   // Waits until the stores that the first thread has begun have read shared memory.
   static DEVICE void wait_for_stores() {
     if constexpr (ARRIVALS) {
-      cp_async_bulk_wait_group_read<0>();
+      cp_async_bulk_wait_group_read();
       __syncwarp();
     }
   }

@@ -83,7 +83,7 @@ DEVICE Approximate log_of_sum(float x, float one_plus_x) {
   float p = -0.2506938874721527f;
   p = fmaf(p, x, 0.33398211002349854f);
   p = fmaf(p, x, -0.4999995827674866f);
-  const float near = fmaf(x * x, p, x), far = 0.6931471805599453f * log_to_base_two(one_plus_x);
+  const float near = fmaf(x * x, p, x), far = LN_2<float> * log_to_base_two(one_plus_x);
   return Approximate(fabsf(x) < 0.0625f ? near : far);
 }
 DEVICE Approximate log(Approximate x) { return log_of_sum(x.value - 1.0f, x.value); }
@@ -111,7 +111,7 @@ DEVICE Logarithms<Approximate> logarithms(Approximate probability) {
   q = fmaf(q, s, -0.1943334937095642f);
   q = fmaf(q, s, -0.33793774247169495f);
   q = fmaf(q, s, -0.49987557530403137f);
-  const float of_s = 0.6931471805599453f * log_to_base_two(s);
+  const float of_s = LN_2<float> * log_to_base_two(s);
   const Approximate small(of_s < -100.0f ? -100.0f : of_s);
   const Approximate large(fmaf(s * s, q, -s));
   return {below ? small : large, below ? large : small};
@@ -134,6 +134,6 @@ DEVICE Approximate log_cosh(Approximate x) {
   p = fmaf(p, z, -0.08332613855600357f);
   p = fmaf(p, z, 0.4999999403953552f);
   const float near = p * z, twice = 1.0f + __expf(-2.0f * a);
-  const float far = a + 0.6931471805599453f * (log_to_base_two(twice) - 1.0f);
+  const float far = a + LN_2<float> * (log_to_base_two(twice) - 1.0f);
   return Approximate(a < 0.5f ? near : far);
 }

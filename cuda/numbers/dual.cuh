@@ -112,7 +112,21 @@ DEVICE auto plain(Dual<X> x) {
   return plain(x.value);
 }
 
-// The scalar type in which a and b meet.
+// A number with a function of each of its scalars in their places.
+template <class T>
+DEVICE auto mapped(T x, auto f) {
+  return f(x);
+}
+template <class T>
+DEVICE auto mapped(Real<T> x, auto f) {
+  return Real<decltype(f(x.value))>(f(x.value));
+}
+template <class X>
+DEVICE auto mapped(Dual<X> x, auto f) {
+  return dual(mapped(x.value, f), mapped(x.slope, f));
+}
+
+// The scalar type of a number; void of a literal.
 template <class N>
 struct ScalarOf {
   using type = void;
@@ -127,6 +141,8 @@ struct ScalarOf<Parameter<T>> {
 };
 template <class X>
 struct ScalarOf<Dual<X>> : ScalarOf<X> {};
+
+// The scalar type in which a and b meet.
 template <class A, class B, bool A_IS_A_NUMBER = (order<A> >= 0)>
 struct Meet : ScalarOf<A> {};
 template <class A, class B>

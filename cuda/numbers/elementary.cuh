@@ -5,6 +5,11 @@
 #pragma once
 #include "numbers/device.cuh"
 
+template <class T>
+constexpr T LN_2 = T(0.6931471805599453);
+template <class T>
+constexpr T LOG2_E = T(1.4426950408889634);
+
 // 2^x, with an error of 2^-22. It is exact where x is a whole number and 2^x is normal. The
 // assembly is volatile because the compiler would otherwise branch around it where its result may
 // not be selected, and would wait for each result before it begins the next.
@@ -74,7 +79,7 @@ struct Rounded {
 DEVICE Rounded<float> exp_of_negative(float x, float rest) {
   constexpr float ROUNDS = 12582912.0f;  // adding it rounds to a whole number
   const float bounded = fmaxf(x, -150.0f);
-  const float n = fmaf(bounded, 1.44269504f, ROUNDS) - ROUNDS;
+  const float n = fmaf(bounded, LOG2_E<float>, ROUNDS) - ROUNDS;
   float f = fmaf(n, -0.693145752f, bounded);
   f = fmaf(n, -1.42860677e-06f, f) + rest;
   float p = 0.0013814599951729178f;
@@ -117,7 +122,7 @@ DEVICE Logarithms<float> logarithms(float p) {
   q = fmaf(q, s, -0.2518885135650635f);
   q = fmaf(q, s, -0.3332621455192566f);
   q = fmaf(q, s, -0.5000008940696716f);
-  const float of_s = 0.6931471805599453f * __log2f(s), small = of_s < -100.0f ? -100.0f : of_s;
+  const float of_s = LN_2<float> * __log2f(s), small = of_s < -100.0f ? -100.0f : of_s;
   const float large = fmaf(s * s, q, -s);
   return {below ? small : large, below ? large : small};
 }
@@ -136,10 +141,10 @@ DEVICE float log_cosh(float x) {
   p = fmaf(p, z, 0.022217417135834694f);
   p = fmaf(p, z, -0.0833330973982811f);
   const float near = fmaf(z * z, p, 0.5f * z);
-  const float far = a + (log1p_of_fraction(expf(-2.0f * a)) - 0.6931471805599453f);
+  const float far = a + (log1p_of_fraction(expf(-2.0f * a)) - LN_2<float>);
   return a < 1.0f ? near : far;
 }
 DEVICE double log_cosh(double x) {
   const double a = fabs(x), s = sinh(a < 1.0 ? a : 0.0);
-  return a < 1.0 ? 0.5 * log1p(s * s) : a + (log1p(exp(-2.0 * a)) - 0.6931471805599453);
+  return a < 1.0 ? 0.5 * log1p(s * s) : a + (log1p(exp(-2.0 * a)) - LN_2<double>);
 }

@@ -23,6 +23,12 @@ struct Constant {
   static constexpr int value = V;
 };
 
+// An empty value. As the state of a row it is that of a loss that accumulates nothing.
+struct Nothing {
+  static DEVICE Nothing empty() { return {}; }
+  friend DEVICE Nothing merge(Nothing a, Nothing) { return a; }
+};
+
 template <int I, class T>
 struct Slot {
   T value;
@@ -50,6 +56,10 @@ DEVICE const T& get(const Slot<I, T>& slot) {
 template <int I, class T>
 __device__ T type_at(const Slot<I, T>&);
 
+// A value of a type, for decltype.
+template <class T>
+__device__ T declared();
+
 // The type of element I of a tuple type.
 template <int I, class Types>
 using At = decltype(type_at<I>(Types()));
@@ -59,6 +69,15 @@ template <class E>
 __device__ E pointee(const E*);
 template <int I, class Pointers>
 using Pointee = decltype(pointee(At<I, Pointers>()));
+
+// f(Constant<I>()) for each bit I that is set.
+template <unsigned BITS, int I = 0>
+DEVICE void each_bit(auto f) {
+  if constexpr (I < 32 && BITS >> I != 0) {
+    if constexpr (bool(BITS >> I & 1u)) f(Constant<I>());
+    each_bit<BITS, I + 1>(f);
+  }
+}
 
 // T, once for each I.
 template <class T, int I>

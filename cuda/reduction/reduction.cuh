@@ -188,12 +188,12 @@ struct Reduction {
   Scaling scaling;
   double* denominator_output = nullptr;  // where a denominator that is added up goes too
 
-  // One segment is complete. The sums are those of all threads of this block, or of thread 0 ALONE.
-  template <bool ALONE = false, class T>
+  // One segment is complete. The sums are those of all threads of this block, or of THREAD_0 alone.
+  template <bool THREAD_0 = false, class T>
   DEVICE void add(long long segment, const Sum<T>& sum, const Sum<T>& own_denominator) const {
     Sums parts = {sum.widened()};
     if constexpr (SUMS == 2) parts[1] = own_denominator.widened();
-    if constexpr (!ALONE) block_sums<THREADS>(parts);
+    if constexpr (!THREAD_0) block_sums<THREADS>(parts);
     if (threadIdx.x != 0 || value == nullptr) return;
     if constexpr (VALUES == COUNT) {
       atomicAdd(value, parts[0].total());

@@ -132,7 +132,7 @@ DEVICE void block_totals(double (&totals)[COUNT]) {
 // Orders the earlier writes of this thread before its later ones, for the whole device.
 // __threadfence() orders more, and is slower.
 DEVICE void fence() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+#ifdef __CUDA_ARCH__
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #else
   __threadfence();

@@ -132,8 +132,8 @@ class _Planner(RowLaunches):
         """Add a launch by kernels/rows.cu, or two by kernels/split_rows.cu."""
         operands = self._operands
         team = row_team(operands.memory, bool(results.outputs), self._problem.device)
-        is_held = team.held and team.threads_per_row == 1
-        function = loss_function(operands, operands.rows.columns if is_held else 0)
+        has_row = team.rows_ahead and team.threads_per_row == 1
+        function = loss_function(operands, operands.rows.columns if has_row else 0)
         if not team.splits:
             self._add(function, rows_schedule(operands, team, function, results), results)
             return

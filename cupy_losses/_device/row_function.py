@@ -35,12 +35,12 @@ class RowFunction:
     scaled: bool
 
 
-def loss_function(operands: RowOperands, held: int = 0) -> RowFunction:
-    """The loss; `held`: how many elements of a row a thread has, if all."""
+def loss_function(operands: RowOperands, elements: int = 0) -> RowFunction:
+    """The loss; `elements`: how many of a row a thread has, if all."""
     problem = operands.problem
     call, request = problem.call, problem.request
     return RowFunction(
-        expression=_sampled(operands, _loss_type(operands, held)),
+        expression=_sampled(operands, _loss_type(operands, elements)),
         inputs=operands.inputs,
         tangents=[k - call.extra for k in request.tangents],
         vjp=request.vjp,
@@ -53,7 +53,7 @@ def loss_function(operands: RowOperands, held: int = 0) -> RowFunction:
 def denominator_function(operands: RowOperands) -> RowFunction:
     """What a row adds to the denominator of a mean."""
     return RowFunction(
-        expression=_sampled(operands, template("Denominator", _loss_type(operands, held=0))),
+        expression=_sampled(operands, template("Denominator", _loss_type(operands, elements=0))),
         inputs=operands.own,
         tangents=(),
         vjp=False,
@@ -74,14 +74,14 @@ def state_bytes(operands: RowOperands) -> int:
     return (2 * operands.loss.sums + 1) * number_bytes(operands)
 
 
-def _loss_type(operands: RowOperands, held: int) -> str:
-    """The C++ type of the loss of a row that counts; `held`: see `loss_function`."""
+def _loss_type(operands: RowOperands, elements: int) -> str:
+    """The C++ type of the loss of a row that counts; `elements`: see `loss_function`."""
     problem, loss = operands.problem, operands.loss
     weighted = (problem.call.weighted,) if loss.weights else ()
     precision: tuple[int, ...] = ()
     if loss.precise:
         half = item_size(operands.main.dtype) < item_size(problem.real)
-        precision = (half,) if loss.index is None else (half, held)
+        precision = (half,) if loss.index is None else (half, elements)
     return template(loss.struct, c_type(problem.real), *loss.options, *weighted, *precision)
 
 

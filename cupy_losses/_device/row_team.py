@@ -139,7 +139,7 @@ class RowTeam:
         cluster: Whether the ranks are the blocks of a cluster.
         shifts: Whether rows may begin anywhere inside a vector.
         exact: Whether all batches are full.
-        held: From how many rows ahead a row waits in registers; 0 in shared memory.
+        rows_ahead: From how many rows ahead a row waits in registers; 0 in shared memory.
         apart: The bytes between stretches of a warp, beside those that they need.
 
     """
@@ -154,7 +154,7 @@ class RowTeam:
     cluster: bool = False
     shifts: bool = False
     exact: bool = False
-    held: int = 0
+    rows_ahead: int = 0
     apart: int = 0
 
     @property
@@ -183,7 +183,7 @@ class RowTeam:
 
     def shared_bytes(self, vector_bytes: int) -> int:
         """The shared memory of a block; `vector_bytes`: of all that is read."""
-        return 0 if self.held else self.places * vector_bytes + self.stretches * self.apart
+        return 0 if self.rows_ahead else self.places * vector_bytes + self.stretches * self.apart
 
     def spread(self, memory: RowMemory) -> RowTeam:
         """The same, further apart where that halves the bank conflicts.
@@ -218,7 +218,7 @@ class RowTeam:
         threads = THREADS_OF_SEVERAL if self.rows > 1 else WORKING_THREADS
         if memory.size == 2:
             threads //= 2
-        workers = (THREADS_OF_HELD if self.held else threads) // self.threads
+        workers = (THREADS_OF_HELD if self.rows_ahead else threads) // self.threads
         if self.cluster or self.ranks == 2:
             workers = 16 * workers // self.ranks**2
             if memory.rows >= MANY_ROWS:
@@ -256,7 +256,7 @@ class RowTeam:
         has_row = self.threads_per_row == BLOCK and self.ranks == 1 and not self.splits
         if memory.size == 2 and alone and has_row:
             return THREADS_OF_HALVES
-        return THREADS_WITH_HELD if self.held else THREADS_OF_MULTIPROCESSOR
+        return THREADS_WITH_HELD if self.rows_ahead else THREADS_OF_MULTIPROCESSOR
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
@@ -272,7 +272,7 @@ class RowTeam:
             cluster=self.cluster,
             shifts=self.shifts,
             exact=self.exact,
-            held=self.held,
+            rows_ahead=self.rows_ahead,
         )
 
 
@@ -354,12 +354,12 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
     most = max(1, min(filled, batch_bytes // max(vector_bytes, 1)))
     batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
     exact = elements == columns and slots % batch == 0
-    held, row_bytes = 0, slots * vector_bytes
+    ahead, row_bytes = 0, slots * vector_bytes
     if row_bytes and exact and parts == 1 and slots == batch:
-        held = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
-    team = replace(team, slots=slots, batch=batch, exact=exact, held=held)
-    # What is held is read number by number where it is not aligned.
-    if not held and any(start % team.width for start in (*memory.row_steps, memory.begin)):
+        ahead = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
+    team = replace(team, slots=slots, batch=batch, exact=exact, rows_ahead=ahead)
+    # What waits in registers is read number by number where it is not aligned.
+    if not ahead and any(start % team.width for start in (*memory.row_steps, memory.begin)):
         return replace(team, exact=False, shifts=True)
     return team
 

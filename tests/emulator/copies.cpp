@@ -123,8 +123,8 @@ void begin_bulk_store(void* to, uint32_t from, size_t bytes) {
 void end_group_of_bulk_stores() { running->bulk_stores.end_group(); }
 
 // What was written may be read by nobody before the kernel is over.
-void wait_for_bulk_stores(uint32_t groups_left) {
-  running->bulk_stores.wait(groups_left, [](const Copy& copy) {
+void wait_for_bulk_stores() {
+  running->bulk_stores.wait(0, [](const Copy& copy) {
     carry_out(copy);
     end_reads(copy, now());
   });

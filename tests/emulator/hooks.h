@@ -69,8 +69,8 @@ void wait_for_loads(uint32_t groups_left);  // until no more than so many are on
 void begin_bulk_load(uint32_t to, const void* from, size_t bytes, uint32_t barrier);
 void begin_bulk_store(void* to, uint32_t from, size_t bytes);
 void end_group_of_bulk_stores();
-void wait_for_bulk_stores(uint32_t groups_left);  // until their source has been read
-void fence_for_copy_engine();                     // lets it see what this thread has written
+void wait_for_bulk_stores();   // until their source has been read
+void fence_for_copy_engine();  // lets it see what this thread has written
 
 // Barriers in shared memory, at which so many threads arrive, and the bytes that are expected.
 void begin_arrivals(uint32_t barrier, uint32_t threads);

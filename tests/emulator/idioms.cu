@@ -319,7 +319,7 @@ __device__ void increase(const int* in, int* out) {
   if (LEFT_OUT != BEGINNING) __syncthreads();
   for (unsigned round = 0; round < 3; ++round) {
     if (first) {
-      if (LEFT_OUT != STORE) cp_async_bulk_wait_group_read<0>();
+      if (LEFT_OUT != STORE) cp_async_bulk_wait_group_read();
       mbarrier_expect_tx(barrier, LEFT_OUT == BYTES ? 0 : sizeof(tile));
       cp_async_bulk_load(shared_address(tile), in, sizeof(tile), barrier);
       mbarrier_arrive(barrier);
@@ -333,7 +333,7 @@ __device__ void increase(const int* in, int* out) {
     if (first) cp_async_bulk_store(out + 64 * round, shared_address(tile), sizeof(tile));
     cp_async_bulk_commit_group();
   }
-  if (LEFT_OUT != END) cp_async_bulk_wait_group_read<0>();
+  if (LEFT_OUT != END) cp_async_bulk_wait_group_read();
 }
 template <bool OK>
 __global__ void barrier_has_begun(const int* in, int* out) {
@@ -372,7 +372,7 @@ __global__ void read_what_is_stored(int* out) {
   __syncthreads();
   if (threadIdx.x == 0) cp_async_bulk_store(out, shared_address(tile), sizeof(tile));
   cp_async_bulk_commit_group();
-  cp_async_bulk_wait_group_read<0>();
+  cp_async_bulk_wait_group_read();
   if (!OK && threadIdx.x == 0) tile[0] = out[0];
 }
 template <bool OK>

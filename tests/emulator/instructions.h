@@ -3,6 +3,7 @@
 #include "hooks.h"
 
 __forceinline__ unsigned opaque(unsigned number) { return number; }
+__forceinline__ int computed_anew(int number) { return number; }
 __forceinline__ unsigned shared_address(const void* place) { return emu::shared_address(place); }
 
 template <bool KEPT>
@@ -45,8 +46,5 @@ __forceinline__ void cp_async_bulk_store(void* to, unsigned from, unsigned bytes
   emu::begin_bulk_store(to, from, bytes);
 }
 __forceinline__ void cp_async_bulk_commit_group() { emu::end_group_of_bulk_stores(); }
-template <int PENDING>
-__forceinline__ void cp_async_bulk_wait_group_read() {
-  emu::wait_for_bulk_stores(PENDING);
-}
+__forceinline__ void cp_async_bulk_wait_group_read() { emu::wait_for_bulk_stores(); }
 __forceinline__ void fence_proxy_async() { emu::fence_for_copy_engine(); }

@@ -354,7 +354,7 @@ def test_rows_in_registers(case: RowCase, layout: str, monkeypatch: pytest.Monke
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands, layout)
         if layout == "dense":
-            assert any(team["held"] for team in teams(device))
+            assert any(team["rows_ahead"] for team in teams(device))
         else:
             assert any(team["ahead"] for team in teams(device, "StridedTeam"))
 

@@ -108,8 +108,6 @@ SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/element
 OF_A_GPU = (
     "#if CLUSTERS",
     "#ifdef __CUDA_ARCH__",
-    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700",
-    "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000",
 )
 # On which devices the batteries run, by the seed of the scheduler: with and without a copy engine.
 CAPABILITIES = {1: "90", 2: "80"}
@@ -304,7 +302,7 @@ EQUIVALENT: dict[str, str] = {
     "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
     ),
-    "static constexpr int ROWS_AHEAD = HELD ? 1 : GIVEN.held;": (
+    "static constexpr int ROWS_AHEAD = HELD ? 1 : GIVEN.rows_ahead;": (
         "one row ahead in place of two: slower"
     ),
     "if (share.begin <= share.end) last.load(share.row);": "the last row, for nothing",
@@ -330,7 +328,7 @@ EQUIVALENT: dict[str, str] = {
         "one number is exact both ways"
     ),
     (
-        "static constexpr bool FAST = HALF || HELD == 0 "
+        "static constexpr bool FAST = HALF || COUNT == 0 "
         "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "terms that are less exact on a GPU alone",
     "static constexpr bool EXACT = !HALF || !BINARY && !SMOOTHED;": (
@@ -340,15 +338,15 @@ EQUIVALENT: dict[str, str] = {
         "keeps errors that do not show: slower"
     ),
     (
-        "static constexpr bool FAST = HALF && HELD == 1 "
+        "static constexpr bool FAST = HALF && COUNT == 1 "
         "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "other terms: slower",
     (
-        "static constexpr bool FAST = HALF && HELD != 0 "
+        "static constexpr bool FAST = HALF && COUNT != 0 "
         "&& LINEAR != OF_DISTANCES && sizeof(T) == 4;"
     ): "other terms: slower",
     (
-        "static constexpr bool FAST = HALF && HELD == 0 "
+        "static constexpr bool FAST = HALF && COUNT == 0 "
         "&& LINEAR != OF_DISTANCES && sizeof(T) != 4;"
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
@@ -399,7 +397,7 @@ EQUIVALENT: dict[str, str] = {
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "if (context.status != ACTIVE) ;": "a sum that is not used",
-    "context = work.prologue(row, first <= end, prefetched);": (
+    "context = prologue_of(loss, row, first <= end, prefetched);": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "N slope = weight * (1.0 - label_smoothing) - N(0.0);": "less zero",
@@ -518,7 +516,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
-    "const Rows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
+    "const ThreadRows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
     "static constexpr int WIDTH = BATCH <= 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) / WIDTH;": (
         "the same number"
     ),
