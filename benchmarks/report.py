@@ -353,7 +353,8 @@ def steps_section(path: Path) -> list[str]:
     return [
         "## Small steps of training",
         "`python -m benchmarks.steps`: 1024 elements or 32 × 10 logits, "
-        f"{source(results, path).format(prefix='../')}.",
+        f"{source(results, path).format(prefix='../')}. This is another run than that of the table "
+        "above, so that the same call has another time here.",
         table(header, lines),
     ]
 
