@@ -15,6 +15,7 @@ from typing import Any
 from .measure import ratios
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- benchmark table: begin -->", "<!-- benchmark table: end -->"
 
 
@@ -352,7 +353,8 @@ def steps_section(path: Path) -> list[str]:
     return [
         "## Small steps of training",
         "`python -m benchmarks.steps`: 1024 elements or 32 × 10 logits, "
-        f"{source(results, path).format(prefix='../')}.",
+        f"{source(results, path).format(prefix='../')}. This is another run than that of the table "
+        "above, so that the same call has another time here.",
         table(header, lines),
     ]
 
@@ -486,14 +488,45 @@ sweep, and that of `benchmarks.run --only orders`.
 This picture is made of `benchmarks/results/h200-classes-last.json` and `h200-row-lengths.json`,
 both beside torch, `h200-strided.json` and `h200-orders.json`, both beside torch and torch.compile.
 Where torch is missing, its bfloat16 loss was more than 1% off. For classes that are not last,
-torch.compile takes 1.08 to 7.22 times as long as `cross_entropy`. For `nll_loss` it takes 0.81 to
-1.46 times as long, torch 1.08 to 4.23 times; forward and backward 0.88 to 3.67 and 0.78 to 2.36
-times. For rows of 3 to 10000 elements, torch takes 1.07 to 238 times as long as losses of this
-package. What the constants of kernels over rows were chosen by is in
+torch.compile takes {cross_entropy} times as long as `cross_entropy`. For `nll_loss` it takes
+{compiled_forward} times as long, torch {eager_forward} times; forward and backward {compiled_both}
+and {eager_both} times. For rows of {lengths} elements, torch takes {row_lengths} times as long as
+losses of this package. What the constants of kernels over rows were chosen by is in
 `benchmarks/results/h200-rows-tuning.txt`.
 
 ![The time of cross_entropy and mse_loss in units of the time of their bytes](h200-sweep.svg)
 """
+
+
+def sweeps() -> list[str]:
+    """The part on sweeps; its figures are those of the files that it names."""
+    strided, lengths = (
+        json.loads((RESULTS / f"h200-{name}.json").read_text())[section]
+        for name, section in (("strided", "classes_strided"), ("row-lengths", "row_lengths"))
+    )
+    own = [row for row in strided if row["loss"].split(",")[0] == "cross_entropy"]
+    nll = [row for row in strided if row["loss"] == "nll_loss"]
+    text = SWEEPS.format(
+        cross_entropy=slower(own, "compiled", "forward_ms", "forward_backward_ms"),
+        compiled_forward=slower(nll, "compiled", "forward_ms"),
+        eager_forward=slower(nll, "eager", "forward_ms"),
+        compiled_both=slower(nll, "compiled", "forward_backward_ms"),
+        eager_both=slower(nll, "eager", "forward_backward_ms"),
+        lengths=" to ".join(str(end(row["shape"][-1] for row in lengths)) for end in (min, max)),
+        row_lengths=slower(lengths, "eager", "forward_ms", "forward_backward_ms"),
+    )
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def slower(rows: list[dict[str, Any]], peer: str, *works: str) -> str:
+    """How many times as long a peer takes, from the least to the most, where it was timed."""
+    found = [
+        row[f"{peer}_{work}"] / row[work]
+        for row in rows
+        for work in works
+        if f"{peer}_{work}" in row
+    ]
+    return " to ".join(f"{x:.{2 if x < 100 else 0}f}" for x in (min(found), max(found)))
 
 
 def first_calls(results: dict[str, Any]) -> str:
@@ -534,7 +567,7 @@ def document(results: dict[str, Any], path: Path, rows: dict[str, Any], rows_pat
         *over_rows_section(rows, rows_path),
         *options_section(path),
         "## Sweeps over shapes",
-        *(" ".join(paragraph.split()) for paragraph in SWEEPS.split("\n\n")),
+        *sweeps(),
         "## Small arrays",
         small(results["small"]),
         *steps_section(path),

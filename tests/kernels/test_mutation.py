@@ -82,6 +82,64 @@ def test_every_call_of_a_fence_has_a_mutant() -> None:
     assert calls < found  # and that in the fallback, which the emulator compiles
 
 
+PAGE = mutation.ROOT / "docs" / "mutation.md"
+
+
+def test_the_page_is_of_the_files() -> None:
+    """A part that is not marked as older is of the present file; no line is quoted that is gone.
+
+    After a change of a kernel file, `python -m tests.tools.mutation --report` writes it anew.
+    """
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == mutation.report(page), "run python -m tests.tools.mutation --report"
+    shown = dict(re.findall(r"^## (\S+)\n\nOf the file as it is, `(\w+)`\.$", page, re.MULTILINE))
+    assert shown == {file: mutation.version(file) for file in shown}
+    assert len(shown) + page.count(f"\n{mutation.OLDER}\n") == page.count("\n## ")
+    there = {mutant.after.strip() for mutant in mutants()}
+    quoted = re.findall(r"^- .*?`(.+)`", page, re.MULTILINE)
+    assert len(quoted) == page.count("\n- ")
+    assert set(quoted) <= there
+
+
+def test_a_part_of_a_file_that_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is marked as older, without the line that is gone, and stays so until the next run."""
+    monkeypatch.setattr(sources, "source_folder", lambda: tmp_path)
+    name = "numbers/tuple.cuh"
+    file = tmp_path / name
+    file.parent.mkdir()
+    file.write_text("int a = b + c;\nint d = e / f;\n")
+    results = dict.fromkeys(mutants([name]), "survived")
+    page = mutation.report("", {name: mutation.part_of(mutation.version(name), 2, results)})
+    assert f"## {name}\n\nOf the file as it is, `{mutation.version(name)}`.\n\n2 mutants" in page
+    assert f"- Not found: {name}:1 + becomes -: `int a = b - c;`\n" in page
+    assert f"- Not found: {name}:2 / becomes *: `int d = e * f;`\n" in page
+    assert mutation.report(page) == page
+
+    file.write_text("// A comment.\nint a = b + c;\n")
+    older = mutation.report(page)
+    assert f"## {name}\n\nOf an older version of the file.\n\n2 mutants were generated" in older
+    assert older.endswith("\n\n- Not found: + becomes -: `int a = b - c;`\n")
+    assert mutation.report(older) == older
+
+    ran = mutation.report(older, {name: mutation.part_of(mutation.version(name), 1, {})})
+    assert f"Of the file as it is, `{mutation.version(name)}`.\n\n1 mutants" in ran
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_report_runs_nothing(
+    changed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    copy = tmp_path / "docs" / "mutation.md"
+    copy.parent.mkdir()
+    copy.write_text(page.replace("Of an older", "Of the") if changed else page, encoding="utf-8")
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    monkeypatch.setattr(mutation, "run", None)
+    monkeypatch.setattr("sys.argv", ["mutation", "--report"])
+    assert mutation.main() == 0
+    assert copy.read_text(encoding="utf-8") == page
+
+
 @pytest.mark.exhaustive
 @pytest.mark.release
 def test_the_battery_passes_without_a_bug() -> None:

@@ -593,7 +593,7 @@ def test_figures_of_the_host_in_the_readme() -> None:
     assert million in readme
     assert f"32 × 32 elements takes {times('forward')}, with its gradient {times('both')}" in readme
     forward, both = (ratios("float32", "torch", what) for what in ("forward", "both"))
-    assert f"of that table take {forward} as long as torch's own on one thread" in readme
+    assert f"that were measured there take {forward} as long as torch's own on one thread" in readme
     assert f"with their gradients {both}." in readme
     losses = {row["loss"] for row in large}
     elsewhere = [
@@ -605,7 +605,13 @@ def test_figures_of_the_host_in_the_readme() -> None:
         max(row[f"{what}_us"] / row[f"torch_{what}_us"] for row in elsewhere)
         for what in ("forward", "both")
     ]
-    assert "On an AMD EPYC they take up to {:.1f} and {:.1f} times as long.".format(*most) in readme
+    assert (
+        "On an AMD EPYC the same losses take up to {:.1f} and {:.1f} times as long.".format(*most)
+        in readme
+    )
+    assert losses == {row["loss"] for row in problems}
+    others = {row["loss"] for row in results("host-epyc.json")["problems"]} - losses
+    assert others == {"nll_loss"}  # what the README says of it is of the second file alone
 
 
 def test_figures_of_first_calls_in_the_readme() -> None:
@@ -655,11 +661,25 @@ def test_figures_of_row_lengths() -> None:
         if f"eager_{work}" in row
     )
     lengths = {row["shape"][-1] for row in rows}
-    assert (min(lengths), max(lengths)) == (3, 10000)
     assert (
-        f"For rows of 3 to 10000 elements, torch takes {low:.2f} to {high:.0f} times as long"
-        in plain("docs/benchmarks.md")
-    )
+        f"For rows of {min(lengths)} to {max(lengths)} elements, torch takes {low:.2f} to "
+        f"{high:.0f} times as long"
+    ) in plain("docs/benchmarks.md")
+
+
+def test_figures_follow_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those under the picture of a sweep are of its files: another measurement changes them."""
+    strided = results("h200-strided.json")
+    for row in strided["classes_strided"]:
+        if row["loss"] == "cross_entropy, channels_last":
+            row["compiled_forward_ms"] = 1234.4 * row["forward_ms"]
+    (tmp_path / "h200-strided.json").write_text(json.dumps(strided))
+    lengths = {"row_lengths": [{"shape": [5, 7], "forward_ms": 2.0, "eager_forward_ms": 3.0}]}
+    (tmp_path / "h200-row-lengths.json").write_text(json.dumps(lengths))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    text = "\n".join(report.sweeps())
+    assert " to 1234 times as long as `cross_entropy`" in text
+    assert "For rows of 7 to 7 elements, torch takes 1.50 to 1.50 times as long" in text
 
 
 def span(numbers: Iterable[float]) -> tuple[float, float]:

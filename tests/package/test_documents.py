@@ -16,6 +16,7 @@ import functools
 import io
 import re
 import runpy
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +250,14 @@ def test_lines_of_breakpoints() -> None:
         "losses/pointwise.cuh": "auto near = half_square_over(d, beta);",
         "kernels/pointwise.cu": "const long long element = Tile::element(tile, p);",
     }
+
+
+def test_the_formula_of_a_loss() -> None:
+    """The page on how it works quotes the file."""
+    page = (ROOT / "docs/how.md").read_text(encoding="utf-8")
+    (quoted,) = re.findall(r"^```c\+\+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    struct = f"struct SquaredError {{\n{textwrap.indent(quoted, '  ')}}};\n"
+    assert struct in (ROOT / "cuda/losses/pointwise.cuh").read_text(encoding="utf-8")
 
 
 def test_files_of_the_emulator() -> None:

@@ -1,13 +1,14 @@
 """Proof that the emulated tests find bugs: plant many, one at a time, and count those found.
 
-    python -m tests.tools.mutation [--files NAME ...] [--one-in N] [--write]
+    python -m tests.tools.mutation [--files NAME ...] [--one-in N] [--write] [--report]
 
 The mutants are generated from the kernel files: each rule below changes one place in one line, and
 every place it fits gives a mutant. A mutant is found ("killed") when a check of the emulator or a
 wrong result stops one of the batteries, choices of calls that reach every kernel. Mutants that do
 not compile do not count, nor do equivalent mutants, which compute the same. An endless loop is
 found by the number of its steps. With --write the outcome of each file goes to its part of
-docs/mutation.md, and those of other files stay.
+docs/mutation.md, and those of other files stay. With --report nothing is run: each part of the page
+is marked anew, as one of the file as it is or of an older version.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -745,7 +747,13 @@ def main() -> int:
     parser.add_argument("--files", nargs="+", choices=FILES, default=FILES, help="those to change")
     parser.add_argument("--one-in", type=int, default=1, help="run one of so many")
     parser.add_argument("--write", action="store_true", help="write docs/mutation.md")
+    parser.add_argument("--report", action="store_true", help="run nothing, mark the parts anew")
     arguments = parser.parse_args()
+    page = ROOT / "docs" / "mutation.md"
+    if arguments.report:
+        page.write_text(report(page.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
+    versions = {file: version(file) for file in arguments.files}  # a run takes hours
     generated = list(mutants(arguments.files))
     chosen = sample(arguments.one_in, arguments.files)
     results = run(chosen)
@@ -754,20 +762,14 @@ def main() -> int:
     print(f"{len(generated)} mutants, {len(chosen)} run: {dict(counts)}")
     print(f"{len(survivors)} survived that are not equivalent:", *survivors, sep="\n")
     if arguments.write:
-        page = ROOT / "docs" / "mutation.md"
         made = Counter(mutant.file for mutant in generated)
-        page.write_text(report(made, results, page.read_text(encoding="utf-8")))
+        parts = {}
+        for file, count in made.items():
+            own = {mutant: result for mutant, result in results.items() if mutant.file == file}
+            if own:  # a small sample may have none of a file
+                parts[file] = part_of(versions[file], count, own)
+        page.write_text(report(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
     return 0 if counts["found"] >= 0.95 * (counts["found"] + len(survivors)) else 1
-
-
-def report(made: Counter[str], results: dict[Mutant, str], page: str) -> str:
-    """The page, with the parts of files that were not run as they are."""
-    parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
-    for file in made:
-        own = {mutant: result for mutant, result in results.items() if mutant.file == file}
-        parts[file] = part_of(made[file], own)
-    order = sorted(parts, key=lambda name: FILES.index(name) if name in FILES else len(FILES))
-    return PREFACE + "".join(f"\n## {name}\n\n{parts[name].strip()}\n" for name in order)
 
 
 PREFACE = """# Mutation run
@@ -775,26 +777,69 @@ PREFACE = """# Mutation run
 Written by `python -m tests.tools.mutation --write`: bugs planted one at a time in the kernel files,
 by the rules of tests/tools/mutation.py, and run through batteries of emulated calls. What only a
 GPU compiles, such as clusters and the instruction of a fence, has no mutants: the emulator runs the
-alternatives to it. Each part is of the file as it was when it was run; a file without one has not
-been run since it was changed. Where fewer mutants were run than there are, they are a sample.
+alternatives to it. Where fewer mutants were run than there are, they are a sample.
+
+Each part says whether it is of the file as it is or of an older version. One of the file as it is
+shows the first digits of the file's SHA-256. One of an older version quotes only mutants that the
+file still has. After a change of a kernel file, `python -m tests.tools.mutation --report` brings
+this up to date, without running mutants. Of a file without a part there is no run on record.
 """
+OLDER = "Of an older version of the file."
+# A mutant that a part quotes, with its place in the file as it is.
+QUOTED = re.compile(
+    r"- (?P<what>[\w ]+): (?:\S+:\d+ )?(?P<rule>[^`]+): `(?P<code>[^`]+)`(?P<why>.*)"
+)
 
 
-def part_of(generated: int, results: dict[Mutant, str]) -> str:
-    """What became of the mutants of a file."""
+def version(file: str) -> str:
+    """The first digits of the SHA-256 of a file."""
+    return hashlib.sha256((sources.source_folder() / file).read_bytes()).hexdigest()[:12]
+
+
+def as_it_is(version: str) -> str:
+    """What a part begins with as long as the file has this version."""
+    return f"Of the file as it is, `{version}`."
+
+
+def report(page: str, parts: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The page with these parts, and its own of the other files; each is marked."""
+    found = {**dict(part.split("\n", 1) for part in page.split("\n## ")[1:]), **parts}
+    marked_parts = {file: marked(file, found[file].strip()) for file in FILES if file in found}
+    return PREFACE + "".join(f"\n## {file}\n\n{part}\n" for file, part in marked_parts.items())
+
+
+def marked(file: str, part: str) -> str:
+    """A part as it is while it is of the present file; else it says so, and quotes no lost line."""
+    if part.startswith(as_it_is(version(file))):
+        return part
+    present = {(mutant.rule, mutant.after.strip()) for mutant in mutants([file])}
+    lines = [OLDER]
+    for line in part.splitlines()[1:]:
+        quoted = QUOTED.fullmatch(line)
+        if quoted is None:
+            lines.append(line)
+        elif (quoted["rule"], quoted["code"]) in present:
+            lines.append("- {what}: {rule}: `{code}`{why}".format(**quoted.groupdict()))
+    return "\n".join(lines).strip()
+
+
+def part_of(version: str, generated: int, results: dict[Mutant, str]) -> str:
+    """What became of the mutants of a file of this version."""
     counts = Counter(result.split(":")[0] for result in results.values())
     alive = [mutant for mutant, result in results.items() if result == "survived"]
     equivalent = [mutant for mutant in alive if equivalence(mutant)]
     killable = counts["found"] + len(alive) - len(equivalent)
     lines = [
-        f"{generated} mutants are generated, {len(results)} were run. {counts['does not compile']} "
-        f"do not compile, {len(equivalent)} are equivalent; of the other {killable}, "
-        f"{counts['found']} are found.",
+        as_it_is(version),
+        "",
+        f"{generated} mutants were generated, {len(results)} were run. "
+        f"{counts['does not compile']} did not compile, {len(equivalent)} were equivalent; of the "
+        f"other {killable}, {counts['found']} were found.",
         "",
         *(f"- Not found: {mutant}" for mutant in alive if mutant not in equivalent),
         *(f"- Equivalent: {mutant}: {equivalence(mutant)}" for mutant in equivalent),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).strip()
 
 
 if __name__ == "__main__":
