@@ -196,10 +196,14 @@ def binary_cross_entropy_with_logits(
     )
 
 
+# In place of 0, whose power below 1 has infinite derivatives.
+_SMALL = 2.0**-400
+
+
 def _focal(balanced: bool) -> Any:
     def formula(input: Any, target: Any, alpha: float, gamma: float) -> Any:
         miss = target * sigmoid(-input) + (1.0 - target) * sigmoid(input)
-        loss = miss**gamma * _cross_entropy(input, target)
+        loss = (miss + _SMALL) ** gamma * _cross_entropy(input, target)
         return (alpha * target + (1.0 - alpha) * (1.0 - target)) * loss if balanced else loss
 
     return formula

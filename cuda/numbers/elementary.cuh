@@ -96,12 +96,15 @@ DEVICE Rounded<double> exp_of_negative(double x, double rest) {
   return {fma(y, rest, y), 0.0};
 }
 
-// x^exponent for x in [0, 1]. In float the absolute error is small. The relative error of a small
-// result is larger, because the logarithm is rounded.
+// x^exponent for x in [0, 1]; of a small number instead of 0, where a power below 0 is infinite. In
+// float the absolute error is small. The relative error of a small result is larger, because the
+// logarithm is rounded.
 DEVICE float power_of_fraction(float x, float exponent) {
   return exp2f(exponent * fmaxf(__log2f(x), -150.0f));
 }
-DEVICE double power_of_fraction(double x, double exponent) { return pow(x, exponent); }
+DEVICE double power_of_fraction(double x, double exponent) {
+  return pow(x + 3.872591914849318e-121, exponent);
+}
 
 // log(p) and log(1 - p) of a probability p, at least -100 each; outside of [0, 1] one is NaN. Both
 // follow from the smaller one of p and 1 - p, which is exact where that matters. The hardware gives

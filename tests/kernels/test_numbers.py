@@ -91,6 +91,7 @@ EDGES = [
     edge("sigmoid_focal_loss", (0.0, 0.25)),
     edge("sigmoid_focal_loss", (0.0, 0.25), (1.0, 0.75), alpha=-1.0, gamma=1.0),
     edge("sigmoid_focal_loss", (800.0, 1.0), alpha=-1.0, gamma=0.0),
+    edge("sigmoid_focal_loss", (800.0, 1.0), (-800.0, 0.0), alpha=0.25, gamma=0.5),
     edge("gaussian_nll_loss", (0.0, 1.0, -0.0), eps=0.0),
 ]
 
