@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import log_cosh_loss, mse_loss, pointwise_loss, value_and_grad
+from cupy_losses import (
+    log_cosh_loss,
+    mse_loss,
+    pointwise_loss,
+    poisson_nll_loss,
+    value_and_grad,
+)
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._core.loss import Request
@@ -528,6 +534,16 @@ def test_each_tile_is_a_block_of_large_arrays(
         each = mse_loss(device.asarray(x), device.asarray(y), reduction="none")
         np.testing.assert_array_equal(each.get(), (x - y) ** 2)
         assert [launch.grid[0] for launch in device.launches] == [blocks]
+
+
+def test_the_eps_of_a_poisson_loss_is_rounded() -> None:
+    """What the page on precision says of it: at most 2^-24 times the target near an input of 1."""
+    x, target = np.float32([1.0]), np.float32([3e4])
+    exact = poisson_nll_loss(x, target, log_input=False, reduction="sum")
+    with installed(seed=1) as device:
+        operands = device.asarray(x), device.asarray(target)
+        found = poisson_nll_loss(*operands, log_input=False, reduction="sum").get()
+    assert 1e-4 < abs(found - exact) <= 2.0**-24 * 3e4
 
 
 def test_masks_that_lie_otherwise() -> None:

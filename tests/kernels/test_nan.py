@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cupy_losses import cross_entropy, hvp, jvp, value_and_grad
+from cupy_losses import cross_entropy, hvp, jvp, mse_loss, value_and_grad
 
 from .. import emulator
 from ..emulator import installed
@@ -269,3 +269,15 @@ def test_tangents_of_probabilities(smoothing: float, columns: int) -> None:
         for results in found, derivatives(operands, along, weight):
             for result, wanted in zip(results, expected, strict=True):
                 np.testing.assert_allclose(result, wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_second_derivatives_of_operands_that_are_not_finite() -> None:
+    """As the documents say: NaN on a device, and on the host what does not depend on them."""
+    x, along = np.float32([np.inf, np.nan, 1.0]), np.ones(3, np.float32)
+    target = np.zeros(3, np.float32)
+    on_host = hvp(mse_loss, (x, target), (along, None), reduction="sum")
+    np.testing.assert_array_equal(on_host, [2.0, 2.0, 2.0])
+    with installed(seed=1) as device:
+        arrays = device.asarray(x), device.asarray(target)
+        found = hvp(mse_loss, arrays, (device.asarray(along), None), reduction="sum").get()
+    np.testing.assert_array_equal(found, [np.nan, np.nan, 2.0])
