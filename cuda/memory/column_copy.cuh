@@ -6,7 +6,7 @@
 // The work of one warp. A column is of any alignment. In shared memory it is as far behind a
 // multiple of 16 as in device memory, so that whole pieces move.
 struct ColumnCopies {
-  static constexpr int PIECE = 16;
+  static constexpr int PIECE = Pieces::BYTES;
 
   // Copies a column of a turn: the work of one thread. If it MAY read what is around it in pieces,
   // it copies that too.

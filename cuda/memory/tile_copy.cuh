@@ -13,17 +13,18 @@ DEVICE int misalignment(const void* address) {
 // Neighbouring bytes: `lead` ones before an address that 16 divides, `whole` ones in pieces of 16
 // bytes, and those after them.
 struct Pieces {
+  static constexpr int BYTES = 16;
   int lead, whole, after;
   DEVICE Pieces(const void* first, int bytes)
-      : lead(min(-misalignment(first) & 15, bytes)),
-        whole((bytes - lead) & ~15),
+      : lead(min(-misalignment(first) & (BYTES - 1), bytes)),
+        whole((bytes - lead) & -BYTES),
         after(bytes - lead - whole) {}
 
   // f(offset) for each piece, divided among THREADS threads.
   template <int THREADS>
   DEVICE void each(auto f) const {
 #pragma unroll 4
-    for (int at = 16 * threadIdx.x; at < whole; at += 16 * THREADS) f(lead + at);
+    for (int at = BYTES * threadIdx.x; at < whole; at += BYTES * THREADS) f(lead + at);
   }
   // f(offset) for each element of SIZE bytes outside of the pieces, divided among 16 threads or
   // more.
