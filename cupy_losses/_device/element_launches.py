@@ -19,7 +19,7 @@ from .._core.shapes import (
     memory_order,
 )
 from .compiler import Kernel, Specialisation
-from .launch import Launch, Parameters, float64, int32, int64, iteration_space
+from .launch import EMPTY_STRUCT, Launch, Parameters, float64, int32, int64, iteration_space
 from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
@@ -75,7 +75,7 @@ class ElementFunction:
     strides: Sequence[Shape]
     axes: Sequence[int]  # along which it is evaluated, slowest first
     misaligned: Sequence[int]
-    fields: Callable[[Parameters], bytes]  # of the C++ object
+    fields: Callable[[Parameters], bytes] = lambda _: EMPTY_STRUCT  # of the C++ object
     parameters: Parameters = ()
 
 
@@ -124,11 +124,6 @@ class SumGrid(NamedTuple):
         return -(-self.repeats // (self.chunks * terms)) * terms
 
 
-def without_parameters(parameters: Parameters) -> bytes:
-    """The one byte of an empty struct."""
-    return b"\0"
-
-
 def identity(operand: ArraySpec, address: Address) -> ElementFunction:
     """The function that is its operand, of float32 or float64."""
     return ElementFunction(
@@ -140,7 +135,6 @@ def identity(operand: ArraySpec, address: Address) -> ElementFunction:
         [operand.strides],
         memory_order(operand.shape, [operand.strides]),
         (0,),
-        without_parameters,
     )
 
 
@@ -331,7 +325,6 @@ class Launches(Builder):
             strides,
             memory_order(shape, strides),
             tuple(problem.misaligned[k] for k in indices),
-            without_parameters,
         )
         denominator = self._add_scratch(8)
         # Each element of a mask or weight that is broadcast counts for several.

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 
 from . import driver
-from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES, tuned
+from .shared_memory import BANKS, WORD_BYTES, bank_conflicts
 
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
 SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory

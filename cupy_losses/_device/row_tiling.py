@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES
 from .row_team import HELD_BYTES
+from .shared_memory import BANKS, WORD_BYTES, bank_conflicts, placed
 
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
 # short ones wait in the registers of a thread, if those of all operands are no more than
@@ -155,12 +155,8 @@ def row_tile(
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
     if team.per_row > 1:
         rows = min(rows, MOST_ROWS)
-    begins, end = {}, 0
-    for k, own in {**elements, **numbers}.items():
-        begins[k] = end
-        # It begins anywhere in a vector.
-        length = rows * own * (columns if k in elements else 1)
-        end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
+    of_row = {k: columns * own for k, own in elements.items()} | dict(numbers)
+    begins, end = placed({k: rows * length for k, length in of_row.items()})
     parts = _parts(columns, unit, size, team.per_row)
     few = is_long and columns * size % VECTOR_BYTES != 0
     batch = _batch(columns // (unit * parts), team.per_row, unit, size, few)
