@@ -168,9 +168,17 @@ class Launches(Builder):
         pointers += scale_type
         kernel = Specialisation(
             f"kernels/{schedule.kernel}.cu",
-            f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
-            f"{schedule.layout}, {schedule.tile}, {values}, "
-            f"{bits(tuple(gradients))}, {result}, {', '.join(pointers)}>",
+            template(
+                schedule.kernel,
+                c_type(function.real),
+                function.expression,
+                schedule.layout,
+                schedule.tile,
+                values,
+                bits(tuple(gradients)),
+                result,
+                *pointers,
+            ),
             schedule.threads,
             self._problem.device,
             function.source,
