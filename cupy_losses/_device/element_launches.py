@@ -26,6 +26,7 @@ from .plan import (
     SLOT,
     UNSUMMED,
     VECTOR_BYTES,
+    WARP,
     Address,
     Builder,
     Step,
@@ -507,9 +508,9 @@ def _sum_grid(
     else:
         vectors = repeats // width
         threads = SUM_THREADS
-        if vectors <= 32 * VECTORS_OF_THREAD or 32 * outputs >= ENOUGH_THREADS:
+        if vectors <= WARP * VECTORS_OF_THREAD or WARP * outputs >= ENOUGH_THREADS:
             threads = 1
-            while threads < 32 and 2 * threads * VECTORS_OF_THREAD <= vectors:
+            while threads < WARP and 2 * threads * VECTORS_OF_THREAD <= vectors:
                 threads *= 2
         of_block = SUM_THREADS // threads
     grid = SumGrid(outputs, repeats, beside, width, of_block)
@@ -521,14 +522,14 @@ def _sum_grid(
 
 def _side_by_side(vectors: int) -> int:
     """The vectors of neighbouring sums that a block has at a time: few threads have none."""
-    if vectors <= 32:
+    if vectors <= WARP:
         return vectors
 
     def busy(of_block: int) -> float:
         threads = SUM_THREADS // of_block * of_block
         return threads * vectors / (-(-vectors // of_block) * of_block)
 
-    return max(range(32, min(vectors, SUM_THREADS) + 1), key=busy)
+    return max(range(WARP, min(vectors, SUM_THREADS) + 1), key=busy)
 
 
 def _joined(outer: IterationSpace, inner: IterationSpace) -> IterationSpace:

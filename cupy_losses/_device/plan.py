@@ -27,6 +27,7 @@ from .launch import Chooser, Launch, Parameters
 from .library import Allocator, Array, DeviceLibrary
 
 VECTOR_BYTES = 16  # the most that a thread accesses at once
+WARP = 32  # threads that work together
 # What kernels make of values that are not added up, see cuda/reduction/reduction.cuh.
 UNSUMMED = ("NO_VALUES", "EACH_VALUE", "COUNT")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .plan import VECTOR_BYTES
+from .plan import VECTOR_BYTES, WARP
 from .row_striding import COUNTS, FEW_WORDS
 from .shared_memory import placed
 
@@ -37,7 +37,6 @@ RESIDENT = 1024  # threads that a multiprocessor is to hold, at most
 RESIDENT_OF_WEIGHTS = 512  # of gradients for which a thread has the weights of classes, too
 OTHER_BYTES = 2 << 10  # of shared memory
 SEGMENTS = 2048  # partial sums of a reduced loss, at most
-WARP = 32
 
 
 @dataclass(frozen=True)

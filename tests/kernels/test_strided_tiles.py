@@ -12,6 +12,7 @@ import pytest
 
 from cupy_losses import cross_entropy, value_and_grad, vjp
 from cupy_losses._device import strided_tiling
+from cupy_losses._device.plan import WARP
 from cupy_losses._device.row_arrays import Rows
 from cupy_losses._device.strided_tiling import StridedTile, strided_tile
 
@@ -258,4 +259,4 @@ def test_which_rows_have_tiles() -> None:
 
 @pytest.mark.quick
 def test_the_threads_of_a_block() -> None:
-    assert strided_tiling.COMPUTING == strided_tiling.THREADS - strided_tiling.WARP
+    assert strided_tiling.COMPUTING == strided_tiling.THREADS - WARP
