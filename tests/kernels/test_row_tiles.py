@@ -19,7 +19,6 @@ from cupy_losses import (
 )
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_team import HELD_BYTES
 from cupy_losses._device.row_tiling import (
     LEAST_OF_LONG,
@@ -44,6 +43,7 @@ from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
+from ..tools.planting import plant
 from .test_rows_emulated import (
     NLL,
     PROBABILITIES,
@@ -461,11 +461,8 @@ def test_more_than_2_to_the_32_elements() -> None:
 
 
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = sources.source("kernels/row_tiles.cu")
     right = "return (long long)(tile) * (places.rows * count<S>());"
-    assert text.count(right) == 1
-    wrong = right.replace("(long long)", "int")
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    plant(monkeypatch, "kernels/row_tiles.cu", right, right.replace("(long long)", "int"))
     with pytest.raises((AssertionError, EmulatorError)):
         check_rows_beyond_32_bits()
 
