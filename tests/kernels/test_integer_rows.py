@@ -19,11 +19,12 @@ from cupy_losses._device import driver, precompile
 from cupy_losses._device.row_striding import strided_rows
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import DTYPES
 from ..tools import levels, requirements
 from .test_rows_emulated import names
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 Array = Any
 
@@ -114,11 +115,6 @@ def exercise(
         of_host = call.loss.on_host(call, request, [varied.astype("f8"), *wide], False)
         close(found, of_host, 4 * tolerance)
         return [x.get().tobytes() for x in (each, mean, *gradients)]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from cupy_losses._device.plan_multilabel import PIECE, margin_team
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tools import levels
@@ -24,13 +23,10 @@ from ..tools.planting import plant
 from ..tools.static_checks import parameters
 from .test_rows_emulated import MULTILABEL, close, exercise, names
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # What of a row one thread has, and 2, 4, 8, 16, 32, 128 and 256; of vectors and of elements.
 LENGTHS = [3, 4, 9, 10, 50, 101, 150, 333, 600, 1001, 1500, 2049, 5000]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def drawn(

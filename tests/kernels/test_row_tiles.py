@@ -38,7 +38,6 @@ from cupy_losses._device.row_tiling import (
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
@@ -56,6 +55,8 @@ from .test_rows_emulated import (
     names,
 )
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # Rows of which a thread has one, with a tile and a part of one at least, or of which 2, 4, 8 or 16
 # have one, as they have one operand or several; and their lengths, one of them whole vectors.
 SHAPES = [(400, 9), (150, 47), (40, 101), (18, 196)]
@@ -66,11 +67,6 @@ FAST = CASES[0]
 # Of others the kernels hide elements.
 LONG_CASES = [SMOOTHED, PROBABILITIES, *CASES[4:]]
 KEPT = 64  # bytes of a row of three sums in float32
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 @pytest.mark.quick

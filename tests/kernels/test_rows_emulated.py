@@ -44,6 +44,8 @@ from ..tools import levels
 from ..tools.planting import plant
 from ..tools.static_checks import parameters
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 SHAPE = (37, 16)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
     next(case for case in ROWS if str(case).startswith(start))
@@ -82,11 +84,6 @@ def exhaustive(*axes: Iterable[Any]) -> list[Any]:
         levels.case(*values, default=False, id="-".join(map(str, values)))
         for values in itertools.product(*axes)
     ]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def on_device(device: Device, operands: Operands, layout: str = "dense") -> Operands:

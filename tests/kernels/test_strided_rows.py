@@ -19,7 +19,6 @@ from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import SAMPLED, RowCase
@@ -36,6 +35,8 @@ from .test_rows_emulated import (
     names,
 )
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # Rows that one thread holds, with a tile and a part of one at least, or two or four; of several
 # batches of a thread, and of 16.
 SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1100)]
@@ -44,11 +45,6 @@ FAST = CASES[0]
 OF_VECTORS = SAMPLED[11], SAMPLED[13], SAMPLED[14]  # with masks and weights of rows
 STATE = 28  # bytes of three sums in float32
 MANY = 1 << 20  # rows
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def strided_kernels(device: Any) -> list[str]:
