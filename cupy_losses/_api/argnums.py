@@ -11,7 +11,7 @@ import numpy as np
 
 from .._core.arguments import digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
-from .._core.loss import Call, weight_refusal
+from .._core.loss import Call
 
 Array = Any
 
@@ -29,10 +29,11 @@ def check_reduced(call: Call) -> None:
 def check_differentiable(call: Call, operand: int) -> None:
     """Raise unless the loss is differentiated by an operand, here and not by torch's autograd."""
     name, refusal = call.names[operand], call.loss.refusal(call, operand)
-    if refusal == weight_refusal(name):
+    if refusal is None:
+        return
+    if refusal.by_autograd:
         raise ValueError(f"the loss is differentiated by {name} by torch's autograd alone")
-    if refusal:
-        raise ValueError(f"the loss is not differentiated by {name}")
+    raise ValueError(f"the loss is not differentiated by {name}")
 
 
 def integer(argnum: int) -> int:
