@@ -38,7 +38,6 @@ from .results import Gradient, NewGradient, NewValue, Value, new_results
 from .row_formulas import Rows
 from .sums import total
 
-_CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
 _MOST = 64  # scales, or parameters, of a plan
 
@@ -395,7 +394,7 @@ def _parameters(call: Call, plan: _Plan) -> dict[str, float | int]:
 
 
 def _rows_at_a_time(columns: int) -> int:
-    return max(_CHUNK // max(columns, 1), 1)
+    return max(CHUNK // max(columns, 1), 1)
 
 
 def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
@@ -409,7 +408,7 @@ def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
     def kind(place: Place) -> tuple[Place, list[int]]:
         return place[:-1], [own.stop - own.start for own in place[-1:]]
 
-    most = max(1, size // max(_CHUNK, columns))
+    most = max(1, size // max(CHUNK, columns))
     for _, alike in itertools.groupby(places(rows, _rows_at_a_time(columns)), kind):
         while group := list(itertools.islice(alike, most)):
             ends = zip(group[0][-1:], group[-1][-1:], strict=True)
