@@ -19,8 +19,8 @@ from .row_function import RowFunction, denominator_function, loss_function
 from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering_of
 from .row_launches import RowLaunches
 from .row_schedule import NO_RESULTS, Results, Schedule
-from .row_striding import StridedRows
-from .row_striding_schedule import bytes_between_sections, strided_rows_of, strided_rows_schedule
+from .row_striding import StridedTeam
+from .row_striding_schedule import bytes_between_sections, strided_rows_schedule, strided_team_of
 from .row_team import row_team
 from .row_team_schedule import bytes_between_splits, rows_schedule, split_rows_schedule
 from .row_tiling_schedule import row_tiles_schedule, tile_of
@@ -112,20 +112,20 @@ class _Planner(RowLaunches):
         elif columns := None if summed else strided_tile_of(operands, outputs):
             function = loss_function(operands, columns.count if columns.few else 0)
             self._add(function, strided_tiles_schedule(operands, columns, outputs), results)
-        elif strided := strided_rows_of(operands, outputs):
-            self._add_side_by_side(strided, results)
+        elif team := strided_team_of(operands, outputs):
+            self._add_side_by_side(team, results)
         else:
             self._add_by_team(results)
 
-    def _add_side_by_side(self, strided: StridedRows, results: Results) -> None:
+    def _add_side_by_side(self, team: StridedTeam, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
         operands = self._operands
-        function = loss_function(operands, strided.count if strided.few else 0)
-        if not strided.of_block:
-            self._add(function, strided_rows_schedule(operands, strided, results), results)
+        function = loss_function(operands, team.count if team.few else 0)
+        if not team.of_block:
+            self._add(function, strided_rows_schedule(operands, team, results), results)
             return
-        schedule = partial(strided_rows_schedule, operands, strided)
-        self._add_in_phases(function, schedule, bytes_between_sections(operands, strided), results)
+        schedule = partial(strided_rows_schedule, operands, team)
+        self._add_in_phases(function, schedule, bytes_between_sections(operands, team), results)
 
     def _add_by_team(self, results: Results) -> None:
         """Add a launch by kernels/rows.cu, or two by kernels/split_rows.cu."""

@@ -60,7 +60,7 @@ TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
 MANY_TILES = 4
 
 
-class Team(NamedTuple):
+class TeamSize(NamedTuple):
     """The threads of a block, and those of a row."""
 
     threads: int
@@ -135,7 +135,7 @@ def row_tile(
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
     usual, small = (
         [
-            Team(threads, per_row)
+            TeamSize(threads, per_row)
             for per_row in THREADS_PER_ROW
             if max(threads // per_row, whole) * row_bytes <= limit
         ]
@@ -144,7 +144,7 @@ def row_tile(
     unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     odd = columns % unit != 0  # of half precision
     most = LONG_HIDDEN_MULTIPLE if hides else LONG_MULTIPLE
-    team = _team(columns, unit, list(elements.values()), most, usual, small)
+    team = _team_size(columns, unit, list(elements.values()), most, usual, small)
     if team is None:
         return None
     paired = odd and team.per_row == 1
@@ -164,14 +164,14 @@ def row_tile(
     return RowTile(rows, *team, unit, batch, paired, parts, end, begins, *arrays)
 
 
-def _team(
+def _team_size(
     columns: int,
     unit: int,
     sizes: Sequence[int],
     longest: int,
-    usual: Sequence[Team],
-    small: Sequence[Team],
-) -> Team | None:
+    usual: Sequence[TeamSize],
+    small: Sequence[TeamSize],
+) -> TeamSize | None:
     """The first team whose threads have few bank conflicts; None for no tiles.
 
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.
