@@ -524,7 +524,7 @@ def names(device: Device) -> list[str]:
 def of_more_rows(
     layout: Callable[..., tuple[str, bytes]],
 ) -> Callable[..., tuple[str, bytes]]:
-    """Rows.layout with the types of more rows and elements than 32 bits count."""
+    """RowGeometry.layout with the types of more rows and elements than 32 bits count."""
 
     def wide(*arguments: Any) -> tuple[str, bytes]:
         name, fields = layout(*arguments)
