@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._core.dtypes import dtype_name
-from .._core.loss import Call, Domain, digits
+from .._core.loss import Call, Domain, in_six_digits
 from .._core.rows import RowFormula
 from .._host.chunks import chunks
 from .._libraries.registry import ArrayLibrary
@@ -76,7 +76,7 @@ def _check_sample(call: Call, operands: Sequence[Array], sample: str) -> None:
         own = first[len(first) - operand.ndim :]
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
-        found = digits(operand[index].item())
+        found = in_six_digits(operand[index].item())
         raise ValueError(f"{name} must be {domain}, but {place}{sample} is {found}")
 
 

@@ -384,9 +384,9 @@ class Domain:
     values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        parts = [digits(value) for value in self.values]
+        parts = [in_six_digits(value) for value in self.values]
         if self.minimum is not None:
-            low, high = digits(self.minimum), digits(self.maximum)
+            low, high = in_six_digits(self.minimum), in_six_digits(self.maximum)
             parts.insert(0, f"at least {low}" if high == "inf" else f"in [{low}, {high}]")
         return " or ".join(parts)
 
@@ -398,6 +398,6 @@ class Domain:
         return functools.reduce(operator.or_, parts)
 
 
-def digits(value: float) -> str:
-    """A number in a message: an integer in full."""
+def in_six_digits(value: float) -> str:
+    """A number in a message; an integer in full."""
     return str(value) if isinstance(value, int) else f"{value:g}"
