@@ -12,8 +12,7 @@ import numpy as np
 from .._core.arguments import digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call
-
-Array = Any
+from .._core.types import AnyArray
 
 
 def check_reduced(call: Call) -> None:
@@ -57,14 +56,18 @@ def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     return tuple(operator.index(number) for number in numbers_given), several
 
 
-def operands_of(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
+def operands_of(
+    call: Call, operands: Sequence[AnyArray], argnums: Sequence[int]
+) -> tuple[int, ...]:
     """Which of the operands of a call the arguments to differentiate by are."""
     wanted = tuple(operand_of(call, operands, number) for number in argnums)
     check_distinct(wanted, argnums)
     return wanted
 
 
-def operand_of(call: Call, operands: Sequence[Array], number: int, option: str = "argnums") -> int:
+def operand_of(
+    call: Call, operands: Sequence[AnyArray], number: int, option: str = "argnums"
+) -> int:
     """Which of the operands of a call the argument with a number is.
 
     Args:
