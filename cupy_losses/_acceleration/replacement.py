@@ -28,13 +28,13 @@ from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.locks import table_lock
+from .._core.types import AnyArray
 from .._core.written import written
 from .._torch.deprecated import DEPRECATED, are_given, take_reduction
 from .._torch.dynamo import unread
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
 
-Array = Any
 Function = types.FunctionType
 Parameters = dict[str, inspect.Parameter]
 
@@ -96,7 +96,7 @@ class Replaced:
 
     """
 
-    def __init__(self, function: Function, loss: Callable[..., Array]) -> None:
+    def __init__(self, function: Function, loss: Callable[..., AnyArray]) -> None:
         prepare = prepare_or_none(loss)
         assert prepare is not None
         self.name = function.__name__
@@ -228,7 +228,7 @@ class Replaced:
         return tally_of(Kind(self.name, dtype, exponent, reason, traced))
 
     @unread
-    def _elsewhere(self, *args: Any) -> Array:
+    def _elsewhere(self, *args: Any) -> AnyArray:
         """A call that is not of plain tensors alone, or is traced, transformed or watched."""
         if has_torch_function(args):
             # A mode or a class takes over. If it calls the function again, that call is counted.
@@ -255,19 +255,19 @@ class Replaced:
         return self._call(args) if prepared is None else evaluate(*prepared)
 
     @unread
-    def _by_torch(self, tally: Tally, *args: Any) -> Array:
+    def _by_torch(self, tally: Tally, *args: Any) -> AnyArray:
         tally.count()
         return self._call(args)
 
     @unread
-    def _refused(self, error: Exception, tally: Tally, *args: Any) -> Array:
+    def _refused(self, error: Exception, tally: Tally, *args: Any) -> AnyArray:
         """An option that this package does not take: torch does, or has an error of its own."""
         refused = tally_of(tally.kind._replace(reason=rules.REFUSED))
         refused.example = refused.example or str(error)
         return self._by_torch(refused, *args)
 
     @unread
-    def _in_new_words(self, *args: Any) -> Array:
+    def _in_new_words(self, *args: Any) -> AnyArray:
         """The same call with a reduction in place of the arguments that are deprecated."""
         named = self._named(args)
         if named["reduction"] == "batchmean":  # torch divides by the batch as well
@@ -278,7 +278,7 @@ class Replaced:
     def _named(self, args: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip(self._parameters, args, strict=True))
 
-    def _call(self, args: tuple[Any, ...]) -> Array:
+    def _call(self, args: tuple[Any, ...]) -> AnyArray:
         positional = len(args) - len(self._by_name)
         rest = dict(zip(self._by_name, args[positional:], strict=True))
         return self.torch(*args[:positional], **rest)
@@ -303,7 +303,7 @@ class _Hidden(dict[str, Any]):
         return iter(self.keys())
 
 
-def _read(name: str, of_torch: Function) -> Callable[..., Array]:
+def _read(name: str, of_torch: Function) -> Callable[..., AnyArray]:
     """What torch.compile reads in place of a function of torch.
 
     It makes a node of the graph, which calls torch's function while it is traced: on tensors that
@@ -314,7 +314,7 @@ def _read(name: str, of_torch: Function) -> Callable[..., Array]:
     torch's own, which is a node that it does not read.
     """
 
-    def read(*args: Any, **kwargs: Any) -> Array:
+    def read(*args: Any, **kwargs: Any) -> AnyArray:
         if compiled.is_read():
             for x in (*args, *kwargs.values()):
                 if type(x) not in _IN_GRAPH:

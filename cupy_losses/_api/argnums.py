@@ -11,9 +11,8 @@ import numpy as np
 
 from .._core.arguments import digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
-from .._core.loss import Call, weight_refusal
-
-Array = Any
+from .._core.loss import Call
+from .._core.types import AnyArray
 
 
 def check_reduced(call: Call) -> None:
@@ -29,10 +28,11 @@ def check_reduced(call: Call) -> None:
 def check_differentiable(call: Call, operand: int) -> None:
     """Raise unless the loss is differentiated by an operand, here and not by torch's autograd."""
     name, refusal = call.names[operand], call.loss.refusal(call, operand)
-    if refusal == weight_refusal(name):
+    if refusal is None:
+        return
+    if refusal.by_autograd:
         raise ValueError(f"the loss is differentiated by {name} by torch's autograd alone")
-    if refusal:
-        raise ValueError(f"the loss is not differentiated by {name}")
+    raise ValueError(f"the loss is not differentiated by {name}")
 
 
 def integer(argnum: int) -> int:
@@ -56,14 +56,18 @@ def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     return tuple(operator.index(number) for number in numbers_given), several
 
 
-def operands_of(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
+def operands_of(
+    call: Call, operands: Sequence[AnyArray], argnums: Sequence[int]
+) -> tuple[int, ...]:
     """Which of the operands of a call the arguments to differentiate by are."""
     wanted = tuple(operand_of(call, operands, number) for number in argnums)
     check_distinct(wanted, argnums)
     return wanted
 
 
-def operand_of(call: Call, operands: Sequence[Array], number: int, option: str = "argnums") -> int:
+def operand_of(
+    call: Call, operands: Sequence[AnyArray], number: int, option: str = "argnums"
+) -> int:
     """Which of the operands of a call the argument with a number is.
 
     Args:

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from .._core.dtypes import dtype_name
-from .._core.loss import Call, Domain, digits
+from .._core.loss import Call, Domain, in_six_digits
 from .._core.rows import RowFormula
+from .._core.types import AnyArray
 from .._host.chunks import chunks
 from .._libraries.registry import ArrayLibrary
 from . import compiled
-
-Array = Any
 
 enabled: ContextVar[bool] = ContextVar("enabled", default=False)
 
@@ -56,7 +55,7 @@ def _checked() -> Iterator[None]:
         enabled.reset(token)
 
 
-def check_operands(library: ArrayLibrary, call: Call, operands: Sequence[Array]) -> None:
+def check_operands(library: ArrayLibrary, call: Call, operands: Sequence[AnyArray]) -> None:
     """Raise if an operand has an element outside its domain."""
     with library.samples(operands) as samples:
         for number, own in samples:
@@ -64,7 +63,7 @@ def check_operands(library: ArrayLibrary, call: Call, operands: Sequence[Array])
             _check_sample(call, library.plain(own), sample)
 
 
-def _check_sample(call: Call, operands: Sequence[Array], sample: str) -> None:
+def _check_sample(call: Call, operands: Sequence[AnyArray], sample: str) -> None:
     for name, operand in zip(call.names, operands, strict=True):
         domain = call.loss.domain(call, name, operands)
         if domain is None:
@@ -76,11 +75,11 @@ def _check_sample(call: Call, operands: Sequence[Array], sample: str) -> None:
         own = first[len(first) - operand.ndim :]
         index = tuple(int(i) if n > 1 else 0 for i, n in zip(own, operand.shape, strict=True))
         place = f"{name}[{', '.join(map(str, index))}]" if index else name
-        found = digits(operand[index].item())
+        found = in_six_digits(operand[index].item())
         raise ValueError(f"{name} must be {domain}, but {place}{sample} is {found}")
 
 
-def _first_outside(domain: Domain, operand: Array, mask: Array | None) -> list[int] | None:
+def _first_outside(domain: Domain, operand: AnyArray, mask: AnyArray | None) -> list[int] | None:
     """The index of the first element outside of a domain, of those that the mask leaves.
 
     NumPy arrays are read a chunk at a time.
@@ -105,7 +104,7 @@ def _first_outside(domain: Domain, operand: Array, mask: Array | None) -> list[i
     return None
 
 
-def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:
+def _mask(call: Call, name: str, operands: Sequence[AnyArray]) -> AnyArray:
     """The mask as it broadcasts with an operand: one of rows has no axis of their elements."""
     mask, loss = operands[0], call.loss
     if not isinstance(loss, RowFormula) or not loss.role(name).of_elements:
@@ -117,7 +116,7 @@ def _mask(call: Call, name: str, operands: Sequence[Array]) -> Array:
     return mask[(..., None, *(slice(None),) * behind)]
 
 
-def _comparable(array: Array) -> Array:
+def _comparable(array: AnyArray) -> AnyArray:
     # torch does not compare its wide unsigned integers, nor all libraries uint64 with -1.
     name = dtype_name(array.dtype)
     if name not in ("uint16", "uint32", "uint64"):
@@ -127,7 +126,7 @@ def _comparable(array: Array) -> Array:
     return signed
 
 
-def _to_host(array: Array) -> Any:
+def _to_host(array: AnyArray) -> Any:
     if hasattr(array, "cpu"):
         return array.cpu().numpy()
     return array.get() if hasattr(array, "get") else array

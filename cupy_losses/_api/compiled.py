@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .._core.extras import imported
+from .._core.types import AnyArray
 from . import functions
 
-Array = Any
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
@@ -61,7 +61,7 @@ def outside(what: str, function: Callable[..., Result], /, *args: Any, **kwargs:
     return result
 
 
-def in_graph(name: str, args: Any, kwargs: Any) -> Array:
+def in_graph(name: str, args: Any, kwargs: Any) -> AnyArray:
     """A node of the graph that calls a function."""
     from .graph import call  # imports torch's compiler
 
@@ -94,7 +94,7 @@ def has_open_numbers(args: Any, kwargs: Any) -> bool:
     return any(isinstance(x, kinds) for x in (*args, *kwargs.values()))
 
 
-def as_node(name: str, args: Any, kwargs: Any) -> Array:
+def as_node(name: str, args: Any, kwargs: Any) -> AnyArray:
     """Call a function as a node of a graph does, which makes constants of open numbers."""
     from .graph import call
 

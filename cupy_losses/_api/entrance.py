@@ -12,16 +12,17 @@ from typing import Any
 
 from .._core.arguments import Argument
 from .._core.loss import Call
+from .._core.types import AnyArray
 from .._libraries.registry import resolve
 from . import check, compiled, functions, watched
-from .prepared import Array, Prepared, Result
+from .prepared import Prepared, Result
 from .public import mark, public_of
 from .signature import Arguments, Checks
 
 _checking = check.enabled.get
 
 
-def evaluate(call: Call, operands: tuple[Array, ...]) -> Array:
+def evaluate(call: Call, operands: tuple[AnyArray, ...]) -> AnyArray:
     """The loss of a call that is prepared."""
     library, arrays = resolve(call, operands)
     if _checking():

@@ -11,16 +11,15 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from .._core.locks import table_lock
-
-Array = Any
+from .._core.types import AnyArray
 
 # Losses of a user, which may be defined again and again, are not kept by their names.
-functions: WeakValueDictionary[str, Callable[..., Array]] = WeakValueDictionary()
+functions: WeakValueDictionary[str, Callable[..., AnyArray]] = WeakValueDictionary()
 _numbers = itertools.count()
 _lock = table_lock()  # held while a name is found and taken, and while all are read
 
 
-def register(function: Callable[..., Array]) -> str:
+def register(function: Callable[..., AnyArray]) -> str:
     """A name for a function, unlike all others."""
     name = f"{function.__module__}.{function.__qualname__}"
     with _lock:
@@ -36,12 +35,12 @@ def names() -> list[str]:
         return list(functions)
 
 
-def call(name: str, /, *args: Any, **kwargs: Any) -> Array:
+def call(name: str, /, *args: Any, **kwargs: Any) -> AnyArray:
     """Call a function by its name."""
     return functions[name](*args, **kwargs)
 
 
-def call_with_numbers(name: str, args: Any, kwargs: Any) -> Array:
+def call_with_numbers(name: str, args: Any, kwargs: Any) -> AnyArray:
     """Call a function by its name, where torch.compile has made arrays of NumPy's numbers.
 
     What has a default is no array.
@@ -58,7 +57,7 @@ def call_with_numbers(name: str, args: Any, kwargs: Any) -> Array:
     return call(name, *by_position, **{name: own(name, value) for name, value in kwargs.items()})
 
 
-def is_registered(function: Callable[..., Array]) -> bool:
+def is_registered(function: Callable[..., AnyArray]) -> bool:
     """Whether a function has a name."""
     with _lock:
         return any(known is function for known in functions.values())

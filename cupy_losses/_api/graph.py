@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from .._core.types import AnyArray
 from .._torch.dynamo import unread
 from . import functions
-from .functions import Array
 
 
 @unread  # where a node raises, torch.compile breaks the graph and calls the function outside
-def call(name: str, args: Any, kwargs: Any) -> Array:
+def call(name: str, args: Any, kwargs: Any) -> AnyArray:
     """Call a function: with tensors that stand for others while the graph is made.
 
     Numbers that the compiler would keep open are constants of the graph. But a scale that changes

@@ -17,12 +17,13 @@ from .._core.arguments import Argument, Flag, Real
 from .._core.formula import is_identifier
 from .._core.loss import Call, Loss
 from .._core.refusals import shown_name
+from .._core.types import AnyArray
 from .._verification.compilation import compile_once
 from .._verification.report import Report
 from .._verification.verify import verify
 from . import compiled
 from .entrance import loss_function
-from .prepared import Array, Prepared
+from .prepared import Prepared
 from .public import is_loss, mark_as, without_partials
 
 
@@ -70,12 +71,12 @@ class OwnLoss(ABC):
         prepare.__module__, prepare.__qualname__ = place
         prepare.__signature__ = self.__signature__
         kinds = {**self._KINDS, **dict.fromkeys(defaults, Real())}
-        self._function: Callable[..., Array] = loss_function(**kinds)(prepare)
+        self._function: Callable[..., AnyArray] = loss_function(**kinds)(prepare)
         public: Any = self
         mark_as(public, self._function)
 
     @abstractmethod
-    def _prepare(self, *args: Array, **options: Any) -> Prepared[Any]:
+    def _prepare(self, *args: AnyArray, **options: Any) -> Prepared[Any]:
         """A call of arguments."""
 
     @classmethod
@@ -173,8 +174,8 @@ class OwnLoss(ABC):
         return type(self), self._definition
 
     def _arguments(
-        self, args: tuple[Array, ...], given: dict[str, Any]
-    ) -> tuple[tuple[Array, ...], tuple[float, ...]]:
+        self, args: tuple[AnyArray, ...], given: dict[str, Any]
+    ) -> tuple[tuple[AnyArray, ...], tuple[float, ...]]:
         """The operands, some of which may come by keyword, and the parameters."""
         operands, defaults = self._loss.operands, self._defaults
         if len(args) != len(operands):
@@ -184,7 +185,7 @@ class OwnLoss(ABC):
                 raise TypeError(f"{self.__name__}() got multiple values for argument {argument!r}")
         return args, tuple([given.get(name, default) for name, default in defaults.items()])
 
-    def _bound(self, args: tuple[Array, ...], given: dict[str, Any]) -> tuple[Array, ...]:
+    def _bound(self, args: tuple[AnyArray, ...], given: dict[str, Any]) -> tuple[AnyArray, ...]:
         """The operands, where some come by keyword; they are removed from `given`."""
         operands = self._loss.operands
         missing = [operand for operand in operands[len(args) :] if operand not in given]

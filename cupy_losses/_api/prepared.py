@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from .._core.loss import Call, Loss
+from .._core.types import AnyArray
 from .._libraries.registry import library_of
 
-Array = Any
 Result = TypeVar("Result")
 
 
-class Prepared(tuple[Call, tuple[Array, ...]], Generic[Result]):
+class Prepared(tuple[Call, tuple[AnyArray, ...]], Generic[Result]):
     """A call with its operands, and for type checkers the type of what the call gives.
 
     At run time it is a tuple, which takes less time to make.
     """
 
 
-def one_like(name: str, array: Array) -> Array:
+def one_like(name: str, array: AnyArray) -> AnyArray:
     """The number 1 as an array of shape (), beside an array; `name` names that in errors."""
     library = library_of(name, array)
     return library.one(library.adopt(array))
@@ -26,13 +26,13 @@ def one_like(name: str, array: Array) -> Array:
 
 def call_of(
     loss: Loss,
-    operands: tuple[Array, ...],
+    operands: tuple[AnyArray, ...],
     reduction: str,
-    weight: Array | None,
-    where: Array | None,
+    weight: AnyArray | None,
+    where: AnyArray | None,
     parameters: tuple[float | int, ...] = (),
-    scale: float | Array = 1.0,
-    sample_weight: Array | None = None,
+    scale: float | AnyArray = 1.0,
+    sample_weight: AnyArray | None = None,
     axis: int | None = None,
 ) -> Prepared[Any]:
     """A call of `loss` and its operands."""

@@ -7,8 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from .._core.types import AnyArray
 from . import functions
-from .prepared import Array, Prepared
+from .prepared import Prepared
 
 # What prepares the call of a public function is an attribute of it. The function is there too:
 # functools.wraps copies attributes to functions that compute something else.
@@ -16,24 +17,24 @@ _PREPARED = "_cupy_losses_prepared"
 mark_of = operator.attrgetter(_PREPARED)  # of a public function
 
 
-def mark(public: Callable[..., Array], prepare: Callable[..., Prepared[Any]]) -> None:
+def mark(public: Callable[..., AnyArray], prepare: Callable[..., Prepared[Any]]) -> None:
     """Make a function public: that of a loss whose call another one prepares."""
     setattr(public, _PREPARED, (public, prepare))
 
 
-def mark_as(public: Callable[..., Array], function: Callable[..., Array]) -> None:
+def mark_as(public: Callable[..., AnyArray], function: Callable[..., AnyArray]) -> None:
     """Let a callable object be public in place of the function of a loss that it calls."""
     mark(public, prepare_of(function))
     setattr(function, _PREPARED, mark_of(public))
 
 
-def public_of(function: Callable[..., Array]) -> Callable[..., Array]:
+def public_of(function: Callable[..., AnyArray]) -> Callable[..., AnyArray]:
     """What is public of the function of a loss: itself, or the object that calls it."""
-    public: Callable[..., Array] = mark_of(function)[0]
+    public: Callable[..., AnyArray] = mark_of(function)[0]
     return public
 
 
-def prepare_of(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]]:
+def prepare_of(loss: Callable[..., AnyArray]) -> Callable[..., Prepared[Any]]:
     """What prepares the call of a public function, or of a `functools.partial` of one by keyword.
 
     Raises:
@@ -71,7 +72,7 @@ def is_loss(function: Any) -> bool:
     return prepare_or_none(function) is not None
 
 
-def prepare_or_none(loss: Callable[..., Array]) -> Callable[..., Prepared[Any]] | None:
+def prepare_or_none(loss: Callable[..., AnyArray]) -> Callable[..., Prepared[Any]] | None:
     """What prepares the call of a loss, or None for any other function."""
     if isinstance(loss, functools.partial) and not loss.args:
         prepare = prepare_or_none(loss.func)

@@ -17,7 +17,8 @@ import numpy as np
 
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._libraries.registry import Array, ArrayLibrary, find, register, resolve
+from .._core.types import AnyArray
+from .._libraries.registry import ArrayLibrary, find, register, resolve
 from .argnums import check_differentiable, check_reduced
 
 _ONLY = (
@@ -67,7 +68,7 @@ class Variable(_Restricted):
 
     __slots__ = ("array", "number", "trace")
 
-    def __init__(self, trace: Trace, array: Array, number: int) -> None:
+    def __init__(self, trace: Trace, array: AnyArray, number: int) -> None:
         self.trace = trace
         self.array = array
         self.number = number
@@ -151,7 +152,9 @@ _refuse_others(Variable)
 class Term:
     """One loss: its value and its gradients by the number of the argument; their library."""
 
-    def __init__(self, library: ArrayLibrary, value: Array, gradients: Mapping[int, Array]) -> None:
+    def __init__(
+        self, library: ArrayLibrary, value: AnyArray, gradients: Mapping[int, AnyArray]
+    ) -> None:
         self.library = library
         self.value = value
         self.gradients = gradients
@@ -238,7 +241,7 @@ class Sum(_Restricted):
         others = find(constant)
         return constant.item() if others and others.on_host else library.adopt(constant)
 
-    def value(self) -> Array:
+    def value(self) -> AnyArray:
         """The sum."""
         with np.errstate(all="ignore"):
             total, *others = [_times(term.value, factor) for term, factor in self._terms.items()]
@@ -248,7 +251,7 @@ class Sum(_Restricted):
                 total = _in_dtype(_wide(total) + self._constant, total)
         return np.asarray(total) if isinstance(total, np.generic) else total
 
-    def gradient(self, number: int) -> Array:
+    def gradient(self, number: int) -> AnyArray:
         """The gradient by an argument; takes the memory of those of the terms."""
         total = None
         for term, factor in self._terms.items():
@@ -277,19 +280,19 @@ class VariableLibrary(ArrayLibrary):
         return (Variable,)
 
     @classmethod
-    def owns(cls, array: Array) -> bool:
+    def owns(cls, array: AnyArray) -> bool:
         """All of them."""
         return isinstance(array, Variable)
 
-    def adopt(self, array: Array) -> Array:
+    def adopt(self, array: AnyArray) -> AnyArray:
         """Arrays of other libraries stay what they are."""
         return array
 
-    def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
+    def plain(self, operands: Sequence[AnyArray]) -> Sequence[AnyArray]:
         """The arrays of the arguments."""
         return [o.array if isinstance(o, Variable) else o for o in operands]
 
-    def evaluate(self, call: Call, operands: Sequence[Array]) -> Sum:
+    def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> Sum:
         """The loss, computed with its gradients."""
         check_reduced(call)
         if call.loss.overwrites:
@@ -310,18 +313,20 @@ class VariableLibrary(ArrayLibrary):
         library, plain = resolve(call, self.plain(operands))
         wanted = tuple(k for k, _ in variables)
         value, *gradients = library.run(call, Request(wanted=wanted), plain)
-        by_number: dict[int, Array] = {}
+        by_number: dict[int, AnyArray] = {}
         for (_, variable), gradient in zip(variables, gradients, strict=True):
             number = variable.number
             known = by_number.get(number)
             by_number[number] = gradient if known is None else _added(known, gradient)
         return Sum(trace, {Term(library, value, by_number): 1.0})
 
-    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+    def run(
+        self, call: Call, request: Request, operands: Sequence[AnyArray]
+    ) -> list[AnyArray | None]:
         """Not available: a gradient of a gradient."""
         raise TypeError(_OF_GRADIENT)
 
-    def one(self, like: Array) -> Array:
+    def one(self, like: AnyArray) -> AnyArray:
         """Not available, for the same reason."""
         raise TypeError(_OF_GRADIENT)
 
@@ -354,11 +359,11 @@ def _is(value: Any, number: float) -> bool:
     return isinstance(value, numbers.Real) and value == number
 
 
-def _times(value: Array, factor: Any) -> Array:
+def _times(value: AnyArray, factor: Any) -> AnyArray:
     return value if _is(factor, 1.0) else _in_dtype(_wide(value) * factor, value)
 
 
-def _scaled(gradient: Array, factor: Any) -> Array:
+def _scaled(gradient: AnyArray, factor: Any) -> AnyArray:
     """The gradient times a constant, in its own memory where that can be written to."""
     if _is(factor, 1.0):
         return gradient
@@ -368,20 +373,20 @@ def _scaled(gradient: Array, factor: Any) -> Array:
         return _in_dtype(wide, gradient)
 
 
-def _added(total: Array, part: Array) -> Array:
+def _added(total: AnyArray, part: AnyArray) -> AnyArray:
     with np.errstate(all="ignore"):
         total += part
     return total
 
 
-def _wide(array: Array) -> Array:
+def _wide(array: AnyArray) -> AnyArray:
     """Half precision as float32: a factor may be out of its range while the product is not."""
     if dtype_name(array.dtype) not in ("float16", "bfloat16"):
         return array
     return array.float() if hasattr(array, "float") else array.astype("float32")
 
 
-def _in_dtype(array: Array, like: Array) -> Array:
+def _in_dtype(array: AnyArray, like: AnyArray) -> AnyArray:
     """An array in the dtype of another one of its library."""
     if array.dtype == like.dtype:
         return array

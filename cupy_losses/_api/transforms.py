@@ -9,13 +9,13 @@ from typing import Any, ParamSpec, TypeVar, overload
 from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
+from .._core.types import AnyArray
 from .._libraries.registry import resolve
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
 from .public import is_loss, mark_of, namesake, without_partials
 from .sums import Sum, Trace, Variable
 
-Array = Any
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -100,7 +100,7 @@ def _of_function(
     /,
     *args: Any,
     **kwargs: Any,
-) -> tuple[Array, Any]:
+) -> tuple[AnyArray, Any]:
     """The value and the gradient of a function of losses."""
     if compiled.is_read():
         return compiled.outside(_NAME, _of_function, loss, wanted_numbers, several, *args, **kwargs)
@@ -132,7 +132,7 @@ def _of_one_loss(
     /,
     *args: Any,
     **kwargs: Any,
-) -> tuple[Array, Any]:
+) -> tuple[AnyArray, Any]:
     """The value and the gradient of a loss of this package: one request."""
     if compiled.is_read():
         return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
@@ -195,7 +195,7 @@ def _by_position(number: int, count: int) -> int:
     return number % count
 
 
-def _differentiable(array: Array, name: str) -> Array:
+def _differentiable(array: AnyArray, name: str) -> AnyArray:
     """The array, if it is one to differentiate by."""
     dtype = dtype_name(getattr(array, "dtype", type(array).__name__))
     if isinstance(array, Variable) or dtype not in FLOATING:
@@ -206,7 +206,7 @@ def _differentiable(array: Array, name: str) -> Array:
 _requests: dict[Any, Request] = {}
 
 
-def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) -> Request:
+def _request(call: Call, operands: Sequence[AnyArray], argnums: tuple[int, ...]) -> Request:
     """The request for a value and its gradients."""
     key = call.layout_key, argnums, *[x.dtype for x in operands]
     request = _requests.get(key)
@@ -215,7 +215,7 @@ def _request(call: Call, operands: Sequence[Array], argnums: tuple[int, ...]) ->
     return request
 
 
-def _wanted(call: Call, operands: Sequence[Array], argnums: Sequence[int]) -> tuple[int, ...]:
+def _wanted(call: Call, operands: Sequence[AnyArray], argnums: Sequence[int]) -> tuple[int, ...]:
     """The operands that `argnums` names."""
     check_reduced(call)
     return operands_of(call, operands, argnums)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._core.extras import imported
-
-Array = Any
+from .._core.types import AnyArray
 
 
 def _by_mode() -> bool:
@@ -23,7 +22,7 @@ def _by_mode() -> bool:
 by_mode: Callable[[], bool] = _by_mode
 
 
-def tensors_to_show(args: Any, kwargs: Any) -> list[Array]:
+def tensors_to_show(args: Any, kwargs: Any) -> list[AnyArray]:
     """The tensors of a call that the mode is to see; none where it is not for this mode to see."""
     import torch
     from torch.overrides import _get_current_function_mode
@@ -34,7 +33,9 @@ def tensors_to_show(args: Any, kwargs: Any) -> list[Array]:
     return [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
 
 
-def show(loss: Callable[..., Array], tensors: list[Array], args: Any, kwargs: Any) -> Array:
+def show(
+    loss: Callable[..., AnyArray], tensors: list[AnyArray], args: Any, kwargs: Any
+) -> AnyArray:
     """What the mode gives for a call of a loss: it is off while it calls the loss itself."""
     from torch.overrides import handle_torch_function
 

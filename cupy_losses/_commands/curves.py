@@ -18,9 +18,8 @@ import numpy as np
 from .. import jvp
 from .._core.loss import Domain, Loss
 from .._core.rows import ELEMENTS, INDEX, LABELS, RowFormula
+from .._core.types import AnyArray
 from .losses import NamedLoss
-
-Array = Any
 
 POINTS = 401  # odd: the middle of the range, where kinks are, is one of them
 SPAN = 4.0  # of what varies without bounds, to both sides of 0
@@ -38,8 +37,8 @@ class Curve(NamedTuple):
     """
 
     label: str
-    values: Array
-    derivatives: Array
+    values: AnyArray
+    derivatives: AnyArray
 
 
 class Curves(NamedTuple):
@@ -53,7 +52,7 @@ class Curves(NamedTuple):
     """
 
     axis: str
-    points: Array
+    points: AnyArray
     curves: list[Curve]
 
 
@@ -61,9 +60,9 @@ class _Line(NamedTuple):
     """The operands that vary, and their derivatives by what the axis shows."""
 
     axis: str
-    points: Array
-    operands: Mapping[str, Array]
-    tangents: Mapping[str, Array]
+    points: AnyArray
+    operands: Mapping[str, AnyArray]
+    tangents: Mapping[str, AnyArray]
     note: str = ""  # what is fixed of them
 
 
@@ -159,7 +158,7 @@ def _choices(loss: Loss, name: str) -> Sequence[float]:
     return (domain.minimum, domain.maximum) if bounded else (domain.minimum + 1.0,)
 
 
-def _filled(loss: Loss, name: str, value: float) -> Array:
+def _filled(loss: Loss, name: str, value: float) -> AnyArray:
     """An operand that is the same at each point."""
     if not isinstance(loss, RowFormula):
         return np.full((POINTS, 1), float(value))

@@ -17,13 +17,12 @@ from .._api import check
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
 from .._core.rows import CLASS_WEIGHTS, RowFormula
+from .._core.types import AnyArray
 from .._host import rows
 from .._host.chunks import Place, places, spec
 from .._libraries.numpy import on_host
 from .._libraries.registry import resolve
 from .losses import NamedLoss
-
-Array = Any
 
 PART = 1 << 22  # elements, about
 
@@ -41,7 +40,7 @@ class EvaluatedLoss:
     def __init__(
         self,
         function: NamedLoss,
-        operands: Mapping[str, Array],
+        operands: Mapping[str, AnyArray],
         arguments: Mapping[str, Any],
     ) -> None:
         self._function = function.function
@@ -68,7 +67,7 @@ class EvaluatedLoss:
         """Whether the operands are NumPy arrays."""
         return self._library.on_host
 
-    def value(self) -> Array:
+    def value(self) -> AnyArray:
         """The loss, as anyone calls it."""
         return self._function(**self._arguments)
 
@@ -94,7 +93,7 @@ class EvaluatedLoss:
         """The parts that the gradient by an operand of `names` is computed in."""
         return self._parts if self.on_host and self._is_direct(number) else [()]
 
-    def gradient(self, number: int = 0) -> Iterator[tuple[Place, Array]]:
+    def gradient(self, number: int = 0) -> Iterator[tuple[Place, AnyArray]]:
         """The gradient by an operand of `names`, in parts, with the place of each."""
         k = self._wanted[number]
         if self.parts(number) == [()]:
@@ -112,7 +111,7 @@ class EvaluatedLoss:
         """A part of the first gradient, at its beginning, that is not too large for float64."""
         return self._parts[0] if self._is_direct(0) else ()
 
-    def reference_gradient(self, place: Place, denominator: float) -> Array:
+    def reference_gradient(self, place: Place, denominator: float) -> AnyArray:
         """A part of the first gradient in float64."""
         first = self._wanted[0]
         wide = [x.astype(np.float64) if k == first else x for k, x in enumerate(self._at(place))]
@@ -138,7 +137,7 @@ class EvaluatedLoss:
             found.append((*whole[:axis], slice(None), *whole[axis:]) if place else ())
         return found
 
-    def _at(self, place: Place) -> list[Array]:
+    def _at(self, place: Place) -> list[AnyArray]:
         """A part of the operands, on the host."""
         if not place:
             return self._host
@@ -160,6 +159,6 @@ class EvaluatedLoss:
         return found
 
 
-def on_the_host(array: Array) -> Array:
+def on_the_host(array: AnyArray) -> AnyArray:
     """The same array in NumPy."""
     return array.get() if hasattr(array, "get") else np.asarray(array)

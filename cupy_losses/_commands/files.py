@@ -11,17 +11,16 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 
-Array = Any
+from .._core.types import AnyArray
 
 _FLAGS = {"True": True, "False": False}  # as Python, NumPy and pandas write them
 
 
-def read(name: str, location: str) -> Array:
+def read(name: str, location: str) -> AnyArray:
     """The array `name` from a file, a .npy file mapped.
 
     A .npz file has it as FILE.npz:KEY. FILE.csv:COLUMN and FILE.parquet:COLUMN are a column, with
@@ -114,14 +113,14 @@ def _asked(file: str, key: str, known: Sequence[str]) -> list[str]:
     return names
 
 
-def _npy(file: str, key: str) -> Array:
+def _npy(file: str, key: str) -> AnyArray:
     with open(file, "rb") as start:
         if start.read(6) != b"\x93NUMPY":
             raise ValueError("holds no array as numpy.save writes it")
     return _loaded(lambda: np.load(file, mmap_mode="r"))
 
 
-def _loaded(load: Callable[[], Array]) -> Array:
+def _loaded(load: Callable[[], AnyArray]) -> AnyArray:
     """What NumPy loads, with errors that say what is wrong with the file."""
     try:
         return load()
@@ -136,7 +135,7 @@ def _loaded(load: Callable[[], Array]) -> Array:
         raise ValueError("is cut off or damaged") from None
 
 
-def _npz(file: str, key: str) -> Array:
+def _npz(file: str, key: str) -> AnyArray:
     if not zipfile.is_zipfile(file):
         raise ValueError("holds no arrays as numpy.savez writes them")
     with np.load(file) as arrays:
@@ -157,7 +156,7 @@ def _choices(file: str, keys: Sequence[str]) -> str:
     return ", ".join(f"{file}:{key}" for key in keys if key)
 
 
-def _csv(file: str, key: str) -> Array:
+def _csv(file: str, key: str) -> AnyArray:
     """Rows of numbers under a line of names, or none; a single column is a vector.
 
     Where all that is read is True or False, the array is boolean.
@@ -270,7 +269,7 @@ def _of_python(text: str) -> int | float | None:
         return None
 
 
-def _parquet(file: str, key: str) -> Array:
+def _parquet(file: str, key: str) -> AnyArray:
     """The columns, all or those that are asked for, side by side; a single one is a vector."""
     table = _columns(file)
     names = _asked(file, key, [*table]) if key else [*table]
@@ -284,7 +283,7 @@ def _parquet(file: str, key: str) -> Array:
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
 
 
-def _columns(file: str) -> dict[str, Array]:
+def _columns(file: str) -> dict[str, AnyArray]:
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:
@@ -299,7 +298,7 @@ def _columns(file: str) -> dict[str, Array]:
     return {name: table[name].to_numpy() for name in table.column_names if name not in index}
 
 
-def _columns_by_pandas(file: str) -> dict[str, Array]:
+def _columns_by_pandas(file: str) -> dict[str, AnyArray]:
     try:
         import pandas
     except ModuleNotFoundError:
@@ -308,7 +307,7 @@ def _columns_by_pandas(file: str) -> dict[str, Array]:
     return {str(name): frame[name].to_numpy() for name in frame}
 
 
-_READERS: dict[str, Callable[[str, str], Array]] = {
+_READERS: dict[str, Callable[[str, str], AnyArray]] = {
     ".npy": _npy,
     ".npz": _npz,
     ".csv": _csv,

@@ -11,10 +11,9 @@ from typing import Any
 import click
 import numpy as np
 
+from .._core.types import AnyArray
 from .evaluation import EvaluatedLoss, on_the_host
 from .progress import Line
-
-Array = Any
 
 
 def save(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
@@ -72,7 +71,7 @@ def _write_all(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
 
 def _write(file: str, evaluated: EvaluatedLoss, number: int, line: Line) -> None:
     """Write a gradient to a .npy file, in the parts that it is computed in."""
-    mapped: Array = None
+    mapped: AnyArray = None
     text = f"gradient by {evaluated.names[number]}, saved"
     for place, gradient in line.each(text, evaluated.parts(number), evaluated.gradient(number)):
         own = _plain(gradient)
@@ -85,7 +84,7 @@ def _write(file: str, evaluated: EvaluatedLoss, number: int, line: Line) -> None
         mapped[place] = own
 
 
-def _plain(array: Array) -> Array:
+def _plain(array: AnyArray) -> AnyArray:
     """A NumPy array whose dtype a file can name: NumPy has no bfloat16, float32 holds it all."""
     own = on_the_host(array)
     return own.astype(np.float32) if own.dtype.name == "bfloat16" else own

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.types import AnyArray
 from .._host.chunks import Place, places
 from .evaluation import PART, EvaluatedLoss, on_the_host
 from .progress import Line
 from .timing import by_events
-
-Array = Any
 
 REPEATS = 5  # timed runs, after one that compiles
 SECONDS = 1.0  # after which no further one starts
@@ -73,7 +72,7 @@ def measured(name: str, evaluated: EvaluatedLoss, line: Line) -> Row:
     )
 
 
-def _bytes(array: Array) -> int:
+def _bytes(array: AnyArray) -> int:
     return int(array.size * array.dtype.itemsize)
 
 
@@ -85,7 +84,7 @@ def relative(error: float, size: float) -> float:
 
 
 def _compared(
-    gradient: Iterable[tuple[Place, Array]], evaluated: EvaluatedLoss, denominator: float
+    gradient: Iterable[tuple[Place, AnyArray]], evaluated: EvaluatedLoss, denominator: float
 ) -> tuple[float, float]:
     """The norm of the first gradient, and its largest error by its largest finite element.
 

@@ -14,12 +14,11 @@ import numpy as np
 
 from .._core.dtypes import numpy_dtype
 from .._core.rows import RowFormula
+from .._core.types import AnyArray
 from .._host.chunks import places
 from . import files, synthetic
 from .evaluation import PART
 from .losses import NamedLoss
-
-Array = Any
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Operands:
         self._read = functools.cache(files.read)
         self._drawn = functools.lru_cache(1)(synthetic.drawn)
 
-    def of(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, Array]:
+    def of(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, AnyArray]:
         """The operands of a loss by argument, given those that are no arrays."""
         arrays = self._made(function, arguments)
         for name, location in _locations(self._given, function, arrays).items():
@@ -72,7 +71,7 @@ class Operands:
             for name, array in arrays.items()
         }
 
-    def _made(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, Array]:
+    def _made(self, function: NamedLoss, arguments: Mapping[str, Any]) -> dict[str, AnyArray]:
         """Those that are not from files."""
         given = self._given
         if given.has_files:
@@ -101,7 +100,7 @@ def source(given: Given) -> str:
     return "progression of diabetes, held-out patients, least squares"
 
 
-def _locations(given: Given, function: NamedLoss, made: Mapping[str, Array]) -> dict[str, str]:
+def _locations(given: Given, function: NamedLoss, made: Mapping[str, AnyArray]) -> dict[str, str]:
     """The file of each argument that is not `made`; each is given once, none is missing."""
     pairs = [(function.arrays[0], given.prediction), ("target", given.target)]
     pairs += given.by_name.items()
@@ -133,7 +132,7 @@ def _how(missing: Sequence[str]) -> str:
     return " ".join(options.get(name, f"--operand {name}=FILE") for name in missing)
 
 
-def _converted(function: NamedLoss, name: str, array: Array, dtype: str | None) -> Array:
+def _converted(function: NamedLoss, name: str, array: AnyArray, dtype: str | None) -> AnyArray:
     """An operand in the dtype that was asked for; indices and masks keep theirs."""
     is_integer = array.dtype.kind in "iu"
     if name == "where":
@@ -151,7 +150,7 @@ def _converted(function: NamedLoss, name: str, array: Array, dtype: str | None) 
     return array if dtype is None else _cast(array, numpy_dtype(dtype))
 
 
-def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+def _cast(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """An array in a dtype: of a mapped file, which may be larger than memory, in another one."""
     if array.dtype == dtype or not isinstance(array, np.memmap):
         return array.astype(dtype, copy=False)
@@ -174,7 +173,7 @@ def check_dtype(name: str) -> None:
 OF_DIABETES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
-def _diabetes() -> dict[str, Array]:
+def _diabetes() -> dict[str, AnyArray]:
     """Predictions for every third patient, from a least-squares fit to the others."""
     file = importlib.resources.files("cupy_losses") / "data" / "diabetes.csv"
     with file.open(encoding="utf-8") as lines:

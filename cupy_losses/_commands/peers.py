@@ -18,11 +18,10 @@ import numpy as np
 from .. import value_and_grad
 from .._core.dtypes import dtype_name
 from .._core.rows import RowFormula
+from .._core.types import AnyArray
 from .._device import driver
 from .formulas import PLAIN
 from .losses import NamedLoss
-
-Array = Any
 
 
 class LeftOut(Exception):  # noqa: N818  # nothing is wrong
@@ -36,13 +35,13 @@ class Works(NamedTuple):
     both: Callable[[], tuple[Any, Any]]
 
 
-def _ours(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _ours(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     loss = functools.partial(function.function, reduction="mean")
     both = value_and_grad(loss)
     return Works(functools.partial(loss, *operands), functools.partial(both, *operands))
 
 
-def _plain(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _plain(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     formulas = PLAIN.get(function.name)
     if formulas is None:
         raise LeftOut("no formula of this loss")
@@ -51,11 +50,11 @@ def _plain(function: NamedLoss, operands: Sequence[Array]) -> Works:
     return Works(*(functools.partial(formula, *operands) for formula in formulas))
 
 
-def _eager(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _eager(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     return _of_torch(_torch_function(function, operands), operands)
 
 
-def _compiled(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _compiled(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     eager = _torch_function(function, operands)
     _check_on_gpu(operands)
     import torch
@@ -64,17 +63,17 @@ def _compiled(function: NamedLoss, operands: Sequence[Array]) -> Works:
     return _of_torch(torch.compile(eager), operands)
 
 
-def _liger(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _liger(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     kernel = _kernel("liger-kernel", function, operands)
     return _of_torch(kernel, operands, overwrites=True)
 
 
-def _quack(function: NamedLoss, operands: Sequence[Array]) -> Works:
+def _quack(function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     kernel = _kernel("quack-kernels", function, operands)
     return _of_torch(kernel, operands)
 
 
-def _kernel(package: str, function: NamedLoss, operands: Sequence[Array]) -> Callable[..., Any]:
+def _kernel(package: str, function: NamedLoss, operands: Sequence[AnyArray]) -> Callable[..., Any]:
     """The cross entropy of a package of kernels."""
     _check_on_gpu(operands)
     if function.name != "cross_entropy":
@@ -90,7 +89,7 @@ CROSS_ENTROPY = {
     "liger-kernel": "liger_kernel.transformers.functional:liger_cross_entropy",
     "quack-kernels": "quack.cross_entropy:cross_entropy",
 }
-PEERS: dict[str, Callable[[NamedLoss, Sequence[Array]], Works]] = {
+PEERS: dict[str, Callable[[NamedLoss, Sequence[AnyArray]], Works]] = {
     "plain": _plain,
     "torch": _eager,
     "torch.compile": _compiled,
@@ -99,7 +98,7 @@ PEERS: dict[str, Callable[[NamedLoss, Sequence[Array]], Works]] = {
 }
 
 
-def works(name: str, function: NamedLoss, operands: Sequence[Array]) -> Works:
+def works(name: str, function: NamedLoss, operands: Sequence[AnyArray]) -> Works:
     """The works of this package or of a peer.
 
     Raises:
@@ -109,12 +108,12 @@ def works(name: str, function: NamedLoss, operands: Sequence[Array]) -> Works:
     return (_ours if name == OURS else PEERS[name])(function, operands)
 
 
-def _check_on_gpu(operands: Sequence[Array]) -> None:
+def _check_on_gpu(operands: Sequence[AnyArray]) -> None:
     if isinstance(operands[0], np.ndarray):
         raise LeftOut("measured on a GPU alone")
 
 
-def _torch_function(function: NamedLoss, operands: Sequence[Array]) -> Callable[..., Any]:
+def _torch_function(function: NamedLoss, operands: Sequence[AnyArray]) -> Callable[..., Any]:
     """The function of torch that has the same name."""
     try:
         import torch
@@ -129,7 +128,7 @@ def _torch_function(function: NamedLoss, operands: Sequence[Array]) -> Callable[
 
 
 def _of_torch(
-    function: Callable[..., Any], operands: Sequence[Array], overwrites: bool = False
+    function: Callable[..., Any], operands: Sequence[AnyArray], overwrites: bool = False
 ) -> Works:
     """The works of a function of tensors, which may overwrite the first one."""
     import torch
@@ -145,7 +144,7 @@ def _of_torch(
     return Works(functools.partial(function, own, *others), both)
 
 
-def _tensor(array: Array) -> Any:
+def _tensor(array: AnyArray) -> Any:
     """The tensor of the same memory."""
     import torch
 

@@ -15,12 +15,11 @@ import numpy as np
 from .._core.dtypes import item_size
 from .._core.rows import ELEMENTS, LABELS, RowFormula
 from .._core.shapes import Shape
+from .._core.types import AnyArray
 from . import synthetic
 from .evaluation import PART, EvaluatedLoss
 from .losses import NamedLoss
 from .measurement import relative
-
-Array = Any
 
 FEW = 8  # labels of a row: what it costs grows with their number
 # What the arrays of all peers take, in units of the operands and the gradient.
@@ -145,7 +144,7 @@ class Drawn:
             raise WrongError(f"the gradient has a relative error of {error:.2g}")
         return error
 
-    def _distance(self, found: Any, expected: Array) -> float:
+    def _distance(self, found: Any, expected: AnyArray) -> float:
         error = float(abs(_wide(found) - expected).mean())
         if self.problem.dtype == "float16":
             # It has no numbers for the gradient of a mean of very many elements.
@@ -153,14 +152,14 @@ class Drawn:
         return relative(error, float(abs(expected).mean()))
 
 
-def _shorten_labels(function: NamedLoss, arrays: dict[str, Array]) -> None:
+def _shorten_labels(function: NamedLoss, arrays: dict[str, AnyArray]) -> None:
     loss = function.loss
     for name, array in arrays.items():
         if isinstance(loss, RowFormula) and loss.role(name) == LABELS:
             array[..., FEW:] = -1
 
 
-def _repeated(part: Array, length: int, of_part: int, xp: Any) -> Array:
+def _repeated(part: AnyArray, length: int, of_part: int, xp: Any) -> AnyArray:
     """An array of the module `xp` that repeats a part along its first axis."""
     own = xp.asarray(part)
     if length == of_part:
@@ -171,7 +170,7 @@ def _repeated(part: Array, length: int, of_part: int, xp: Any) -> Array:
     return whole
 
 
-def _wide(array: Any) -> Array:
+def _wide(array: Any) -> AnyArray:
     """An array of NumPy or CuPy, or a tensor, as one of NumPy in float64."""
     if hasattr(array, "detach"):
         return array.detach().cpu().double().numpy()

@@ -14,8 +14,7 @@ from .._core.dtypes import item_size, numpy_dtype
 from .._core.loss import Domain, Loss
 from .._core.rows import RowFormula
 from .._core.shapes import Shape
-
-Array = Any
+from .._core.types import AnyArray
 
 
 def shape_of(text: str) -> Shape:
@@ -69,7 +68,7 @@ def memory(xp: Any) -> int:
     return int(free)
 
 
-def drawn(operands: Sequence[Operand], xp: Any) -> list[Array]:
+def drawn(operands: Sequence[Operand], xp: Any) -> list[AnyArray]:
     """Random operands of the array module `xp`, the same every time."""
     needed = sum(item_size(operand.dtype) * math.prod(operand.shape) for operand in operands)
     if xp is np and needed > memory(np):
@@ -86,7 +85,7 @@ def drawn(operands: Sequence[Operand], xp: Any) -> list[Array]:
     ]
 
 
-def _draw(operand: Operand, generator: Any, xp: Any) -> Array:
+def _draw(operand: Operand, generator: Any, xp: Any) -> AnyArray:
     dtype, shape, domain = operand
     if domain is None:
         # Errors on both sides of every kink.

@@ -25,11 +25,26 @@ REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 Formula = Callable[..., Any]
 
 
-def weight_refusal(name: str) -> str:
-    """The error for a gradient by a weight, which only `_torch/weights.py` computes."""
-    return (
+class Refusal(NamedTuple):
+    """Why a loss is not differentiated by an operand.
+
+    Attributes:
+        message: The error.
+        by_autograd: Whether torch's autograd has the derivative, which `_torch/weights.py` composes
+            of other calls.
+
+    """
+
+    message: str
+    by_autograd: bool = False
+
+
+def weight_refusal(name: str) -> Refusal:
+    """That of a gradient by a weight, which only `_torch/weights.py` computes."""
+    return Refusal(
         f"{name} requires grad, which torch's autograd alone can do here, without "
-        f"overwrite_input: pass {name}.detach()"
+        f"overwrite_input: pass {name}.detach()",
+        by_autograd=True,
     )
 
 
@@ -182,8 +197,8 @@ class Loss(ABC):
         """
 
     @abstractmethod
-    def refusal(self, call: Call, operand: int) -> str:
-        """Why the loss is not differentiable by an operand; "" where it is."""
+    def refusal(self, call: Call, operand: int) -> Refusal | None:
+        """Why the loss is not differentiable by an operand; None where it is."""
 
     def is_constant(self, call: Call, operand: int) -> bool:
         """Whether the loss is constant around each value of an operand: autograd has None by it."""
@@ -199,7 +214,7 @@ class Loss(ABC):
         wanted = [k for k, needs in enumerate(needed) if needs and not self.is_constant(call, k)]
         for k in wanted:
             if refusal := self.refusal(call, k):
-                raise ValueError(refusal)
+                raise ValueError(refusal.message)
         return tuple(wanted)
 
     def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:
@@ -369,9 +384,9 @@ class Domain:
     values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        parts = [digits(value) for value in self.values]
+        parts = [in_six_digits(value) for value in self.values]
         if self.minimum is not None:
-            low, high = digits(self.minimum), digits(self.maximum)
+            low, high = in_six_digits(self.minimum), in_six_digits(self.maximum)
             parts.insert(0, f"at least {low}" if high == "inf" else f"in [{low}, {high}]")
         return " or ".join(parts)
 
@@ -383,6 +398,6 @@ class Domain:
         return functools.reduce(operator.or_, parts)
 
 
-def digits(value: float) -> str:
-    """A number in a message: an integer in full."""
+def in_six_digits(value: float) -> str:
+    """A number in a message; an integer in full."""
     return str(value) if isinstance(value, int) else f"{value:g}"

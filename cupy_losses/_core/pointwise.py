@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .dtypes import check_dtypes
-from .loss import Call, Loss, Request, weight_refusal
+from .loss import Call, Loss, Refusal, Request, weight_refusal
 from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -107,11 +107,11 @@ class PointwiseFormula(Loss):
 
         return request.outputs(value, request.computed(call, own, shape), gradient)
 
-    def refusal(self, call: Call, operand: int) -> str:
+    def refusal(self, call: Call, operand: int) -> Refusal | None:
         """A weight that divides the mean is refused."""
         if call.weighted and operand == call.masked and self.divides_by_weights(call):
             return weight_refusal("weight")
-        return ""
+        return None
 
     def notice(self, call: Call, request: Request, operands: Sequence[ArraySpec]) -> str:
         """Torch's warning: an (N,) against an (N, 1) is more often a mistake than not."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from .dtypes import DTYPES, FLOATING, INTEGER, check_dtypes
-from .loss import Call, Domain, Formula, Loss, Request, weight_refusal
+from .loss import Call, Domain, Formula, Loss, Refusal, Request, weight_refusal
 from .outputs import Output, gradient_output, value_output
 from .reduction import Denominator
 from .shapes import (
@@ -196,14 +196,14 @@ class RowFormula(Loss):
 
         return request.outputs(value, request.computed(call, own, space.shape), gradient)
 
-    def refusal(self, call: Call, operand: int) -> str:
+    def refusal(self, call: Call, operand: int) -> Refusal | None:
         """All operands but those of elements are refused."""
         name = call.names[operand]
         if self.role(name) == ELEMENTS:
-            return ""
+            return None
         if name in ("weight", "sample_weight"):
             return weight_refusal(name)
-        return f"{name} requires grad, but the loss is not differentiated by it: detach it"
+        return Refusal(f"{name} requires grad, but the loss is not differentiated by it: detach it")
 
     def is_constant(self, call: Call, operand: int) -> bool:
         """A number of each row chooses a formula."""

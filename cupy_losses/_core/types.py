@@ -1,4 +1,4 @@
-"""The types of arrays and of reductions in the signatures of public functions.
+"""The types of arrays, and of reductions in the signatures of public functions.
 
 They name the classes of torch without importing it: where it is not installed, a type checker knows
 its tensors as Any.
@@ -25,6 +25,9 @@ class SupportsDLPack(Protocol):
 
 # NumPy's scalars do not share memory, nor do its arrays of bool for NumPy's types.
 Array: TypeAlias = SupportsDLPack | np.ndarray[Any, Any] | np.generic
+
+# An array inside of the package, of whatever library.
+AnyArray: TypeAlias = Any
 
 # The first operand, whose library is that of the result. The classes are listed: a result has
 # neither the shape and the dtype of an operand, nor its class where that is a `torch.nn.Parameter`.

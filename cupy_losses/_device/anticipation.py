@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
+from .._core.types import AnyArray
 from .launch import Chooser, Parameters
-from .library import Array, DeviceLibrary
+from .library import DeviceLibrary
 
 SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/reduction.cuh
 COUNTED_OFFSET = 16  # where its number COUNTED lies
@@ -43,14 +44,14 @@ class Slots:
 
     def __init__(self, library: DeviceLibrary) -> None:
         self._allocate = library.filled(Output("float64", (SLOT_BYTES // 8 * SLOTS,), (1,)), 1.0)
-        self._memory: list[Array] = []
+        self._memory: list[AnyArray] = []
         self._free: dict[int, list[int]] = {}  # for each stream, lowest first
 
     # Threads share the lists: pop and insort are one step each. A lock could be held by the call
     # that the garbage collector interrupts to finalise another one.
 
     def take(
-        self, library: DeviceLibrary, operands: Sequence[Array], stream: int
+        self, library: DeviceLibrary, operands: Sequence[AnyArray], stream: int
     ) -> tuple[int, list[int]]:
         """A slot for a call that is not captured, and the list that it goes back to."""
         free = self._free.setdefault(stream, [])
@@ -64,7 +65,9 @@ class Slots:
                 insort(free, address)
             return first, free
 
-    def take_for_graph(self, library: DeviceLibrary, operands: Sequence[Array]) -> tuple[int, Any]:
+    def take_for_graph(
+        self, library: DeviceLibrary, operands: Sequence[AnyArray]
+    ) -> tuple[int, Any]:
         """A slot for a call that is captured, and what keeps it alive."""
         for free in list(self._free.values()):
             try:
@@ -78,7 +81,7 @@ class Slots:
         return self._addresses(library, memory)[0], memory
 
     @staticmethod
-    def _addresses(library: DeviceLibrary, memory: Array) -> range:
+    def _addresses(library: DeviceLibrary, memory: AnyArray) -> range:
         begin = library.address(memory)
         return range(begin, begin + SLOTS * SLOT_BYTES, SLOT_BYTES)
 
@@ -119,7 +122,7 @@ class Waiting:
         addresses: list[int],  # of the call; the slot is added
         stream: int,
         keep: Any,
-        operands: Sequence[Array],
+        operands: Sequence[AnyArray],
     ) -> None:
         self._home: list[int] = []  # nobody's, should there be no memory for a slot
         self._slot = 0
@@ -132,7 +135,7 @@ class Waiting:
             self._slot, self._home = again.slots.take(again.library, operands, stream)
         addresses.append(self._slot)
 
-    def finish(self, operands: Sequence[Array], grad_output: Array) -> bool:
+    def finish(self, operands: Sequence[AnyArray], grad_output: AnyArray) -> bool:
         """Make the gradients those for grad_output; False where they must be computed elsewhere.
 
         That is so on another stream, with operands that a hook has moved, and where only one of the

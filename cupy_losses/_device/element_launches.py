@@ -19,13 +19,14 @@ from .._core.shapes import (
     memory_order,
 )
 from .compiler import Kernel, Specialisation
-from .launch import Launch, Parameters, float64, int32, int64, iteration_space
+from .launch import EMPTY_STRUCT, Launch, Parameters, float64, int32, int64, iteration_space
 from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
     SLOT,
     UNSUMMED,
     VECTOR_BYTES,
+    WARP,
     Address,
     Builder,
     Step,
@@ -75,7 +76,7 @@ class ElementFunction:
     strides: Sequence[Shape]
     axes: Sequence[int]  # along which it is evaluated, slowest first
     misaligned: Sequence[int]
-    fields: Callable[[Parameters], bytes]  # of the C++ object
+    fields: Callable[[Parameters], bytes] = lambda _: EMPTY_STRUCT  # of the C++ object
     parameters: Parameters = ()
 
 
@@ -124,11 +125,6 @@ class SumGrid(NamedTuple):
         return -(-self.repeats // (self.chunks * terms)) * terms
 
 
-def without_parameters(parameters: Parameters) -> bytes:
-    """The one byte of an empty struct."""
-    return b"\0"
-
-
 def identity(operand: ArraySpec, address: Address) -> ElementFunction:
     """The function that is its operand, of float32 or float64."""
     return ElementFunction(
@@ -140,7 +136,6 @@ def identity(operand: ArraySpec, address: Address) -> ElementFunction:
         [operand.strides],
         memory_order(operand.shape, [operand.strides]),
         (0,),
-        without_parameters,
     )
 
 
@@ -174,9 +169,17 @@ class Launches(Builder):
         pointers += scale_type
         kernel = Specialisation(
             f"kernels/{schedule.kernel}.cu",
-            f"{schedule.kernel}<{c_type(function.real)}, {function.expression}, "
-            f"{schedule.layout}, {schedule.tile}, {values}, "
-            f"{bits(tuple(gradients))}, {result}, {', '.join(pointers)}>",
+            template(
+                schedule.kernel,
+                c_type(function.real),
+                function.expression,
+                schedule.layout,
+                schedule.tile,
+                values,
+                bits(tuple(gradients)),
+                result,
+                *pointers,
+            ),
             schedule.threads,
             self._problem.device,
             function.source,
@@ -331,7 +334,6 @@ class Launches(Builder):
             strides,
             memory_order(shape, strides),
             tuple(problem.misaligned[k] for k in indices),
-            without_parameters,
         )
         denominator = self._add_scratch(8)
         # Each element of a mask or weight that is broadcast counts for several.
@@ -506,9 +508,9 @@ def _sum_grid(
     else:
         vectors = repeats // width
         threads = SUM_THREADS
-        if vectors <= 32 * VECTORS_OF_THREAD or 32 * outputs >= ENOUGH_THREADS:
+        if vectors <= WARP * VECTORS_OF_THREAD or WARP * outputs >= ENOUGH_THREADS:
             threads = 1
-            while threads < 32 and 2 * threads * VECTORS_OF_THREAD <= vectors:
+            while threads < WARP and 2 * threads * VECTORS_OF_THREAD <= vectors:
                 threads *= 2
         of_block = SUM_THREADS // threads
     grid = SumGrid(outputs, repeats, beside, width, of_block)
@@ -520,14 +522,14 @@ def _sum_grid(
 
 def _side_by_side(vectors: int) -> int:
     """The vectors of neighbouring sums that a block has at a time: few threads have none."""
-    if vectors <= 32:
+    if vectors <= WARP:
         return vectors
 
     def busy(of_block: int) -> float:
         threads = SUM_THREADS // of_block * of_block
         return threads * vectors / (-(-vectors // of_block) * of_block)
 
-    return max(range(32, min(vectors, SUM_THREADS) + 1), key=busy)
+    return max(range(WARP, min(vectors, SUM_THREADS) + 1), key=busy)
 
 
 def _joined(outer: IterationSpace, inner: IterationSpace) -> IterationSpace:

@@ -15,15 +15,16 @@ from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten, without_memory
 from .._core.notices import warn
 from .._core.shapes import ArraySpec
-from .library import Array, DeviceLibrary
+from .._core.types import AnyArray
+from .library import DeviceLibrary
 from .plan import Plan, Problem
 
 _plans: dict[Any, Plan] = {}
 
 
 def run(
-    library: DeviceLibrary, call: Call, request: Request, operands: Sequence[Array]
-) -> list[Array | None]:
+    library: DeviceLibrary, call: Call, request: Request, operands: Sequence[AnyArray]
+) -> list[AnyArray | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
     plan, pointers = planned(library, call, request, operands)
     if plan.is_special:
@@ -38,7 +39,7 @@ def run(
 
 
 def planned(
-    library: DeviceLibrary, call: Call, request: Request, operands: Sequence[Array]
+    library: DeviceLibrary, call: Call, request: Request, operands: Sequence[AnyArray]
 ) -> tuple[Plan, list[int]]:
     """The plan of a request on operands, and their addresses."""
     try:
@@ -65,7 +66,7 @@ def _check_overwritten(
     library: DeviceLibrary,
     call: Call,
     request: Request,
-    operands: Sequence[Array],
+    operands: Sequence[AnyArray],
     pointers: Sequence[int],
 ) -> None:
     """Refuse to overwrite what is read: the addresses are those of the call, not of its plan."""
@@ -78,7 +79,7 @@ def _check_overwritten(
     check_overwritten(call, request, memories)
 
 
-def _without_memory(library: DeviceLibrary, call: Call, operands: Sequence[Array]) -> TypeError:
+def _without_memory(library: DeviceLibrary, call: Call, operands: Sequence[AnyArray]) -> TypeError:
     """The error for an operand that has no address or no strides."""
     for name, operand in zip(reversed(call.names), reversed(operands), strict=False):
         try:
@@ -92,7 +93,7 @@ def _new_plan(
     library: DeviceLibrary,
     call: Call,
     request: Request,
-    operands: Sequence[Array],
+    operands: Sequence[AnyArray],
     misaligned: tuple[int, ...],
 ) -> Plan:
     """Check the arguments of a call and decide how to compute it."""
@@ -114,14 +115,16 @@ def _new_plan(
     return plan
 
 
-def _spec(library: DeviceLibrary, name: str, array: Array) -> ArraySpec:
+def _spec(library: DeviceLibrary, name: str, array: AnyArray) -> ArraySpec:
     try:
         return library.spec(array)
     except TypeError as error:
         raise TypeError(f"{name} {error}") from error
 
 
-def _common_device(library: DeviceLibrary, names: Sequence[str], operands: Sequence[Array]) -> int:
+def _common_device(
+    library: DeviceLibrary, names: Sequence[str], operands: Sequence[AnyArray]
+) -> int:
     devices = [library.device(operand) for operand in operands]
     if len(set(devices)) > 1:
         given = ", ".join(

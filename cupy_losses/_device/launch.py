@@ -17,13 +17,14 @@ from .compiler import Kernel
 
 Parameters = tuple[float | int, ...]
 Chooser = Callable[[list[int]], Sequence[int]]  # addresses of a launch, from those of a call
+EMPTY_STRUCT = b"\0"  # one byte, in C++
 
 
 class Fields:
     """The fields of a loss in C++: what the hyper-parameters of its calls are packed to.
 
     The integers come first, then each number with its reciprocal in two parts, in the arithmetic
-    type. A loss without hyper-parameters is an empty struct, which takes one byte.
+    type. A loss without hyper-parameters is an empty struct.
     """
 
     def __init__(self, loss: Loss, real: str) -> None:
@@ -38,7 +39,7 @@ class Fields:
         fields = int64(*[int(parameters[k]) for k in self._integers])
         for k in self._numbers:
             fields += self._with_reciprocal(parameters[k])
-        return fields or b"\0"
+        return fields or EMPTY_STRUCT
 
     def _with_reciprocal(self, value: float) -> bytes:
         exact = 1.0 / value if value else math.inf

@@ -8,24 +8,24 @@ from typing import Any, Protocol
 
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
+from .._core.types import AnyArray
 
-Array = Any
-Allocator = Callable[[Sequence[Array]], Array]
+Allocator = Callable[[Sequence[AnyArray]], AnyArray]
 
 
 class DeviceLibrary(Protocol):
     """Arrays of one library on CUDA devices."""
 
-    def inspect(self, operands: Sequence[Array]) -> tuple[Any, list[int]]:
+    def inspect(self, operands: Sequence[AnyArray]) -> tuple[Any, list[int]]:
         """All that a plan depends on (dtypes, shapes, strides, devices, modes), and addresses."""
 
     def autocast(self) -> bool:
         """Whether losses of half precision are to be float32."""
 
-    def spec(self, array: Array) -> ArraySpec:
+    def spec(self, array: AnyArray) -> ArraySpec:
         """An array without its data; a TypeError says what one must have that kernels can read."""
 
-    def device(self, array: Array) -> int:
+    def device(self, array: AnyArray) -> int:
         """The device of an array; negative on the host."""
 
     def current_device(self) -> int:
@@ -37,7 +37,7 @@ class DeviceLibrary(Protocol):
     def stream(self, device: int) -> int:
         """The current stream of the current device."""
 
-    def address(self, array: Array) -> int:
+    def address(self, array: AnyArray) -> int:
         """The address of the first element of an array."""
 
     def allocator(self, output: Output) -> Allocator:
@@ -46,7 +46,7 @@ class DeviceLibrary(Protocol):
     def filled(self, output: Output, value: float) -> Allocator:
         """The same, with every element set to `value`."""
 
-    def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
+    def scratch(self, operands: Sequence[AnyArray], size: int, stream: int) -> tuple[Any, int]:
         """Memory of this call alone, 16-byte aligned: what keeps it alive, and its address.
 
         It is free again, in stream order, once nothing keeps it alive; while a CUDA graph is

@@ -20,13 +20,15 @@ from .._core.loss import Call, Request
 from .._core.outputs import Output
 from .._core.reduction import Denominator, value_of_nothing
 from .._core.shapes import ArraySpec, Shape, dense_strides
+from .._core.types import AnyArray
 from . import compiler, driver
 from .anticipation import Again, Slots, Waiting
 from .compiler import Kernel, Specialisation
 from .launch import Chooser, Launch, Parameters
-from .library import Allocator, Array, DeviceLibrary
+from .library import Allocator, DeviceLibrary
 
 VECTOR_BYTES = 16  # the most that a thread accesses at once
+WARP = 32  # threads that work together
 # What kernels make of values that are not added up, see cuda/reduction/reduction.cuh.
 UNSUMMED = ("NO_VALUES", "EACH_VALUE", "COUNT")
 
@@ -167,7 +169,11 @@ class Plan:
 
     # A method by name: a call of the object itself would take longer.
     def run(
-        self, operands: Sequence[Array], pointers: list[int], parameters: Parameters, scale: float
+        self,
+        operands: Sequence[AnyArray],
+        pointers: list[int],
+        parameters: Parameters,
+        scale: float,
     ) -> list[Any]:
         """Allocate the outputs and launch: the value, if asked for, then the gradients.
 
@@ -198,7 +204,7 @@ class Plan:
         return results
 
     @staticmethod
-    def _with_gaps(outputs: list[Array], computed: list[bool]) -> list[Array | None]:
+    def _with_gaps(outputs: list[AnyArray], computed: list[bool]) -> list[AnyArray | None]:
         made = iter(outputs)
         return [next(made) if is_computed else None for is_computed in computed]
 

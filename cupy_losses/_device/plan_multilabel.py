@@ -10,12 +10,13 @@ from .._core.rows import RowFormula
 from . import row_launches
 from .launch import int64
 from .library import DeviceLibrary
-from .plan import VECTOR_BYTES, Plan, Problem, tuned
+from .plan import VECTOR_BYTES, WARP, Plan, Problem, tuned
 from .row_arrays import RowArray
 from .row_function import loss_function
 from .row_launches import RowLaunches
 from .row_schedule import Results, Schedule, blocks_per_multiprocessor
 from .row_team import THREADS_OF_MULTIPROCESSOR
+from .shared_memory import WORD_BYTES
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside the work done once for a row. Many threads read whole lines of memory together; rows of
@@ -50,6 +51,7 @@ PIECE = 8  # targets that it compares them with; a row of one thread has no more
 
 WINDOW = 1 << 15  # columns that marks are of: a multiple of those of all threads of a row
 WINDOW_ACROSS = 1 << 12  # the same where neighbouring threads are at neighbouring rows
+MARKS_OF_WORD = 8 * WORD_BYTES  # a bit for each column
 
 WORKING_THREADS = 1 << 20  # of all blocks: several times those that run at once
 THREADS_WITH_GRADIENTS = 768  # resident at once, with 80 registers each, for gradients
@@ -87,7 +89,9 @@ class MarginTeam:
     @property
     def shared(self) -> int:
         """The bytes of the marks of its rows."""
-        return 0 if self.threads_per_row == 1 else 4 * self.rows * (self.window // 32)
+        if self.threads_per_row == 1:
+            return 0
+        return WORD_BYTES * self.rows * (self.window // MARKS_OF_WORD)
 
     def c_type(self, resident: int) -> str:
         """The C++ type."""
@@ -122,7 +126,8 @@ def margin_team(columns: int, size: int, across: bool) -> MarginTeam:
     piece = 1
     while piece < PIECE and piece < columns:
         piece *= 2
-    window = min(WINDOW_ACROSS if across else WINDOW, -(-max(columns, 1) // 32) * 32)
+    words = -(-max(columns, 1) // MARKS_OF_WORD)
+    window = min(WINDOW_ACROSS if across else WINDOW, words * MARKS_OF_WORD)
     return MarginTeam(
         threads=threads,
         threads_per_row=threads_per_row,
@@ -163,7 +168,8 @@ class _Planner(RowLaunches):
         layout, layout_bytes = self._operands.layout(arrays, vectors)
         threads = THREADS_OF_MULTIPROCESSOR
         if outputs:
-            threads = THREADS_WITH_GRADIENTS if team.threads_per_row <= 32 else LONG_WITH_GRADIENTS
+            is_long = team.threads_per_row > WARP
+            threads = LONG_WITH_GRADIENTS if is_long else THREADS_WITH_GRADIENTS
         types = layout, team.c_type(blocks_per_multiprocessor(self._problem, team.threads, threads))
         segments = min(-(-rows.number // team.rows), WORKING_THREADS // team.threads)
         return Schedule(

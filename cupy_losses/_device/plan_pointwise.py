@@ -148,7 +148,7 @@ def scale_launch(gradient: str, grad_output: str, size: int, device: int) -> Lau
     """The launch that multiplies a dense gradient by a 0-d grad_output, in place."""
     real = "double" if "float64" in (gradient, grad_output) else "float"
     width = VECTOR_BYTES // item_size(gradient)
-    name = f"scale<{real}, {c_type(gradient)}, {c_type(grad_output)}, {THREADS}, {width}>"
+    name = template("scale", real, c_type(gradient), c_type(grad_output), THREADS, width)
     (kernel,) = compiler.kernels([Specialisation("kernels/scale.cu", name, THREADS, device)])
     blocks = min(-(-size // (THREADS * width)), kernel.resident_blocks)
     return Launch(kernel, (blocks, 1), THREADS, [int64(size)], pointers=2)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from .._core.dtypes import item_size
 from .._core.rows import RowFormula
@@ -14,12 +15,12 @@ from .element_launches import Quotient, identity
 from .library import DeviceLibrary
 from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
 from .row_arrays import RowArray
-from .row_function import denominator_function, loss_function
+from .row_function import RowFunction, denominator_function, loss_function
 from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering_of
 from .row_launches import RowLaunches
-from .row_schedule import NO_RESULTS, Results
-from .row_striding import StridedRows
-from .row_striding_schedule import bytes_between_sections, strided_rows_of, strided_rows_schedule
+from .row_schedule import NO_RESULTS, Results, Schedule
+from .row_striding import StridedTeam
+from .row_striding_schedule import bytes_between_sections, strided_rows_schedule, strided_team_of
 from .row_team import row_team
 from .row_team_schedule import bytes_between_splits, rows_schedule, split_rows_schedule
 from .row_tiling_schedule import row_tiles_schedule, tile_of
@@ -111,22 +112,20 @@ class _Planner(RowLaunches):
         elif columns := None if summed else strided_tile_of(operands, outputs):
             function = loss_function(operands, columns.count if columns.few else 0)
             self._add(function, strided_tiles_schedule(operands, columns, outputs), results)
-        elif strided := strided_rows_of(operands, outputs):
-            self._add_side_by_side(strided, results)
+        elif team := strided_team_of(operands, outputs):
+            self._add_side_by_side(team, results)
         else:
             self._add_by_team(results)
 
-    def _add_side_by_side(self, strided: StridedRows, results: Results) -> None:
+    def _add_side_by_side(self, team: StridedTeam, results: Results) -> None:
         """Add a launch by kernels/strided_rows.cu, or two where several blocks share a tile."""
         operands = self._operands
-        function = loss_function(operands, strided.count if strided.few else 0)
-        if not strided.of_block:
-            self._add(function, strided_rows_schedule(operands, strided, results), results)
+        function = loss_function(operands, team.count if team.few else 0)
+        if not team.of_block:
+            self._add(function, strided_rows_schedule(operands, team, results), results)
             return
-        memory = self._add_scratch(bytes_between_sections(operands, strided))
-        for phase, made in (("SPLIT", NO_RESULTS), ("MERGE", results)):
-            schedule = strided_rows_schedule(operands, strided, made, phase, memory)
-            self._add(function, schedule, made)
+        schedule = partial(strided_rows_schedule, operands, team)
+        self._add_in_phases(function, schedule, bytes_between_sections(operands, team), results)
 
     def _add_by_team(self, results: Results) -> None:
         """Add a launch by kernels/rows.cu, or two by kernels/split_rows.cu."""
@@ -137,10 +136,20 @@ class _Planner(RowLaunches):
         if not team.splits:
             self._add(function, rows_schedule(operands, team, function, results), results)
             return
-        memory = self._add_scratch(bytes_between_splits(operands, team))
+        schedule = partial(split_rows_schedule, operands, team, function)
+        self._add_in_phases(function, schedule, bytes_between_splits(operands, team), results)
+
+    def _add_in_phases(
+        self,
+        function: RowFunction,
+        schedule: Callable[[Results, str, Address], Schedule],
+        between: int,
+        results: Results,
+    ) -> None:
+        """Add a launch of parts of rows, which leaves so many bytes, and one that merges them."""
+        memory = self._add_scratch(between)
         for phase, made in (("SPLIT", NO_RESULTS), ("MERGE", results)):
-            schedule = split_rows_schedule(operands, team, function, made, phase, memory)
-            self._add(function, schedule, made)
+            self._add(function, schedule(made, phase, memory), made)
 
     def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""

@@ -29,7 +29,7 @@ class RowArray:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowGeometry:
     """The rows, over whose elements arrays lie."""
 
     space: RowSpace

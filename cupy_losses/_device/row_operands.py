@@ -9,7 +9,7 @@ from functools import cached_property
 from .._core.dtypes import FLOATING, item_size
 from .._core.rows import ELEMENTS, RowFormula, row_space
 from .plan import Address, Problem
-from .row_arrays import RowArray, Rows
+from .row_arrays import RowArray, RowGeometry
 from .row_team import RowMemory
 
 
@@ -28,7 +28,7 @@ class RowOperands:
 
     problem: Problem
     loss: RowFormula
-    rows: Rows
+    rows: RowGeometry
     inputs: Sequence[RowArray]
 
     @property
@@ -100,7 +100,7 @@ class RowOperands:
 def row_operands(problem: Problem, loss: RowFormula, addresses: Sequence[Address]) -> RowOperands:
     """The operands of a problem, which are at these addresses."""
     call, leading = problem.call, problem.leading
-    rows = Rows(row_space(call, loss, problem.request, problem.given))
+    rows = RowGeometry(row_space(call, loss, problem.request, problem.given))
     first = leading + call.extra
     order = [*range(leading), *range(first, len(problem.operands))]
     order += [leading + call.masked] * call.weighted + [leading] * call.masked

@@ -92,7 +92,7 @@ THREADS_OF_HEAVY = 768
 
 
 @dataclass(frozen=True)
-class StridedRows:
+class StridedTeam:
     """The threads of a row.
 
     Attributes:
@@ -148,7 +148,7 @@ class StridedRows:
         return self.share * self.shares
 
 
-def strided_rows(
+def strided_team(
     columns: int,
     sizes: Sequence[int],
     state: int,
@@ -160,7 +160,7 @@ def strided_rows(
     in_pairs: bool = True,
     lie_in_pairs: bool = True,
     heavy: bool = False,
-) -> StridedRows:
+) -> StridedTeam:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
     One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
@@ -219,7 +219,7 @@ def _that_stay(
     in_parts: bool,
     in_pairs: bool,
     lie_in_pairs: bool,
-) -> StridedRows:
+) -> StridedTeam:
     """The team of rows that stay in registers; `even`: their number is."""
     few = threads_per_row == 1 and count * words <= FEW_WORDS
     ahead = False
@@ -237,7 +237,7 @@ def _that_stay(
         is_wide = max(sizes) > 4 or (width == 2 and pairs)
         of_words = _threads_at_once(gradients, in_parts, is_wide)
         resident = _resident(threads, count * words, of_words)
-    return StridedRows(
+    return StridedTeam(
         threads,
         threads_per_row,
         count,
@@ -265,7 +265,7 @@ def _in_shares(
     overlap: int,
     in_pairs: bool,
     heavy: bool,
-) -> StridedRows:
+) -> StridedTeam:
     """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
     count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
     batches = -(-columns // count)
@@ -307,7 +307,7 @@ def _in_shares(
         blocks = max(1, SPLIT_THREADS // (tiles * threads))
         of_block = -(-sections // (blocks * threads_per_row)) * threads_per_row
         of_block = of_block if of_block < sections else 0
-    return StridedRows(
+    return StridedTeam(
         threads,
         threads_per_row,
         count,

@@ -11,17 +11,17 @@ from .row_arrays import SECTOR_BYTES, RowArray
 from .row_function import state_bytes
 from .row_operands import RowOperands
 from .row_schedule import LEFT_BYTES, Results, Schedule
-from .row_striding import StridedRows, strided_rows
+from .row_striding import StridedTeam, strided_team
 
 
-def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> StridedRows | None:
+def strided_team_of(operands: RowOperands, outputs: Sequence[RowArray]) -> StridedTeam | None:
     """The threads of rows that lie side by side; None for other rows."""
     rows, main, inputs = operands.rows, operands.main, operands.inputs
     read = [array for array in inputs if array.streamed]
     if not read or not rows.lie_apart(main):
         return None
     in_parts = any(rows.lies_in_parts(array, inputs) for array in outputs)
-    return strided_rows(
+    return strided_team(
         rows.columns,
         [item_size(array.dtype) for array in read],
         state_bytes(operands),
@@ -37,7 +37,7 @@ def strided_rows_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
 
 def strided_rows_schedule(
     operands: RowOperands,
-    strided: StridedRows,
+    team: StridedTeam,
     results: Results,
     phase: str = "WHOLE",
     memory: Address = NO_ADDRESS,
@@ -46,50 +46,50 @@ def strided_rows_schedule(
     arrays = [*operands.inputs, *results.outputs]
     layout, fields = operands.layout(arrays, operands.class_weights(1))
     is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
-    of_block = strided.of_block if is_divided else strided.sections
-    sections = int64(strided.section), *map(int32, (strided.share, strided.shares, of_block))
-    merges = strided.threads_per_row > 1 and phase != "SPLIT"
-    states = strided.shares * strided.tile_rows if merges else 0
-    tiles = -(-operands.rows.number // (strided.tile_rows - strided.overlap))
-    segments = min(tiles, strided.segments)
+    of_block = team.of_block if is_divided else team.sections
+    sections = int64(team.section), *map(int32, (team.share, team.shares, of_block))
+    merges = team.threads_per_row > 1 and phase != "SPLIT"
+    states = team.shares * team.tile_rows if merges else 0
+    tiles = -(-operands.rows.number // (team.tile_rows - team.overlap))
+    segments = min(tiles, team.segments)
     return Schedule(
         kernel="strided_rows",
-        types=(layout, _team_type(operands, strided, arrays), phase),
+        types=(layout, _team_type(operands, team, arrays), phase),
         arguments=(fields, *sections),
-        threads=strided.threads,
+        threads=team.threads,
         segments=segments,
         workers=segments,
-        blocks=-(-strided.sections // of_block),
+        blocks=-(-team.sections // of_block),
         shared=state_bytes(operands) * states,
         memory=(memory,),
     )
 
 
-def bytes_between_sections(operands: RowOperands, strided: StridedRows) -> int:
+def bytes_between_sections(operands: RowOperands, team: StridedTeam) -> int:
     """The bytes that the first of two launches leaves for the second one."""
-    tiles = -(-operands.rows.number // (strided.tile_rows - strided.overlap))
-    of_row = LEFT_BYTES + state_bytes(operands) * strided.sections
-    return of_row * strided.tile_rows * tiles
+    tiles = -(-operands.rows.number // (team.tile_rows - team.overlap))
+    of_row = LEFT_BYTES + state_bytes(operands) * team.sections
+    return of_row * team.tile_rows * tiles
 
 
-def _team_type(operands: RowOperands, strided: StridedRows, arrays: Sequence[RowArray]) -> str:
+def _team_type(operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArray]) -> str:
     """The C++ type of the threads of a row."""
     rows = operands.rows
-    pairs = [k for k, a in enumerate(arrays) if strided.pairs and rows.has_pairs(a, arrays)]
+    pairs = [k for k, a in enumerate(arrays) if team.pairs and rows.has_pairs(a, arrays)]
     return tuned(
         "StridedTeam",
-        threads=strided.threads,
-        threads_per_row=strided.threads_per_row,
-        width=strided.rows_per_thread,
-        count=strided.count,
-        sure=strided.sure,
-        stays=strided.stays,
-        ahead=strided.ahead,
-        resident=strided.resident,
+        threads=team.threads,
+        threads_per_row=team.threads_per_row,
+        width=team.rows_per_thread,
+        count=team.count,
+        sure=team.sure,
+        stays=team.stays,
+        ahead=team.ahead,
+        resident=team.resident,
         state_bytes=state_bytes(operands),
         vectors=bits(pairs),
-        in_step=strided.in_step,
-        overlap=strided.overlap,
+        in_step=team.in_step,
+        overlap=team.overlap,
     )
 
 

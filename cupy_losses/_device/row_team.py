@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, replace
 
 from . import driver
-from .banks import BANKS, WORD_BYTES, bank_conflicts
-from .plan import VECTOR_BYTES, tuned
+from .plan import VECTOR_BYTES, WARP, tuned
+from .shared_memory import BANKS, WORD_BYTES, bank_conflicts
 
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
 SHORT_ROW = 256  # bytes of a short row, whose threads share lines of memory
@@ -45,7 +45,6 @@ MAX_RANKS = 16
 MANY_ROWS = 1024  # from as many on one block computes all ranks of a row, without gradients
 FEW_ROWS = 64  # up to as many a cluster does without gradients, in one launch
 STATIC_BYTES = 8 << 10  # what the kernels need besides
-WARP = 32
 WARPS_COUNTED = 4  # rows of as many begin at all places of a line that matter
 VECTORS_OF_LINE = 8  # in cuda/kernels/row_worker.cuh
 

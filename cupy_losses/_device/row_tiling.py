@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .banks import BANKS, WORD_BYTES, bank_conflicts
 from .plan import VECTOR_BYTES
 from .row_team import HELD_BYTES
+from .shared_memory import BANKS, WORD_BYTES, bank_conflicts, placed
 
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
 # short ones wait in the registers of a thread, if those of all operands are no more than
@@ -60,7 +60,7 @@ TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
 MANY_TILES = 4
 
 
-class Team(NamedTuple):
+class TeamSize(NamedTuple):
     """The threads of a block, and those of a row."""
 
     threads: int
@@ -135,7 +135,7 @@ def row_tile(
     whole = VECTOR_BYTES // min([*elements.values(), *numbers.values()])
     usual, small = (
         [
-            Team(threads, per_row)
+            TeamSize(threads, per_row)
             for per_row in THREADS_PER_ROW
             if max(threads // per_row, whole) * row_bytes <= limit
         ]
@@ -144,7 +144,7 @@ def row_tile(
     unit = max(WORD_BYTES // size, math.gcd(columns, VECTOR_BYTES // size))
     odd = columns % unit != 0  # of half precision
     most = LONG_HIDDEN_MULTIPLE if hides else LONG_MULTIPLE
-    team = _team(columns, unit, list(elements.values()), most, usual, small)
+    team = _team_size(columns, unit, list(elements.values()), most, usual, small)
     if team is None:
         return None
     paired = odd and team.per_row == 1
@@ -155,12 +155,8 @@ def row_tile(
     rows = max(min(TILE_BYTES, limit) // row_bytes // together, 1) * together
     if team.per_row > 1:
         rows = min(rows, MOST_ROWS)
-    begins, end = {}, 0
-    for k, own in {**elements, **numbers}.items():
-        begins[k] = end
-        # It begins anywhere in a vector.
-        length = rows * own * (columns if k in elements else 1)
-        end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
+    of_row = {k: columns * own for k, own in elements.items()} | dict(numbers)
+    begins, end = placed({k: rows * length for k, length in of_row.items()})
     parts = _parts(columns, unit, size, team.per_row)
     few = is_long and columns * size % VECTOR_BYTES != 0
     batch = _batch(columns // (unit * parts), team.per_row, unit, size, few)
@@ -168,14 +164,14 @@ def row_tile(
     return RowTile(rows, *team, unit, batch, paired, parts, end, begins, *arrays)
 
 
-def _team(
+def _team_size(
     columns: int,
     unit: int,
     sizes: Sequence[int],
     longest: int,
-    usual: Sequence[Team],
-    small: Sequence[Team],
-) -> Team | None:
+    usual: Sequence[TeamSize],
+    small: Sequence[TeamSize],
+) -> TeamSize | None:
     """The first team whose threads have few bank conflicts; None for no tiles.
 
     `unit`: the elements that a thread reads at once. `sizes`: the bytes of those of each array.

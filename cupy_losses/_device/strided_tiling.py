@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .plan import VECTOR_BYTES
+from .plan import VECTOR_BYTES, WARP
 from .row_striding import COUNTS, FEW_WORDS
+from .shared_memory import placed
 
 # As measured on an H200: the columns of rows that take less time in tiles, by the bytes of an
 # element, with gradients or without. Elements of half precision of two rows, which strided_rows.cu
@@ -36,7 +37,6 @@ RESIDENT = 1024  # threads that a multiprocessor is to hold, at most
 RESIDENT_OF_WEIGHTS = 512  # of gradients for which a thread has the weights of classes, too
 OTHER_BYTES = 2 << 10  # of shared memory
 SEGMENTS = 2048  # partial sums of a reduced loss, at most
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,7 @@ def strided_tile(
     # vector in which it ends.
     pitch = most * size + 2 * (VECTOR_BYTES - size)
     pitch += (step - pitch) % VECTOR_BYTES
-    lengths = {elements: columns * pitch, **{k: own * n for k, n in numbers.items()}}
-    begins, end = {}, 0
-    for k, length in lengths.items():
-        begins[k] = end
-        end += -(-length // VECTOR_BYTES) * VECTOR_BYTES + VECTOR_BYTES
+    begins, end = placed({elements: columns * pitch, **{k: own * n for k, n in numbers.items()}})
     resident = (RESIDENT_OF_WEIGHTS if weights and gradients else RESIDENT) // THREADS
     return StridedTile(
         rows=own,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .._core.shapes import ArraySpec, IterationSpace, Shape
+from .plan import VECTOR_BYTES
 
 LINE_BYTES = 128  # read at once where they are neighbours, of either order
 STAGED_BYTES = 16 << 10  # of a tile of one operand: enough in flight, and several blocks fit
@@ -92,12 +93,12 @@ def tiling_of(
                 columns = _power_of_two(lengths[1], columns, column_line)
     vectorised = [
         k
-        for k, (step, size) in enumerate(zip(steps[:-1], sizes, strict=True))
+        for k, (step, size, begin) in enumerate(zip(steps[:-1], sizes, misaligned, strict=True))
         if (
-            _reads_rows_in_vectors(step, lengths, (rows, columns), size, misaligned[k])
+            _reads_rows_in_vectors(step, lengths, (rows, columns), size, begin)
             if k in staged
             else step[-1] == 1
-            and _aligned(step[: -2 if flat else -1], size, min(width * size, 16), misaligned[k])
+            and _aligned(step[: -2 if flat else -1], size, min(width * size, VECTOR_BYTES), begin)
         )
     ]
     return Tiling(ordered, rows, columns, tuple(staged), tuple(vectorised), width, flat)
@@ -160,13 +161,13 @@ def _aligned(steps: Shape, size: int, access: int, misaligned: int) -> bool:
 def _reads_rows_in_vectors(
     step: Shape, lengths: tuple[int, int], extents: tuple[int, int], size: int, misaligned: int
 ) -> bool:
-    """Whether a staged operand is read in accesses of 16 bytes.
+    """Whether a staged operand is read in accesses of VECTOR_BYTES.
 
     They do not cross the end of a column, or columns follow each other without a gap.
     """
-    vector = 16 // size
+    vector = VECTOR_BYTES // size
     *outer, along_row, along_column = step
-    if along_row != 1 or not _aligned(tuple(outer), size, 16, misaligned):
+    if along_row != 1 or not _aligned(tuple(outer), size, VECTOR_BYTES, misaligned):
         return False
     whole = not lengths[0] % vector and not extents[0] % vector and not along_column % vector
     gapless = lengths[0] == extents[0] == along_column

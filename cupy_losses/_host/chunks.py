@@ -13,7 +13,7 @@ from .._core.dtypes import dtype_name
 from .._core.loss import Request
 from .._core.shapes import ArraySpec, Shape
 
-Array = npt.NDArray[Any]
+HostArray = npt.NDArray[Any]
 ChunkIndex = tuple[slice | int, ...]
 Place = tuple[slice, ...]  # of a part of an array, which has all of its axes; () is all of it
 Layout = tuple[np.dtype[Any], Shape, Shape]
@@ -47,12 +47,12 @@ def places(shape: Shape, size: int) -> Iterator[Place]:
         yield tuple(slice(*at.indices(n)[:2]) for at, n in zip(whole, shape, strict=False))
 
 
-def spec(array: Array) -> ArraySpec:
+def spec(array: HostArray) -> ArraySpec:
     """A NumPy array without its data."""
     return spec_of(layout(array))
 
 
-def layout(array: Array) -> Layout:
+def layout(array: HostArray) -> Layout:
     """The dtype, shape and strides in bytes of an array, which are quicker to get than its spec."""
     return array.dtype, array.shape, array.strides
 
@@ -69,12 +69,12 @@ def is_narrow(request: Request, operands: Sequence[ArraySpec]) -> bool:
     return all(operand.dtype != "float64" for operand in operands[request.denominator :])
 
 
-def broadcast(x: Array | float, shape: Shape) -> Array:
+def broadcast(x: HostArray | float, shape: Shape) -> HostArray:
     """An array or a number in the shape that it broadcasts to."""
     array = np.asarray(x)
     return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
-def wide(array: Array) -> Array:
+def wide(array: HostArray) -> HostArray:
     """Numbers in float64: the array itself if it has that, so that nothing may be written there."""
     return array if array.dtype == np.float64 else array.astype(np.float64)

@@ -17,9 +17,9 @@ import numpy as np
 from .._core.program import CONDITIONS
 from .._core.refusals import shown_name, without_derivative
 from .._core.tracing import bounded, clip_bounds
+from .._core.types import AnyArray
 from .recording import Recorded, signs
 
-Array = Any
 Number = Any  # an array or a Dual
 
 
@@ -271,7 +271,7 @@ def _extreme(function: np.ufunc, is_beyond: np.ufunc, a: Number, b: Number) -> N
     return Dual(function(value_of(a), value_of(b)), slope)
 
 
-def _part(part: Array, slope: Number) -> Number:
+def _part(part: AnyArray, slope: Number) -> Number:
     """Part of a slope, which may be infinite where that is 0."""
     return 0.0 if _is(slope, 0.0) else np.where(part == 0, 0.0, times(part, slope))
 

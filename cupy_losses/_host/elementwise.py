@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import Array, broadcast
+from .chunks import HostArray, broadcast
 from .dual import Dual, Number, plain
 from .fingerprint import fingerprint
 
@@ -40,7 +40,7 @@ class Elementwise:
         shape = np.shape(arrays[0])
         if not self._compared:
             # On arrays first, as what is not elementwise may not take numbers with derivatives.
-            whole: Array = self._checked(self.function(*arrays, **parameters), shape)
+            whole: HostArray = self._checked(self.function(*arrays, **parameters), shape)
             self._compare(arrays, parameters, whole)
             if not any(isinstance(operand, Dual) for operand in operands):
                 return whole
@@ -68,7 +68,7 @@ class Elementwise:
         return broadcast(array.astype(np.float64, copy=False), shape)
 
     def _compare(
-        self, operands: Sequence[Array], parameters: Mapping[str, float], whole: Array
+        self, operands: Sequence[HostArray], parameters: Mapping[str, float], whole: HostArray
     ) -> None:
         """Raise unless a few elements are the same when they are computed apart.
 
@@ -83,9 +83,9 @@ class Elementwise:
         picked = np.stack([operand[places] for operand in operands])
         among_all = whole[places]
 
-        def among(part: slice) -> Array:
+        def among(part: slice) -> HostArray:
             x = picked[:, part].copy()
-            result: Array = self._checked(self.function(*x, **parameters), x.shape[1:])
+            result: HostArray = self._checked(self.function(*x, **parameters), x.shape[1:])
             return result
 
         try:

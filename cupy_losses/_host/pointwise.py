@@ -15,7 +15,7 @@ from .._core.pointwise import PointwiseFormula
 from .._core.program import Program
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import Array, Layout, broadcast, chunks, is_narrow, layout, spec_of, wide
+from .chunks import HostArray, Layout, broadcast, chunks, is_narrow, layout, spec_of, wide
 from .dual import Dual, Number, plain, slope_of
 from .elementwise import Elementwise
 from .recording import Recorded, Recording, reciprocal
@@ -70,9 +70,9 @@ def evaluate(
     loss: PointwiseFormula,
     call: Call,
     request: Request,
-    operands: Sequence[Array],
+    operands: Sequence[HostArray],
     autocast: bool = False,
-) -> list[Array | None]:
+) -> list[HostArray | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
     if loss.formula is None:
         raise TypeError(
@@ -105,7 +105,7 @@ def evaluate(
                 gradient.add(index, _kept(broadcast(found[slot], size), bits))
             if value is not None:
                 value.add(index, _kept(broadcast(found[schedule.outputs[-1]], size), bits))
-        results: list[Array | None] = [] if value is None else value.finish(divisors)
+        results: list[HostArray | None] = [] if value is None else value.finish(divisors)
         results += [gradients[k].finish() if k in gradients else None for k in request.wanted]
     return results
 
@@ -115,8 +115,8 @@ def _ready(
     call: Call,
     request: Request,
     plan: _Plan,
-    operands: Sequence[Array],
-    views: Sequence[Array],
+    operands: Sequence[HostArray],
+    views: Sequence[HostArray],
 ) -> _Ready:
     """What the gradients are divided by, and the operations of a request."""
     ready = plan.ready.get((call.parameters, call.scale))
@@ -199,7 +199,7 @@ class _Unrecorded:
         self._function = function
 
     def __call__(self, x: Sequence[Recorded], wanted: int | None = None) -> Any:
-        def on_arrays(*arrays: Array) -> Any:
+        def on_arrays(*arrays: HostArray) -> Any:
             # Views, which a formula may mark as read-only.
             return self._function([array.view() for array in arrays], wanted)
 
@@ -208,14 +208,14 @@ class _Unrecorded:
         return Dual(recording.apply(plain, result), recording.apply(slope_of, result))
 
 
-def _kept(x: Array, bits: Array | None) -> Array:
+def _kept(x: HostArray, bits: HostArray | None) -> HostArray:
     """Numbers where all bits are set, 0 where none is.
 
     A choice by a mask, where that is random, takes the CPU several times as long.
     """
     if bits is None:
         return x
-    kept: Array = (x.view(np.int64) & bits).view(np.float64)
+    kept: HostArray = (x.view(np.int64) & bits).view(np.float64)
     return kept
 
 
@@ -226,7 +226,9 @@ def _summed(loss: PointwiseFormula, call: Call, shape: Shape) -> Shape | None:
     return (*shape[:-1], 1) if loss.row_means else None
 
 
-def _sum_of_data(call: Call, views: Sequence[Array], shape: Shape, weighs: bool) -> np.longdouble:
+def _sum_of_data(
+    call: Call, views: Sequence[HostArray], shape: Shape, weighs: bool
+) -> np.longdouble:
     """The sum of the weights that the mask leaves, or their number."""
     denominator = np.longdouble(0)
     with np.errstate(all="ignore"):
@@ -261,7 +263,7 @@ class _Function:
         self._vjp, self._tangents = request.vjp, request.tangents
         self._leading = request.extra - request.denominator
 
-    def __call__(self, x: Sequence[Array], wanted: int | None = None) -> Any:
+    def __call__(self, x: Sequence[HostArray], wanted: int | None = None) -> Any:
         """Its values of a chunk, with the slopes by operand `wanted`."""
         own: list[Any] = list(x[self._leading :])
         if wanted is not None:

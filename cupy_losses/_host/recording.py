@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-Array = npt.NDArray[Any]
+from .chunks import HostArray
+
 Function = Callable[..., Any]
 
 
@@ -39,17 +39,17 @@ Entry = Given | Operation | float | bool
 FLOAT, BOOL = np.dtype(np.float64), np.dtype(np.bool_)
 
 
-def widened(x: Array, out: Array) -> None:
+def widened(x: HostArray, out: HostArray) -> None:
     """Numbers in float64."""
     np.copyto(out, x, casting="unsafe")
 
 
-def clipped(x: Array, low: float, high: float, out: Array) -> None:
+def clipped(x: HostArray, low: float, high: float, out: HostArray) -> None:
     """Numbers between two bounds, sooner than by the function of NumPy."""
     x.clip(low, high, out)
 
 
-def signs(x: Array, out: Array) -> None:
+def signs(x: HostArray, out: HostArray) -> None:
     """-1, 0 or 1; 0 for NaN."""
     above, below = np.greater(x, 0.0), np.less(x, 0.0)
     np.copyto(out, np.subtract(above.view(np.int8), below.view(np.int8)))

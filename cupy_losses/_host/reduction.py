@@ -14,7 +14,7 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.reduction import Denominator
-from .chunks import Array
+from .chunks import HostArray
 
 _SMALLEST = sys.float_info.min
 
@@ -75,7 +75,7 @@ def divisors_of(
     call: Call,
     request: Request,
     of_call: Denominator,
-    operands: Sequence[Array],
+    operands: Sequence[HostArray],
     of_data: Callable[[], np.longdouble],
 ) -> Divisors:
     """The divisors of a request on operands, given what adds a denominator of data up."""

@@ -11,7 +11,7 @@ from .._core.dtypes import numpy_dtype
 from .._core.loss import Request
 from .._core.outputs import Output
 from .._core.shapes import Shape, dense_strides
-from .chunks import Array, ChunkIndex
+from .chunks import ChunkIndex, HostArray
 from .reduction import Divisors
 from .sums import Sum
 
@@ -31,13 +31,13 @@ class NewArray(NamedTuple):
         strides = tuple(step * own.itemsize for step in output.strides)
         return cls(output.shape, own, None if output.strides == dense else strides)
 
-    def make(self) -> Array:
+    def make(self) -> HostArray:
         """The array, without its elements."""
         if self.strides is None:
             return np.empty(self.shape, self.dtype)
         return np.ndarray(self.shape, self.dtype, strides=self.strides)
 
-    def zeros(self) -> Array:
+    def zeros(self) -> HostArray:
         """The array of zeros."""
         if self.strides is None:
             return np.zeros(self.shape, self.dtype)
@@ -78,7 +78,7 @@ class NewGradient(NamedTuple):
 class Gradient:
     """The gradient of one operand, filled chunk by chunk; summed where the operand is broadcast."""
 
-    def __init__(self, new: NewGradient, operand: Array, begins_as_zeros: bool = False) -> None:
+    def __init__(self, new: NewGradient, operand: HostArray, begins_as_zeros: bool = False) -> None:
         self._new = new
         self.dtype = new.array.dtype
         if new.is_direct:
@@ -89,24 +89,24 @@ class Gradient:
         else:
             self._sum = Sum(new.shape, self.dtype)
 
-    def add(self, index: ChunkIndex, slopes: Array) -> None:
+    def add(self, index: ChunkIndex, slopes: HostArray) -> None:
         """Take the slopes of the chunk at `index`."""
         if self._new.is_direct:
             self._view[index] = slopes
         else:
             self._sum.add(index, slopes)
 
-    def place(self, index: ChunkIndex) -> Array:
+    def place(self, index: ChunkIndex) -> HostArray:
         """Where the gradient of a chunk is written, if it has places."""
-        place: Array = self._view[(*index, ...)]  # an array, also of no axes
+        place: HostArray = self._view[(*index, ...)]  # an array, also of no axes
         return place
 
-    def of_rows(self, axis: int, index: ChunkIndex) -> Array:
+    def of_rows(self, axis: int, index: ChunkIndex) -> HostArray:
         """Where the gradient of the rows along an axis is written, which is the last one here."""
-        place: Array = np.moveaxis(self._view, axis, -1)[(*index, ...)]
+        place: HostArray = np.moveaxis(self._view, axis, -1)[(*index, ...)]
         return place
 
-    def finish(self) -> Array:
+    def finish(self) -> HostArray:
         """The gradient in the dtype and shape of the operand."""
         new = self._new
         if new.is_direct:
@@ -143,19 +143,19 @@ class Value:
         else:
             self._sum = Sum(new.summed, new.array.dtype)
 
-    def add(self, index: ChunkIndex, values: Array) -> None:
+    def add(self, index: ChunkIndex, values: HostArray) -> None:
         """Take the values of the chunk at `index`."""
         if self._new.summed is None:
             self._array[index] = values
         else:
             self._sum.add(index, values)
 
-    def finish(self, divisors: Divisors) -> list[Array | None]:
+    def finish(self, divisors: Divisors) -> list[HostArray | None]:
         """The values in the dtype of the result, or the pair, and the denominator if asked for."""
         counted = [np.array(divisors.denominator, np.float64)] if self._new.counted else []
         return [self._finished(divisors), *counted]
 
-    def _finished(self, divisors: Divisors) -> Array:
+    def _finished(self, divisors: Divisors) -> HostArray:
         new = self._new
         if new.summed is None:
             return self._array

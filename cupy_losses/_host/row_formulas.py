@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .chunks import Array, broadcast
+from .chunks import HostArray, broadcast
 from .dual import Dual, Number, plain, slope_of, value_of
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]
@@ -37,7 +37,7 @@ def sum_of(x: Number) -> Number:
     return Dual(sum_of(x.value), sum_of(_slopes(x)))
 
 
-def _sum_of_lines(lines: Array) -> Array:
+def _sum_of_lines(lines: HostArray) -> HostArray:
     """The sum of lines, which NumPy adds one after the other.
 
     That loses digits, and time where lines are short. So those of each of some parts are added to
@@ -45,7 +45,7 @@ def _sum_of_lines(lines: Array) -> Array:
     """
     count = len(lines)
     if count < 2 * _PARTS:
-        found: Array = np.add.reduce(lines, axis=0)
+        found: HostArray = np.add.reduce(lines, axis=0)
         return found
     parts = min(_PARTS, math.isqrt(count))
     size = count // parts
@@ -65,7 +65,7 @@ def _slopes(x: Number) -> Number:
 class At:
     """The element of each row that an index says; none of a row whose index is negative."""
 
-    def __init__(self, index: Array) -> None:
+    def __init__(self, index: HostArray) -> None:
         columns = index[:, 0]
         self._shape = index.shape
         (self._rows,) = (columns >= 0).nonzero()
@@ -106,7 +106,7 @@ class Rows(NamedTuple):
     operands: Mapping[str, Number]
     parameters: Mapping[str, float]
     columns: int
-    weight: Array | float  # of each class
+    weight: HostArray | float  # of each class
     copied: Container[str] = ()  # operands that may be written to, once nothing else reads them
     narrow: bool = False  # whether float32 is the widest dtype of the operands
 
@@ -114,14 +114,14 @@ class Rows(NamedTuple):
         """The operand or parameter of a name."""
         return self.operands[name] if name in self.operands else self.parameters[name]
 
-    def at(self, index: Array) -> At:
+    def at(self, index: HostArray) -> At:
         """The element of each row that an index says."""
         return At(index)
 
-    def weight_of(self, index: Array) -> Array | float:
+    def weight_of(self, index: HostArray) -> HostArray | float:
         """The weight of the class of an index."""
         if isinstance(self.weight, float):
             return self.weight
         # Without classes all are ignored or out of range.
-        own: Array = self.weight[index] if self.columns else np.ones(index.shape)
+        own: HostArray = self.weight[index] if self.columns else np.ones(index.shape)
         return own

@@ -21,8 +21,8 @@ from .._core.rows import CLASS_WEIGHTS, Role, RowFormula
 from .._core.shapes import Shape
 from .chunks import (
     CHUNK,
-    Array,
     ChunkIndex,
+    HostArray,
     Layout,
     Place,
     broadcast,
@@ -38,7 +38,6 @@ from .results import Gradient, NewGradient, NewValue, Value, new_results
 from .row_formulas import Rows
 from .sums import total
 
-_CHUNK = CHUNK  # elements at a time
 _SHORT = 64  # elements of a row
 _MOST = 64  # scales, or parameters, of a plan
 
@@ -58,10 +57,10 @@ class _Chunk(NamedTuple):
 
     shape: Shape
     rows: Rows
-    sample_weight: Array | None = None
-    grad_output: Array | None = None
-    ignored: Array | None = None
-    invalid: Array | None = None
+    sample_weight: HostArray | None = None
+    grad_output: HostArray | None = None
+    ignored: HostArray | None = None
+    invalid: HostArray | None = None
 
     def settle(self, x: Number, along: bool) -> Number:
         """The numbers of a formula, or their slopes along the tangents of the request, weighted."""
@@ -71,7 +70,7 @@ class _Chunk(NamedTuple):
             x = self.sample_weight * x
         return x if self.grad_output is None else self.grad_output * x
 
-    def mask(self, x: Array | float) -> Array | float:
+    def mask(self, x: HostArray | float) -> HostArray | float:
         """0 for rows that are ignored, NaN for those whose target is out of range."""
         if self.invalid is not None:
             x = np.where(self.invalid, np.nan, x)
@@ -79,7 +78,7 @@ class _Chunk(NamedTuple):
 
     def total_weight(self, target: str | None) -> np.longdouble | float:
         """The sum of the weights of the rows that count, with those of the class of a target."""
-        weight: Array | float = 1.0
+        weight: HostArray | float = 1.0
         if target is not None:
             weight = self.rows.weight_of(self.rows.operands[target])
             # A row whose target is out of range has no class: NaN would reach others' gradients.
@@ -92,14 +91,14 @@ class _Chunk(NamedTuple):
         return total(weight) if isinstance(weight, np.ndarray) else weight * math.prod(self.shape)
 
 
-def _signed(index: Array) -> Array:
+def _signed(index: HostArray) -> HostArray:
     """Indices as int64. A uint64 beyond that becomes the largest one, which no row has."""
     if index.dtype == np.uint64:
         index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
     return index.astype(np.int64, copy=False)
 
 
-def in_shape(array: Array, shape: Shape) -> Array:
+def in_shape(array: HostArray, shape: Shape) -> HostArray:
     """An array in a shape, without its leading axes of length 1 that this does not have."""
     more = array.ndim - len(shape)
     return broadcast(array[(0,) * more] if more > 0 else array, shape)
@@ -123,12 +122,12 @@ class _Elements:
     axis of many rows, and not the one of the few elements of each.
     """
 
-    def __init__(self, view: Array) -> None:
+    def __init__(self, view: HostArray) -> None:
         self._view = view
         self._turned = _lie_beside(view.shape, view.strides)
         self.is_copied = view.dtype != np.float64
 
-    def at(self, index: ChunkIndex) -> Array:
+    def at(self, index: ChunkIndex) -> HostArray:
         """The rows at an index."""
         part = self._view[index] if index else self._view
         *rows, columns = part.shape
@@ -137,26 +136,26 @@ class _Elements:
         turned = part.T if part.ndim == 2 else part.transpose(-1, *range(part.ndim - 1))
         return _dense(turned).reshape(columns, math.prod(rows)).T
 
-    def gathered(self, index: ChunkIndex, target: Array) -> Array:
+    def gathered(self, index: ChunkIndex, target: HostArray) -> HostArray:
         """The element of each of these rows that a target says; any number where that is -1."""
         part = self._view[index] if index else self._view
         if not part.shape[-1]:
             return np.zeros(target.shape)
-        found: Array = part[_along(target, part.shape[:-1])]
+        found: HostArray = part[_along(target, part.shape[:-1])]
         return found.reshape(target.shape).astype(np.float64, copy=False)
 
 
-def _dense(part: Array) -> Array:
+def _dense(part: HostArray) -> HostArray:
     return np.ascontiguousarray(part, np.float64)
 
 
-def _along(target: Array, rows: Shape) -> tuple[Array, ...]:
+def _along(target: HostArray, rows: Shape) -> tuple[HostArray, ...]:
     """The index of one element of each row, that of its target, or the first one for -1."""
     beside = (np.arange(n).reshape(-1, *(1,) * (len(rows) - 1 - d)) for d, n in enumerate(rows))
     return *beside, np.maximum(target, 0).reshape(rows)
 
 
-def _memory(array: Array) -> Memory:
+def _memory(array: HostArray) -> Memory:
     return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
 
 
@@ -179,7 +178,7 @@ class _Operands:
     """The operands of a request as views whose last axis runs along the rows."""
 
     def __init__(
-        self, call: Call, request: Request, operands: Sequence[Array], plan: _Plan
+        self, call: Call, request: Request, operands: Sequence[HostArray], plan: _Plan
     ) -> None:
         assert isinstance(call.loss, RowFormula)
         shape = plan.shape
@@ -190,12 +189,12 @@ class _Operands:
             call.names[k]: _Elements(self._of_elements(tangent, shape))
             for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
-        self._weight: Array | float = 1.0
-        self._where: Array | None = None
+        self._weight: HostArray | float = 1.0
+        self._where: HostArray | None = None
         self._sample_weight: _Elements | None = None
         self._elements: dict[str, _Elements] = {}
-        self._indices: dict[str, Array] = {}
-        self._labels: dict[str, Array] = {}
+        self._indices: dict[str, HostArray] = {}
+        self._labels: dict[str, HostArray] = {}
         for (name, role), operand in zip(plan.roles, own, strict=True):
             if role == CLASS_WEIGHTS:
                 self._weight = operand.astype(np.float64)
@@ -217,14 +216,16 @@ class _Operands:
         self._narrow = plan.narrow
         self._whole: _Chunk | None = None
 
-    def _of_rows(self, operand: Array) -> Array:
+    def _of_rows(self, operand: HostArray) -> HostArray:
         return in_shape(operand, self.rows)[..., None]
 
-    def _of_elements(self, operand: Array, shape: Shape) -> Array:
+    def _of_elements(self, operand: HostArray, shape: Shape) -> HostArray:
         whole = in_shape(operand, shape)
         return whole if self.axis == len(shape) - 1 else np.moveaxis(whole, self.axis, -1)
 
-    def _among_elements(self, index: ChunkIndex, along_rows: Array) -> tuple[ChunkIndex, Array]:
+    def _among_elements(
+        self, index: ChunkIndex, along_rows: HostArray
+    ) -> tuple[ChunkIndex, HostArray]:
         """The index among all elements of the rows at an index, and their array moved alike."""
         if self.axis == len(self.rows):
             return index, along_rows
@@ -260,7 +261,7 @@ class _Operands:
         chunk = self.indices_at(index)
         operands = dict(chunk.rows.operands)
 
-        def read(elements: _Elements) -> Array:
+        def read(elements: _Elements) -> HostArray:
             if self._gathers_at is None:
                 return elements.at(index)
             return elements.gathered(index, chunk.rows.operands[self._gathers_at])
@@ -287,8 +288,8 @@ class _Operands:
         shape = self._any[index].shape[:-1] if index else self.rows
         operands: dict[str, Number] = {}
         left_out = None if self._where is None else ~self._where[index].reshape(-1, 1)
-        ignored: Array | None = left_out
-        invalid: Array | None = None
+        ignored: HostArray | None = left_out
+        invalid: HostArray | None = None
         for name, view in self._indices.items():
             part = view[index].reshape(-1, 1)
             target = _signed(part)
@@ -345,8 +346,8 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
 
 
 def evaluate(
-    loss: RowFormula, call: Call, request: Request, operands: Sequence[Array], autocast: bool
-) -> list[Array | None]:
+    loss: RowFormula, call: Call, request: Request, operands: Sequence[HostArray], autocast: bool
+) -> list[HostArray | None]:
     """Evaluate a request: the value, if asked for, then the wanted gradients."""
     plan = _plan(call.of_layout, request, tuple([layout(x) for x in operands]), autocast)
     if loss.overwrites:
@@ -377,7 +378,7 @@ def evaluate(
                 slope = chunk.settle(slopes[k], along)
                 slope = chunk.mask(divisors.derivatives(slope, gradient.dtype, not along))
                 views.give(gradient, index, chunk, slope)
-        results: list[Array | None] = [] if value is None else value.finish(divisors)
+        results: list[HostArray | None] = [] if value is None else value.finish(divisors)
         for k in request.wanted:
             results.append(gradients[k].finish() if k in gradients else None)
     return results
@@ -395,7 +396,7 @@ def _parameters(call: Call, plan: _Plan) -> dict[str, float | int]:
 
 
 def _rows_at_a_time(columns: int) -> int:
-    return max(_CHUNK // max(columns, 1), 1)
+    return max(CHUNK // max(columns, 1), 1)
 
 
 def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
@@ -409,7 +410,7 @@ def parts(rows: Shape, columns: int, size: int) -> Iterator[Place]:
     def kind(place: Place) -> tuple[Place, list[int]]:
         return place[:-1], [own.stop - own.start for own in place[-1:]]
 
-    most = max(1, size // max(_CHUNK, columns))
+    most = max(1, size // max(CHUNK, columns))
     for _, alike in itertools.groupby(places(rows, _rows_at_a_time(columns)), kind):
         while group := list(itertools.islice(alike, most)):
             ends = zip(group[0][-1:], group[-1][-1:], strict=True)
@@ -421,7 +422,7 @@ def _divisors(
     call: Call,
     request: Request,
     plan: _Plan,
-    operands: Sequence[Array],
+    operands: Sequence[HostArray],
     views: _Operands,
 ) -> Divisors:
     """What the value and the gradients are divided by."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.shapes import Shape
+from .chunks import HostArray
 from .recording import (
     BOOL,
     FLOAT,
-    Array,
     Function,
     Given,
     Operation,
@@ -159,10 +159,10 @@ class Evaluation:
         self._schedule = schedule
         self._numbers = numbers
         self._slots: dict[Shape, list[Any]] = {}  # of each shape
-        self._memory: list[Array] = []
+        self._memory: list[HostArray] = []
 
     def __call__(
-        self, shape: Shape, arrays: Sequence[Array], places: Sequence[tuple[int, Array]]
+        self, shape: Shape, arrays: Sequence[HostArray], places: Sequence[tuple[int, HostArray]]
     ) -> list[Any]:
         """What the slots have in the end, given the arrays of a chunk and the slots of places.
 

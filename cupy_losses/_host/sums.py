@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from .._core.shapes import Shape
-from .chunks import Array, ChunkIndex
+from .chunks import ChunkIndex, HostArray
 
 _FEW = 128  # elements that are added in extended precision, which is slow
 _KEPT = 4096  # elements of a sum of several arrays
 _ZERO = np.longdouble(0.0)
 
 
-def total(x: Array) -> np.longdouble:
+def total(x: HostArray) -> np.longdouble:
     """The sum of all elements.
 
     The halves of the array are added to each other until few elements are left. That rounds many
@@ -34,7 +34,7 @@ def total(x: Array) -> np.longdouble:
     return rest + last
 
 
-def rounded_total(x: Array) -> np.float64:
+def rounded_total(x: HostArray) -> np.float64:
     """The same, for a sum that is rounded to float32 or fewer bits, in a third of the time.
 
     NumPy's sum of products adds up in 16 places. The sum of a chunk of equal elements is off by
@@ -53,11 +53,11 @@ class Total:
     """
 
     def __init__(self) -> None:
-        self._levels: list[Array | None] = []  # the sum of 2^k arrays, unless it has been taken
+        self._levels: list[HostArray | None] = []  # the sum of 2^k arrays, unless it has been taken
         self._others = _ZERO
         self._size = -1
 
-    def add(self, x: Array) -> None:
+    def add(self, x: HostArray) -> None:
         """Add the elements of an array."""
         x = x.ravel("K")
         if self._size < 0:
@@ -75,7 +75,7 @@ class Total:
             self._levels[level] = None
         self._levels.append(x)
 
-    def _halved(self, x: Array) -> Array:
+    def _halved(self, x: HostArray) -> HostArray:
         """A new array of few elements with the sum of many."""
         size = x.size
         if size <= _KEPT:
@@ -105,7 +105,7 @@ class Sum:
         if not self._is_one:
             self._array = np.zeros(shape, np.longdouble)
 
-    def add(self, index: ChunkIndex, values: Array) -> None:
+    def add(self, index: ChunkIndex, values: HostArray) -> None:
         """Add the values of the chunk at `index`."""
         if self._is_one:
             if self._total is None:

@@ -11,9 +11,10 @@ from .._core.extras import imported
 from .._core.loss import FORWARD, Call
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
+from .._core.types import AnyArray
 from .._device import driver, engine
 from .._device.library import Allocator
-from .registry import Array, ArrayLibrary, Locatable, register
+from .registry import ArrayLibrary, Locatable, register
 
 _VIEWED = DTYPES.keys() - {"bfloat16"}
 
@@ -39,11 +40,11 @@ class CupyLibrary(ArrayLibrary):
         return () if cupy is None else (cupy.ndarray,)
 
     @classmethod
-    def owns(cls, array: Array) -> bool:
+    def owns(cls, array: AnyArray) -> bool:
         """All CuPy arrays."""
         return isinstance(array, cls.types())
 
-    def adopt(self, array: Array) -> Array:
+    def adopt(self, array: AnyArray) -> AnyArray:
         """A view of another library's array."""
         if isinstance(array, self._cupy.ndarray):
             return array
@@ -55,7 +56,7 @@ class CupyLibrary(ArrayLibrary):
             return self._cupy.asarray(array)  # of __cuda_array_interface__
         return self._cupy.from_dlpack(array)
 
-    def _view(self, array: Locatable) -> Array | None:
+    def _view(self, array: Locatable) -> AnyArray | None:
         """An array where another one lies; None if CuPy has no such dtype without DLPack."""
         device = self.current_device()
         found = array.located(device, self.stream(device))
@@ -65,19 +66,19 @@ class CupyLibrary(ArrayLibrary):
         pointer = self._cuda.MemoryPointer(memory, 0)
         return self._cupy.ndarray(found.shape, numpy_dtype(found.dtype), pointer, found.strides)
 
-    def one(self, like: Array) -> Array:
+    def one(self, like: AnyArray) -> AnyArray:
         """The number 1."""
         with self.use_device(self.device(like)):
             return self._cupy.full((), 1, like.dtype)
 
-    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+    def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> AnyArray:
         """The loss."""
         return engine.run(self, call, FORWARD, operands)[0]
 
     run = engine.run
     address = staticmethod(operator.attrgetter("data.ptr"))
 
-    def inspect(self, operands: Sequence[Array]) -> tuple[Any, list[int]]:
+    def inspect(self, operands: Sequence[AnyArray]) -> tuple[Any, list[int]]:
         key: list[Any] = []
         pointers: list[int] = []
         for array in operands:
@@ -89,7 +90,7 @@ class CupyLibrary(ArrayLibrary):
     def autocast(self) -> bool:
         return False
 
-    def spec(self, array: Array) -> ArraySpec:
+    def spec(self, array: AnyArray) -> ArraySpec:
         size = array.dtype.itemsize
         if not array.dtype.isnative or any(step % size for step in array.strides):
             raise TypeError(
@@ -101,7 +102,7 @@ class CupyLibrary(ArrayLibrary):
         strides = tuple(step // size for step in array.strides)
         return ArraySpec(array.dtype.name, array.shape, strides)
 
-    def device(self, array: Array) -> int:
+    def device(self, array: AnyArray) -> int:
         return array.data.device_id  # type: ignore[no-any-return]
 
     def use_device(self, device: int) -> Any:
@@ -123,7 +124,7 @@ class CupyLibrary(ArrayLibrary):
         cupy, dtype = self._cupy, numpy_dtype(output.dtype)
         return lambda operands: cupy.full(output.shape, value, dtype)
 
-    def scratch(self, operands: Sequence[Array], size: int, stream: int) -> tuple[Any, int]:
+    def scratch(self, operands: Sequence[AnyArray], size: int, stream: int) -> tuple[Any, int]:
         memory = self._cuda.alloc(size)
         if self._runtime.streamIsCapturing(stream):
             # A replay of the graph will use it again, and CuPy's pool knows nothing of that.

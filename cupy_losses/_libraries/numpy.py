@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._core.loss import FORWARD, Call, Request
-from .registry import Array, ArrayLibrary, register
+from .._core.types import AnyArray
+from .registry import ArrayLibrary, register
 
 
 @register
@@ -23,11 +24,11 @@ class NumpyLibrary(ArrayLibrary):
         return np.ndarray, np.generic
 
     @classmethod
-    def owns(cls, array: Array) -> bool:
+    def owns(cls, array: AnyArray) -> bool:
         """All but masked arrays, whose masks would be ignored."""
         return isinstance(array, cls.types()) and not isinstance(array, np.ma.MaskedArray)
 
-    def adopt(self, array: Array) -> Array:
+    def adopt(self, array: AnyArray) -> AnyArray:
         """A view of another library's array or a subclass's; a scalar as a 0-d array.
 
         A subclass may have operators of its own.
@@ -36,26 +37,28 @@ class NumpyLibrary(ArrayLibrary):
             return np.asarray(array)
         return np.from_dlpack(array)
 
-    def exported(self, array: Array) -> Array:
+    def exported(self, array: AnyArray) -> AnyArray:
         """A scalar as a 0-d array, which has DLPack."""
         return np.asarray(array) if isinstance(array, np.generic) else array
 
-    def one(self, like: Array) -> Array:
+    def one(self, like: AnyArray) -> AnyArray:
         """The number 1."""
         return np.ones((), like.dtype)
 
-    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+    def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> AnyArray:
         """The loss."""
         return self.run(call, FORWARD, operands)[0]
 
-    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+    def run(
+        self, call: Call, request: Request, operands: Sequence[AnyArray]
+    ) -> list[AnyArray | None]:
         """The results of a request."""
         return on_host(call, request, operands)
 
 
 def on_host(
-    call: Call, request: Request, operands: Sequence[Array], autocast: bool = False
-) -> list[Array | None]:
+    call: Call, request: Request, operands: Sequence[AnyArray], autocast: bool = False
+) -> list[AnyArray | None]:
     """Evaluate a request on NumPy arrays; the array of a scale is a number here."""
     if call.scaled:
         *operands, scale = operands

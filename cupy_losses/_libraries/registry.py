@@ -19,8 +19,7 @@ from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.tracing import Value
-
-Array = Any
+from .._core.types import AnyArray
 
 
 class Located(NamedTuple):
@@ -32,7 +31,7 @@ class Located(NamedTuple):
     size: int  # of its elements in bytes
     device: int
     address: int
-    owner: Array  # keeps the memory alive
+    owner: AnyArray  # keeps the memory alive
 
 
 class Locatable:
@@ -70,31 +69,33 @@ class ArrayLibrary(ABC):
 
     @classmethod
     @abstractmethod
-    def owns(cls, array: Array) -> bool:
+    def owns(cls, array: AnyArray) -> bool:
         """Whether an array is one of this library that losses take, and on its kind of device."""
 
     @abstractmethod
-    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+    def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> AnyArray:
         """The loss, differentiable where the library differentiates."""
 
     @abstractmethod
-    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+    def run(
+        self, call: Call, request: Request, operands: Sequence[AnyArray]
+    ) -> list[AnyArray | None]:
         """The results of a request: the value, if asked for, then the gradients."""
 
     @abstractmethod
-    def adopt(self, array: Array) -> Array:
+    def adopt(self, array: AnyArray) -> AnyArray:
         """An array of any library as one of this, sharing its memory; one of this as it is."""
 
     @abstractmethod
-    def one(self, like: Array) -> Array:
+    def one(self, like: AnyArray) -> AnyArray:
         """The number 1 as an array of shape (), of the dtype and on the device of another."""
 
-    def plain(self, operands: Sequence[Array]) -> Sequence[Array]:
+    def plain(self, operands: Sequence[AnyArray]) -> Sequence[AnyArray]:
         """The operands as arrays whose elements can be read."""
         return operands
 
     @contextlib.contextmanager
-    def samples(self, operands: Sequence[Array]) -> Iterator[Iterable[Sample]]:
+    def samples(self, operands: Sequence[AnyArray]) -> Iterator[Iterable[Sample]]:
         """The samples of a batch, where one is hidden in the operands; nothing is recorded."""
         yield [((), operands)]
 
@@ -103,24 +104,24 @@ class ArrayLibrary(ABC):
         """The library whose arrays it computes on."""
         return self
 
-    def exported(self, array: Array) -> Array:
+    def exported(self, array: AnyArray) -> AnyArray:
         """An array as an object that other libraries adopt: by DLPack, or as `Locatable`."""
         return array
 
     @classmethod
-    def by_type(cls, kind: type) -> Callable[[Array], ArrayLibrary] | None:
+    def by_type(cls, kind: type) -> Callable[[AnyArray], ArrayLibrary] | None:
         """What gives the library of arrays of exactly this type; None if more is to be asked."""
         library = instance(cls)
         return lambda array: library
 
 
 # Which one it is of each batch, the outermost first, and its operands.
-Sample = tuple[tuple[int, ...], Sequence[Array]]
+Sample = tuple[tuple[int, ...], Sequence[AnyArray]]
 
 _classes: list[type[ArrayLibrary]] = []
 _MOST = 256  # types that are known at once: a program may define them in a function
 # From the type of an array to what gives its library, filled as types are met.
-_library_of: dict[type, Callable[[Array], ArrayLibrary]] = {}
+_library_of: dict[type, Callable[[AnyArray], ArrayLibrary]] = {}
 # From the type of an object to the libraries that may take it, filled as types are met.
 _candidates: dict[type, list[type[ArrayLibrary]]] = {}
 _instances: dict[type[ArrayLibrary], ArrayLibrary] = {}
@@ -133,7 +134,7 @@ def register(library: type[ArrayLibrary]) -> type[ArrayLibrary]:
     return library
 
 
-def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
+def resolve(call: Call, operands: Sequence[AnyArray]) -> tuple[ArrayLibrary, Sequence[AnyArray]]:
     """The library of a call, and all operands as arrays of it.
 
     The first argument decides on the library; host and device do not mix.
@@ -149,7 +150,7 @@ def resolve(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequen
     return _of_several(call, operands)
 
 
-def library_of(name: str, array: Array, first: Array = None) -> ArrayLibrary:
+def library_of(name: str, array: AnyArray, first: AnyArray = None) -> ArrayLibrary:
     """The library of one array, which errors name; `first` is the first operand of the loss."""
     known = _library_of.get(type(array))
     return _meet(name, array, first) if known is None else known(array)
@@ -160,7 +161,7 @@ def library_of(name: str, array: Array, first: Array = None) -> ArrayLibrary:
 _ADOPTING = {1: "numpy", 3: "numpy", 2: "cupy", 13: "cupy"}
 
 
-def find(array: Array) -> type[ArrayLibrary] | None:
+def find(array: AnyArray) -> type[ArrayLibrary] | None:
     """The library that takes an array; None for what is no array that one takes."""
     kind = type(array)
     candidates = _candidates.get(kind)
@@ -202,7 +203,9 @@ def instance(library: type[ArrayLibrary]) -> ArrayLibrary:
     return _instances.setdefault(library, library()) if found is None else found
 
 
-def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Sequence[Array]]:
+def _of_several(
+    call: Call, operands: Sequence[AnyArray]
+) -> tuple[ArrayLibrary, Sequence[AnyArray]]:
     """The same for types that are not met yet, and for several libraries in one call."""
     first = operands[call.extra]
     libraries = [library_of(call.names[k], operand, first) for k, operand in enumerate(operands)]
@@ -227,7 +230,7 @@ def _of_several(call: Call, operands: Sequence[Array]) -> tuple[ArrayLibrary, Se
     return target, adopted
 
 
-def _meet(name: str, array: Array, first: Array) -> ArrayLibrary:
+def _meet(name: str, array: AnyArray, first: AnyArray) -> ArrayLibrary:
     """The library of an array, by which others of the same type are known from now on.
 
     `first` is the first operand of the loss, whose library an error names.
@@ -249,8 +252,8 @@ def _meet(name: str, array: Array, first: Array) -> ArrayLibrary:
 
 
 def _shared(
-    target: ArrayLibrary, own: ArrayLibrary, call: Call, operands: Sequence[Array], k: int
-) -> Array:
+    target: ArrayLibrary, own: ArrayLibrary, call: Call, operands: Sequence[AnyArray], k: int
+) -> AnyArray:
     """The memory of an operand as an array of another library."""
     array = operands[k]
     if getattr(array, "requires_grad", False):
@@ -280,14 +283,14 @@ def _places(call: Call, libraries: Sequence[ArrayLibrary]) -> str:
     )
 
 
-def _described(array: Array) -> str:
+def _described(array: AnyArray) -> str:
     """What an object is that no library takes."""
     layout, device = getattr(array, "layout", None), getattr(array, "device", None)
     details = layout if str(layout) not in ("None", "torch.strided") else device
     return type(array).__name__ + (f" ({details})" if details is not None else "")
 
 
-def _instead(name: str, array: Array, first: Array) -> str:
+def _instead(name: str, array: AnyArray, first: AnyArray) -> str:
     """What to pass for an object that no library takes, where that is known.
 
     Numbers become an array of the library of the first operand of the loss.
@@ -314,7 +317,7 @@ def _instead(name: str, array: Array, first: Array) -> str:
     return ""
 
 
-def _made_of(name: str, first: Array) -> str:
+def _made_of(name: str, first: AnyArray) -> str:
     """The call that makes an array of numbers beside the first operand."""
     root = type(first).__module__.partition(".")[0]
     if root == "torch":
@@ -327,7 +330,7 @@ def _made_of(name: str, first: Array) -> str:
 class _Returning(ArrayLibrary):
     """Arrays of a library that has no file here: computed by another, and returned by DLPack."""
 
-    def __init__(self, library: ArrayLibrary, from_dlpack: Callable[[Array], Array]) -> None:
+    def __init__(self, library: ArrayLibrary, from_dlpack: Callable[[AnyArray], AnyArray]) -> None:
         self._library = library
         self._from_dlpack = from_dlpack
         self.name = library.name
@@ -339,7 +342,7 @@ class _Returning(ArrayLibrary):
         return ()
 
     @classmethod
-    def owns(cls, array: Array) -> bool:
+    def owns(cls, array: AnyArray) -> bool:
         return False
 
     @property
@@ -347,19 +350,21 @@ class _Returning(ArrayLibrary):
         """The library that computes."""
         return self._library
 
-    def adopt(self, array: Array) -> Array:
+    def adopt(self, array: AnyArray) -> AnyArray:
         """An array of the library that computes."""
         return self._library.adopt(array)
 
-    def one(self, like: Array) -> Array:
+    def one(self, like: AnyArray) -> AnyArray:
         """The number 1."""
         return self._library.one(like)
 
-    def evaluate(self, call: Call, operands: Sequence[Array]) -> Array:
+    def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> AnyArray:
         """The loss."""
         return self._returned(self._library.evaluate(call, operands))
 
-    def run(self, call: Call, request: Request, operands: Sequence[Array]) -> list[Array | None]:
+    def run(
+        self, call: Call, request: Request, operands: Sequence[AnyArray]
+    ) -> list[AnyArray | None]:
         """The results of a request.
 
         Raises:
@@ -375,7 +380,7 @@ class _Returning(ArrayLibrary):
         results = self._library.run(call, request, operands)
         return [None if result is None else self._returned(result) for result in results]
 
-    def _returned(self, result: Array) -> Array:
+    def _returned(self, result: AnyArray) -> AnyArray:
         try:
             return self._from_dlpack(result)
         except (IndexError, TypeError, ValueError, RuntimeError):
@@ -384,7 +389,7 @@ class _Returning(ArrayLibrary):
             return self._from_dlpack(result.reshape(1))  # Warp has no arrays of shape ()
 
 
-def _returning(library: ArrayLibrary, array: Array) -> ArrayLibrary:
+def _returning(library: ArrayLibrary, array: AnyArray) -> ArrayLibrary:
     """The library that computes on an array, with results of the array's own where that can be.
 
     A library of arrays has `from_dlpack` in the namespace that the array names, as the array API

@@ -8,7 +8,7 @@ call without a batch takes. Gradients are written once, scaled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -16,16 +16,15 @@ from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
-from .evaluation import in_memory, outputs_of, spec_of
+from .evaluation import AutocastRun, in_memory, outputs_of, spec_of
 from .scaling import scaled
 from .weights import counts_of_elements, counts_of_rows, of_derivatives, quotient
 
 Tensor = torch.Tensor
-Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 
 def batched(
-    run: Run,
+    run: AutocastRun,
     call: Call,
     request: Request,
     autocast: bool,
@@ -83,7 +82,7 @@ class _Batch:
 
     def __init__(
         self,
-        run: Run,
+        run: AutocastRun,
         call: Call,
         request: Request,
         autocast: bool,

@@ -15,6 +15,8 @@ from .._core.shapes import ArraySpec
 
 Tensor = torch.Tensor
 Run = Callable[[Call, Request, Sequence[Any]], Sequence[Any]]
+# The same, told besides whether autocast is on.
+AutocastRun = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 
 class Evaluation(NamedTuple):

@@ -7,7 +7,7 @@ is the same request of these calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,10 @@ from .._core.pointwise import PointwiseFormula
 from .._core.reduction import NOTHING_LEFT
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
-from .evaluation import in_memory
+from .evaluation import AutocastRun, in_memory
 from .scaling import scaled
 
 Tensor = torch.Tensor
-Run = Callable[[Call, Request, Sequence[Tensor], bool], Sequence[Tensor]]
 
 
 def of_derivatives(denominator: Tensor | float, leaves_out: bool) -> Tensor | float:
@@ -125,7 +124,7 @@ class _Part(NamedTuple):
 
     def results(
         self,
-        run: Run,
+        run: AutocastRun,
         request: Request,
         leading: Sequence[Tensor],
         scale: Tensor | float,
@@ -148,7 +147,7 @@ class _Part(NamedTuple):
 
 
 def composed(
-    run: Run,
+    run: AutocastRun,
     call: Call,
     request: Request,
     operands: Sequence[Tensor],

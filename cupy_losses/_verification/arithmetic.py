@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._host.chunks import HostArray
 from .._host.dual import Dual, plain, slope_of
 
-Array = npt.NDArray[Any]
 Formula = Callable[..., Any]
 Quantity = tuple[int, ...]
 """A derivative by these operands, in ascending order; () is the value."""
@@ -51,8 +51,8 @@ def quantities(operands: int) -> Iterator[Quantity]:
 
 
 def derivatives(
-    formula: Formula, points: Sequence[Array], parameters: Mapping[str, float]
-) -> dict[Quantity, Array]:
+    formula: Formula, points: Sequence[HostArray], parameters: Mapping[str, float]
+) -> dict[Quantity, HostArray]:
     """All quantities of a formula at points, in the arithmetic of their dtype.
 
     Narrower than the wide one, it is that of a device: parameters and constants are rounded too.
@@ -60,7 +60,7 @@ def derivatives(
     dtype = points[0].dtype
     x = [point if dtype == WIDE else point.view(Rounded) for point in points]
     given = {name: float(value) for name, value in rounded(parameters, dtype).items()}
-    found: dict[Quantity, Array] = {}
+    found: dict[Quantity, HostArray] = {}
     for quantity in quantities(len(points)):
         if len(quantity) < 2:
             continue
@@ -80,6 +80,6 @@ def rounded(parameters: Mapping[str, float], dtype: npt.DTypeLike) -> dict[str, 
     return {name: float(np.asarray(value, dtype)) for name, value in parameters.items()}
 
 
-def _of_points(x: Any, like: Array) -> Array:
-    array: Array = np.asarray(x)
+def _of_points(x: Any, like: HostArray) -> HostArray:
+    array: HostArray = np.asarray(x)
     return np.broadcast_to(array.astype(like.dtype), like.shape)

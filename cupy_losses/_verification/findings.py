@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import WIDE, Array, Formula, Quantity, derivatives
+from .._host.chunks import HostArray
+from .arithmetic import WIDE, Formula, Quantity, derivatives
 
-Results = Mapping[Quantity, Array]
+Results = Mapping[Quantity, HostArray]
 
 _STEPS = (2.0**-20, 2.0**-23)  # of finite differences, times the operand where that is above 1
 # What is said of a quantity, by the kind of a finding.
@@ -38,7 +39,7 @@ class Exact:
     """
 
     def __init__(
-        self, formula: Formula, points: Sequence[Array], parameters: Mapping[str, float]
+        self, formula: Formula, points: Sequence[HostArray], parameters: Mapping[str, float]
     ) -> None:
         wide = [x.astype(WIDE) for x in points]
         self.results = derivatives(formula, wide, parameters)
@@ -72,7 +73,7 @@ class Findings:
         self.problems: list[str] = []
         self.notes: list[str] = []
 
-    def undefined(self, computed: Results, points: Sequence[Array], where: str) -> None:
+    def undefined(self, computed: Results, points: Sequence[HostArray], where: str) -> None:
         """Derivatives that are NaN where the loss is finite."""
         for quantity, result in computed.items():
             wrong = np.isnan(result) & np.isfinite(computed[()])
@@ -81,7 +82,7 @@ class Findings:
             self._add(self.problems, "NaN", quantity, wrong, points, where, lambda k: "NaN")
 
     def inaccurate(
-        self, computed: Results, exact: Exact, points: Sequence[Array], where: str
+        self, computed: Results, exact: Exact, points: Sequence[HostArray], where: str
     ) -> None:
         """Results that overflow or are NaN and should not be, and those that lose their digits."""
         self._add(self.problems, "NaN", (), exact.hole, points, where, lambda k: "NaN")
@@ -89,7 +90,7 @@ class Findings:
             reference = exact.results[quantity]
             infinite = ~np.isfinite(result) & exact.within(result.dtype, quantity)
 
-            def said(k: int, result: Array = result, reference: Array = reference) -> str:
+            def said(k: int, result: HostArray = result, reference: HostArray = reference) -> str:
                 return f"{result[k]:.6g} instead of {reference[k]:.6g}"
 
             self._add(self.problems, "NaN", quantity, infinite, points, where, said)
@@ -102,7 +103,7 @@ class Findings:
         on_device: Results,
         on_host: Results,
         exact: Exact,
-        points: Sequence[Array],
+        points: Sequence[HostArray],
         where: str,
     ) -> None:
         """Results of a device that are farther from the exact ones than the host's arithmetic."""
@@ -114,7 +115,7 @@ class Findings:
             known = np.isfinite(host) & exact.within(result.dtype, quantity)
             wrong = known & ~(_distance(result, reference) <= allowed)
 
-            def said(k: int, result: Array = result, host: Array = host) -> str:
+            def said(k: int, result: HostArray = result, host: HostArray = host) -> str:
                 return f"{result[k]:.6g}, and by NumPy {host[k]:.6g}"
 
             self._add(self.problems, "device", quantity, wrong, points, where, said)
@@ -123,7 +124,7 @@ class Findings:
         self,
         formula: Formula,
         exact: Exact,
-        points: Sequence[Array],
+        points: Sequence[HostArray],
         parameters: Mapping[str, float],
     ) -> None:
         """Derivatives that differ from finite differences of what they are derivatives of.
@@ -155,7 +156,7 @@ class Findings:
                 wrong = coarse.agrees_with(fine) & fine.agrees_with(near)
                 wrong &= fine.excludes(slope) & near.excludes(slope)
 
-                def said(k: int, slope: Array = slope, middle: Array = fine.middle) -> str:
+                def said(k: int, slope: HostArray = slope, middle: HostArray = fine.middle) -> str:
                     return f"{slope[k]:.6g}, and by finite differences {middle[k]:.6g}"
 
                 self._add(self.problems, "slope", quantity, wrong, points, "", said)
@@ -163,7 +164,7 @@ class Findings:
     def jumping(
         self,
         formula: Formula,
-        kinks: tuple[Sequence[Array], Sequence[Array]],
+        kinks: tuple[Sequence[HostArray], Sequence[HostArray]],
         parameters: Mapping[str, float],
     ) -> None:
         """Neighbours between which the loss jumps."""
@@ -183,8 +184,8 @@ class Findings:
         to: list[str],
         kind: str,
         quantity: Quantity,
-        wrong: Array,
-        points: Sequence[Array],
+        wrong: HostArray,
+        points: Sequence[HostArray],
         where: str,
         said: Callable[[int], str],
     ) -> None:
@@ -215,14 +216,19 @@ class Difference:
     """
 
     def __init__(
-        self, before: Array, now: Array, behind: Array, step: Array, largest: Array
+        self,
+        before: HostArray,
+        now: HostArray,
+        behind: HostArray,
+        step: HostArray,
+        largest: HostArray,
     ) -> None:
         left, right = (now - before) / step, (behind - now) / step
-        self.middle: Array = (left + right) / 2
+        self.middle: HostArray = (left + right) / 2
         self._rounding = 64 * np.finfo(WIDE).eps * (1 + abs(now)) * (1 + largest) / step
         self._allowed = abs(right - left) + 1e-3 * (abs(left) + abs(right)) + self._rounding
 
-    def excludes(self, slope: Array) -> Any:
+    def excludes(self, slope: HostArray) -> Any:
         """Where a derivative is not between the slopes to both sides."""
         return np.isfinite(self._allowed) & (abs(slope - self.middle) > self._allowed)
 
@@ -232,11 +238,11 @@ class Difference:
         return abs(self.middle - finer.middle) <= allowed
 
 
-def _distance(a: Array, b: Array) -> Any:
+def _distance(a: HostArray, b: HostArray) -> Any:
     return abs(a.astype(WIDE) - b)
 
 
-def _allowed(dtype: Any, reference: Array, spread: Array) -> Any:
+def _allowed(dtype: Any, reference: HostArray, spread: HostArray) -> Any:
     """The error at which half of the digits are left, or which the operands explain."""
     limits = np.finfo(dtype)
     return np.sqrt(limits.eps) * abs(reference) + 4 * spread + 4 * limits.smallest_normal

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 Switches = Callable[..., Sequence[Any]]
 
 _RANDOM = 400  # of each kind
@@ -19,7 +19,7 @@ _BISECTIONS = 80  # of a segment, which leave neighbours
 _SEGMENTS = 4  # for each switch
 
 
-def drawn(count: int, parameters: Sequence[float]) -> list[Array]:
+def drawn(count: int, parameters: Sequence[float]) -> list[Floats]:
     """Random and special points of so many operands, the same every time.
 
     Numbers of magnitudes from 1e-3 to 1e3, between 0 and 1, and nearly equal operands, which
@@ -39,13 +39,13 @@ def drawn(count: int, parameters: Sequence[float]) -> list[Array]:
 
 
 def at_kinks(
-    switches: Switches, points: Sequence[Array], parameters: Mapping[str, float]
-) -> tuple[list[Array], list[Array]]:
+    switches: Switches, points: Sequence[Floats], parameters: Mapping[str, float]
+) -> tuple[list[Floats], list[Floats]]:
     """The points before and behind a change of sign of what decides between two sides.
 
     They are neighbours on segments between the given points, found by bisection.
     """
-    ends: list[list[Array]] = [[], []]
+    ends: list[list[Floats]] = [[], []]
     for number, values in enumerate(switches(*points, **parameters)):
         if np.ndim(values) == 0:
             continue  # of parameters alone
@@ -54,7 +54,7 @@ def at_kinks(
         low, high = np.zeros(len(found)), np.ones(len(found))
         first, last = (np.array([x[found + k] for x in points]) for k in (0, 1))
 
-        def at(t: Array, first: Array = first, last: Array = last) -> Array:
+        def at(t: Floats, first: Floats = first, last: Floats = last) -> Floats:
             return first + t * (last - first)
 
         for _ in range(_BISECTIONS):
@@ -67,5 +67,5 @@ def at_kinks(
     return _joined(ends[0], len(points)), _joined(ends[1], len(points))
 
 
-def _joined(parts: Sequence[Array], count: int) -> list[Array]:
+def _joined(parts: Sequence[Floats], count: int) -> list[Floats]:
     return list(np.concatenate([np.empty((count, 0)), *parts], axis=1))

@@ -12,9 +12,10 @@ from .._core.loss import FORWARD, Call, Loss, Request
 from .._core.program import Program
 from .._core.row_program import RowProgram
 from .._device import driver
+from .._host.chunks import HostArray
 from .._libraries.registry import resolve
 from .advice import advice
-from .arithmetic import Array, Formula, Quantity, derivatives, quantities, rounded
+from .arithmetic import Formula, Quantity, derivatives, quantities, rounded
 from .compilation import compile_for_all
 from .findings import Exact, Findings
 from .points import at_kinks, drawn
@@ -45,8 +46,8 @@ class _Points(NamedTuple):
     formula: Formula | None
     names: Sequence[str]
     length: int
-    points: list[Array]
-    kinks: tuple[list[Array], list[Array]]
+    points: list[HostArray]
+    kinks: tuple[list[HostArray], list[HostArray]]
 
     @classmethod
     def of(
@@ -61,7 +62,7 @@ class _Points(NamedTuple):
             formula = formula.unrolled(length)
             names = formula.operands
             points = [x[k::length] for x in points for k in range(length)]
-        kinks: tuple[list[Array], list[Array]] = ([], [])
+        kinks: tuple[list[HostArray], list[HostArray]] = ([], [])
         if not operands:
             points = drawn(len(names), list(parameters.values()))
             if isinstance(formula, Program):
@@ -168,19 +169,19 @@ def _length_of(operands: Sequence[ArrayLike]) -> int:
 
 
 def derivatives_on_device(
-    call: Call, points: Sequence[Array], length: int
-) -> dict[Quantity, Array]:
+    call: Call, points: Sequence[HostArray], length: int
+) -> dict[Quantity, HostArray]:
     """All quantities of a loss, computed by its kernels, of rows of so many elements."""
     cupy = driver.require_gpu()
     starts = range(0, len(points), length)
     rows = [cupy.asarray(np.stack(points[k : k + length], axis=-1)) for k in starts]
     library, operands = resolve(call, rows)
 
-    def run(request: Request, *tangents: Any) -> list[Array]:
+    def run(request: Request, *tangents: Any) -> list[HostArray]:
         results: list[Any] = library.run(call, request, (*tangents, *operands))
         return [result.get() for result in results]
 
-    found: dict[Quantity, Array] = {(): run(FORWARD)[0].ravel()}
+    found: dict[Quantity, HostArray] = {(): run(FORWARD)[0].ravel()}
     for quantity in quantities(len(points)):
         if len(quantity) == 2:
             (j, column), (k, of_column) = (divmod(n, length) for n in quantity)

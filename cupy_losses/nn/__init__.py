@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._core.extras import require_torch
+from .._core.types import AnyArray
 
 require_torch(__name__)
 
@@ -22,9 +23,8 @@ from .._core.written import written  # noqa: E402
 from .._torch.deprecated import DEPRECATED  # noqa: E402
 from . import functional  # noqa: E402
 
-Array = Any
 Module = torch.nn.Module
-Forward = Callable[..., Array]
+Forward = Callable[..., AnyArray]
 Members = dict[str, Callable[..., Any]]
 
 # Of all other losses torch's class has the name of the function.

@@ -19,15 +19,14 @@ import cupy_losses
 
 from .._api import compiled, functions
 from .._api.public import is_loss
+from .._core.types import AnyArray
 from .._libraries import torch as _  # noqa: F401  the operator, for saved programs
 from .._torch.deprecated import DEPRECATED, are_given, take_reduction
 
-Array = Any
-
 
 def with_signature_of_torch(
-    loss: Callable[..., Array], of_torch: Callable[..., Any]
-) -> Callable[..., Array]:
+    loss: Callable[..., AnyArray], of_torch: Callable[..., Any]
+) -> Callable[..., AnyArray]:
     """Make a function that takes the arguments of torch's function, from a loss of this package.
 
     The loss has the same arguments by name, except those that are deprecated. Everything that
@@ -55,7 +54,7 @@ def with_signature_of_torch(
             hint = f": {more[0]} is an argument of cupy_losses.{name}" if more else ""
             raise TypeError(f"{name}() {error}{hint}") from None
 
-    def function(*args: Any, **kwargs: Any) -> Array:
+    def function(*args: Any, **kwargs: Any) -> AnyArray:
         if is_node and compiled.is_read():
             return compiled.in_graph(in_graph, args, kwargs)
         if len(args) > operands:
@@ -102,12 +101,12 @@ def absent(name: str, module: str, of_torch: ModuleType) -> AttributeError:
     return AttributeError(text, name=name, obj=sys.modules[module])
 
 
-def description(loss: Callable[..., Array]) -> str:
+def description(loss: Callable[..., AnyArray]) -> str:
     """What the docstring of a loss says before its arguments."""
     return (inspect.getdoc(loss) or "").partition("\n\nArgs:")[0]
 
 
-def _functions() -> dict[str, Callable[..., Array]]:
+def _functions() -> dict[str, Callable[..., AnyArray]]:
     """A function for each loss of this package."""
     functions = {}
     for name in cupy_losses.__all__:

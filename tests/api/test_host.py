@@ -287,8 +287,8 @@ def test_rows_of_any_length(
     denominator = case.divisor(operands, "mean")
     numbers = [case.positional.index(name) for name in case.differentiable]
     axis = case.axis(shape)
-    for chunk in rows._CHUNK, 150:
-        monkeypatch.setattr(rows, "_CHUNK", chunk)
+    for chunk in chunks.CHUNK, 150:
+        monkeypatch.setattr(rows, "CHUNK", chunk)
         got, gradients = case.call(laid, value_and_grad(case.loss, numbers))
         np.testing.assert_allclose(got, float(value), rtol=1e-13)
         for name, gradient in zip(case.differentiable, gradients, strict=True):
@@ -405,8 +405,8 @@ def test_what_reads_one_element_of_a_row(
     each = sign * weight * np.where(is_class, np.moveaxis(scores, axis, -1), 0.0).sum(axis=-1)
     slopes = (sign * weight)[..., None] * np.where(np.isnan(sign)[..., None], 1.0, is_class)
     options: dict[str, Any] = {"sample_weight": weight, "ignore_index": -1, "axis": axis}
-    for chunk in rows._CHUNK, 64:
-        monkeypatch.setattr(rows, "_CHUNK", chunk)
+    for chunk in chunks.CHUNK, 64:
+        monkeypatch.setattr(rows, "CHUNK", chunk)
         found = cupy_losses.nll_loss(scores, classes, reduction="none", **options)
         np.testing.assert_array_equal(found, each)
         _, gradient = value_and_grad(cupy_losses.nll_loss)(

@@ -11,6 +11,12 @@ from ..emulator import Device, installed
 
 
 @pytest.fixture
+def needs_emulator() -> None:
+    """Skip a test where the emulator cannot compile kernels."""
+    emulator.require()
+
+
+@pytest.fixture
 def device() -> Iterator[Device]:
     """A device of the emulator."""
     emulator.require()

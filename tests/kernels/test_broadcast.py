@@ -9,7 +9,6 @@ import pytest
 
 from cupy_losses import grad, mse_loss, multilabel_soft_margin_loss, value_and_grad
 
-from .. import emulator
 from ..emulator import Device, installed
 from ..tables.arrays import DTYPES
 from ..tools import levels
@@ -18,14 +17,12 @@ from .test_rows_emulated import names
 
 Array = Any
 Shape = tuple[int, ...]
-pytestmark = pytest.mark.filterwarnings("ignore:.*is broadcast")
+pytestmark = [
+    pytest.mark.usefixtures("needs_emulator"),
+    pytest.mark.filterwarnings("ignore:.*is broadcast"),
+]
 
 BITS = {"float32": 24, "bfloat16": 8, "float16": 11, "float64": 53}
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def drawn(seed: int, *shapes: Shape, dtype: Any = np.float32) -> list[Array]:

@@ -10,7 +10,7 @@ import pytest
 
 from cupy_losses import cross_entropy, value_and_grad
 from cupy_losses._device import denominators_schedule, plan_rows
-from cupy_losses._device.row_arrays import Rows
+from cupy_losses._device.row_arrays import RowGeometry
 
 from .. import emulator
 from ..emulator import Device, installed
@@ -116,8 +116,8 @@ def test_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     x, target = drawn(np.float32, strided=False)
     target[target == CLASSES] = -100
     found = []
-    for function in (Rows.layout, of_more_rows(Rows.layout)):
-        monkeypatch.setattr(Rows, "layout", function)
+    for function in (RowGeometry.layout, of_more_rows(RowGeometry.layout)):
+        monkeypatch.setattr(RowGeometry, "layout", function)
         with installed(multiprocessors=2, seed=7) as device:
             found.append([a.tobytes() for a in results(device, x, target, {})])
     assert found[0] == found[1]

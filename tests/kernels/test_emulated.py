@@ -28,7 +28,7 @@ from cupy_losses import (
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.dtypes import numpy_dtype
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, element_launches, sources
+from cupy_losses._device import element_launches
 from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.registry import resolve
 
@@ -40,6 +40,7 @@ from ..emulator.compiler import cache_folder
 from ..tables.arrays import DTYPES, Host, ulps
 from ..tables.losses import FORMULAS, SIMPLE, Case, every_function
 from ..tools import levels
+from ..tools.planting import plant
 
 FIRST_SEED = 1
 SEEDS = levels.first((FIRST_SEED, 0, 2))  # 0 runs threads in order
@@ -417,7 +418,8 @@ def test_same_bits_whatever_the_grid_and_the_schedule(pair: str) -> None:
 def test_a_missing_fence_is_found(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator.require()
     if right:
-        plant(monkeypatch, right, re.sub(r"(__thread)?fence\(\);", ";", right))
+        wrong = re.sub(r"(__thread)?fence\(\);", ";", right)
+        plant(monkeypatch, "kernels/pointwise.cu", right, wrong)
     ones = np.ones(9001, np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         input, target = device.asarray(ones), device.asarray(0 * ones)
@@ -495,13 +497,6 @@ def test_more_than_2_to_the_32_elements(monkeypatch: pytest.MonkeyPatch) -> None
     check_elements_beyond_32_bits(monkeypatch)
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
-    """A bug in one place of the kernels of pointwise losses."""
-    text = sources.source("kernels/pointwise.cu")
-    assert text.count(right) == 1
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
-
-
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
@@ -517,7 +512,7 @@ def test_offsets_cut_to_32_bits_are_found(
     right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emulator.require()
-    plant(monkeypatch, right, wrong)
+    plant(monkeypatch, "kernels/pointwise.cu", right, wrong)
     with pytest.raises((AssertionError, EmulatorError)):
         check_elements_beyond_32_bits(monkeypatch)
 

@@ -10,15 +10,17 @@ import pytest
 from cupy_losses import jvp, nll_loss, value_and_grad
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, row_gathering_schedule, sources
+from cupy_losses._device import row_gathering_schedule
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import ROWS, RowCase
 from ..tools import levels
+from ..tools.planting import plant
 from .test_rows_emulated import NLL, close, exercise, names
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
 # Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
@@ -29,11 +31,6 @@ SHAPES = [(600, 2), (1000, 3), (300, 21), (270, 64), (270, 1001), (300, 2048), (
 OF_ROWS = [(3, 5, 40), (2, 21, 9, 33)]
 IN_SLICES = [(3, 300, 16), (1, 130, 704)]
 IN_ZEROS = [(3, 300, 10), (1, 130, 700), (2, 2049, 16), (5, 150, 3)]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def gathers(device: Device) -> bool:
@@ -217,9 +214,7 @@ def test_more_than_2_to_the_32_elements() -> None:
 
 
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text, right = sources.source("kernels/gathered_rows.cu"), "(long long)(tile) * (rows * columns)"
-    assert text.count(right) == 1
-    wrong = "int(tile * rows) * int(columns)"
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    right, wrong = "(long long)(tile) * (rows * columns)", "int(tile * rows) * int(columns)"
+    plant(monkeypatch, "kernels/gathered_rows.cu", right, wrong)
     with pytest.raises((AssertionError, EmulatorError)):
         check_rows_beyond_32_bits()

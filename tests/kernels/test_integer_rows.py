@@ -16,14 +16,15 @@ from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import driver, precompile
-from cupy_losses._device.row_striding import strided_rows
+from cupy_losses._device.row_striding import strided_team
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import DTYPES
 from ..tools import levels, requirements
 from .test_rows_emulated import names
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 Array = Any
 
@@ -116,11 +117,6 @@ def exercise(
         return [x.get().tobytes() for x in (each, mean, *gradients)]
 
 
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
-
-
 @pytest.mark.parametrize(
     ("kernel", "which", "floating"),
     levels.covering(4, KERNELS, LOSSES, ["float32", "float64", "bfloat16"]),
@@ -196,9 +192,9 @@ def test_who_works_on_rows_beside_each_other() -> None:
     """A byte takes a register, as two of them do; pairs are of what has two bytes."""
     for columns, state in itertools.product((2, 21, 70, 230, 900, 1100, 5000), (28, 136)):
         for of_bytes, of_numbers in (((1, 4), (4, 4)), ((1, 2), (2, 2)), ((1, 8), (4, 8))):
-            rows = strided_rows(columns, of_bytes, state, 100, False)
-            assert rows == strided_rows(columns, of_numbers, state, 100, False)
-            assert rows == strided_rows(columns, of_bytes[::-1], state, 100, False)
+            team = strided_team(columns, of_bytes, state, 100, False)
+            assert team == strided_team(columns, of_numbers, state, 100, False)
+            assert team == strided_team(columns, of_bytes[::-1], state, 100, False)
 
 
 SPECS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {

@@ -11,25 +11,22 @@ import pytest
 from cupy_losses import multilabel_margin_loss, value_and_grad
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, plan_multilabel, sources
+from cupy_losses._device import plan_multilabel
 from cupy_losses._device.plan_multilabel import PIECE, margin_team
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import Device, EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tools import levels
+from ..tools.planting import plant
 from ..tools.static_checks import parameters
 from .test_rows_emulated import MULTILABEL, close, exercise, names
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # What of a row one thread has, and 2, 4, 8, 16, 32, 128 and 256; of vectors and of elements.
 LENGTHS = [3, 4, 9, 10, 50, 101, 150, 333, 600, 1001, 1500, 2049, 5000]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def drawn(
@@ -319,10 +316,8 @@ def test_more_than_2_to_the_32_elements(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = sources.source("kernels/multilabel_margin.cu")
     right = "get<K>(pointers) + at.offset[K] +"
-    assert text.count(right) == 1
     wrong = right.replace("at.offset[K]", "int(at.offset[K])")
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    plant(monkeypatch, "kernels/multilabel_margin.cu", right, wrong)
     with pytest.raises((AssertionError, EmulatorError), match="Not equal"):
         check_rows_beyond_32_bits(monkeypatch)

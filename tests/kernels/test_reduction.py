@@ -21,9 +21,10 @@ from cupy_losses._device.launch import int64, iteration_space
 from cupy_losses._device.plan import template, tuned
 from cupy_losses._device.row_team import RowTeam
 
-from .. import emulator
 from ..emulator import Device, Module
 from ..tables.arrays import BFLOAT16
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 Array = Any
 THREADS = 512
@@ -31,11 +32,6 @@ SEGMENTS = (1, 3)
 DTYPES = {"float32": np.float32, "bfloat16": BFLOAT16}
 MSE = "SquaredError<float>"
 WEIGHTED = f"Weighted<{MSE}, true>"
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def space(elements: int, *steps: tuple[int, ...]) -> bytes:

@@ -19,7 +19,6 @@ from cupy_losses import (
 )
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
-from cupy_losses._device import compiler, sources
 from cupy_losses._device.row_team import HELD_BYTES
 from cupy_losses._device.row_tiling import (
     LEAST_OF_LONG,
@@ -39,11 +38,11 @@ from cupy_losses._device.row_tiling import (
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
 from ..tables.rows import RowCase
 from ..tools import levels
+from ..tools.planting import plant
 from .test_rows_emulated import (
     NLL,
     PROBABILITIES,
@@ -56,6 +55,8 @@ from .test_rows_emulated import (
     names,
 )
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # Rows of which a thread has one, with a tile and a part of one at least, or of which 2, 4, 8 or 16
 # have one, as they have one operand or several; and their lengths, one of them whole vectors.
 SHAPES = [(400, 9), (150, 47), (40, 101), (18, 196)]
@@ -66,11 +67,6 @@ FAST = CASES[0]
 # Of others the kernels hide elements.
 LONG_CASES = [SMOOTHED, PROBABILITIES, *CASES[4:]]
 KEPT = 64  # bytes of a row of three sums in float32
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 @pytest.mark.quick
@@ -461,11 +457,8 @@ def test_more_than_2_to_the_32_elements() -> None:
 
 
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = sources.source("kernels/row_tiles.cu")
     right = "return (long long)(tile) * (places.rows * count<S>());"
-    assert text.count(right) == 1
-    wrong = right.replace("(long long)", "int")
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    plant(monkeypatch, "kernels/row_tiles.cu", right, right.replace("(long long)", "int"))
     with pytest.raises((AssertionError, EmulatorError)):
         check_rows_beyond_32_bits()
 

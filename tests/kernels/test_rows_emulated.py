@@ -29,7 +29,7 @@ from cupy_losses import (
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
-from cupy_losses._device import compiler, driver, row_team, row_tiling_schedule, sources
+from cupy_losses._device import driver, row_team, row_tiling_schedule, sources
 from cupy_losses._device.row_team import RowMemory, RowTeam
 from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.numpy import on_host
@@ -41,7 +41,10 @@ from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import ROWS, SAMPLED, Operands, RowCase, losses_of_all_sizes, surprise
 from ..tables.shapes import ODD, Shapes, of_shapes
 from ..tools import levels
+from ..tools.planting import plant
 from ..tools.static_checks import parameters
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 SHAPE = (37, 16)
 CROSS_ENTROPY, SMOOTHED, PROBABILITIES, NLL, MULTILABEL, TRIPLET = (
@@ -81,11 +84,6 @@ def exhaustive(*axes: Iterable[Any]) -> list[Any]:
         levels.case(*values, default=False, id="-".join(map(str, values)))
         for values in itertools.product(*axes)
     ]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def on_device(device: Device, operands: Operands, layout: str = "dense") -> Operands:
@@ -526,7 +524,7 @@ def names(device: Device) -> list[str]:
 def of_more_rows(
     layout: Callable[..., tuple[str, bytes]],
 ) -> Callable[..., tuple[str, bytes]]:
-    """Rows.layout with the types of more rows and elements than 32 bits count."""
+    """RowGeometry.layout with the types of more rows and elements than 32 bits count."""
 
     def wide(*arguments: Any) -> tuple[str, bytes]:
         name, fields = layout(*arguments)
@@ -946,9 +944,8 @@ def test_rows_of_more_than_2_to_the_32_elements() -> None:
 
 @pytest.mark.parametrize("integer", ["int", "unsigned"])
 def test_an_offset_cut_to_32_bits_is_found(integer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, right = sources.source("kernels/rows.cu"), "get<K>(pointers) + at.offset[K] +"
-    assert text.count(right) == 1
+    right = "get<K>(pointers) + at.offset[K] +"
     wrong = right.replace("at.offset[K]", f"{integer}(at.offset[K])")
-    monkeypatch.setattr(compiler, "source", lambda name: text.replace(right, wrong))
+    plant(monkeypatch, "kernels/rows.cu", right, wrong)
     with pytest.raises((AssertionError, EmulatorError)):
         check_rows_beyond_32_bits()

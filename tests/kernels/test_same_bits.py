@@ -16,18 +16,14 @@ from cupy_losses import cross_entropy, triplet_margin_loss, value_and_grad
 from cupy_losses._device import row_team
 from cupy_losses._device.row_team import RowTeam
 
-from .. import emulator
 from ..emulator import Device, installed
 from ..tables.arrays import DTYPES
 from ..tools import levels
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 Bits = dict[str, bytes]
 Shape = tuple[int, int]
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def cases(*chosen: tuple[Shape, str]) -> pytest.MarkDecorator:

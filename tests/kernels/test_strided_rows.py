@@ -15,11 +15,10 @@ from cupy_losses import cosine_embedding_loss, cross_entropy, value_and_grad, vj
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import row_arrays, row_striding
-from cupy_losses._device.row_striding import COUNTS, WORDS, strided_rows
+from cupy_losses._device.row_striding import COUNTS, WORDS, strided_team
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 
-from .. import emulator
 from ..emulator import installed
 from ..tables.arrays import DTYPES, ulps
 from ..tables.rows import SAMPLED, RowCase
@@ -36,6 +35,8 @@ from .test_rows_emulated import (
     names,
 )
 
+pytestmark = pytest.mark.usefixtures("needs_emulator")
+
 # Rows that one thread holds, with a tile and a part of one at least, or two or four; of several
 # batches of a thread, and of 16.
 SHAPES = [(300, 11), (270, 21), (130, 60), (70, 70), (40, 130), (40, 230), (9, 1100)]
@@ -44,11 +45,6 @@ FAST = CASES[0]
 OF_VECTORS = SAMPLED[11], SAMPLED[13], SAMPLED[14]  # with masks and weights of rows
 STATE = 28  # bytes of three sums in float32
 MANY = 1 << 20  # rows
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 def strided_kernels(device: Any) -> list[str]:
@@ -79,9 +75,9 @@ def test_threads_of_heavy_losses_have_more_registers() -> None:
     """Forward, but for single rows of half precision; no thread has other elements."""
 
     def resident(size: int, gradients: bool, heavy: bool, in_pairs: bool) -> int:
-        team = strided_rows(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs, heavy=heavy)
+        team = strided_team(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs, heavy=heavy)
         assert replace(team, resident=0) == replace(
-            strided_rows(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs), resident=0
+            strided_team(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs), resident=0
         )
         return team.resident * team.threads
 
@@ -100,9 +96,9 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
     ):
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
-            rows = strided_rows(columns, sizes, STATE, MANY, gradients)
-            assert rows.threads % 32 == 0
-            assert rows.threads // rows.threads_per_row >= 32  # rows side by side
+            team = strided_team(columns, sizes, STATE, MANY, gradients)
+            assert team.threads % 32 == 0
+            assert team.threads // team.threads_per_row >= 32  # rows side by side
             least = min(
                 (
                     threads_per_row
@@ -111,17 +107,17 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
                 ),
                 default=0,
             )
-            assert rows.stays == (least > 0)
-            if rows.stays:
-                assert rows.threads_per_row == rows.shares == least
-                assert rows.count in COUNTS[rows.threads_per_row]
-                assert rows.sure <= columns // rows.threads_per_row
-                assert columns <= rows.count * rows.threads_per_row
-                if rows.count in (2, 3, 4, 5, 6):
-                    assert rows.sure == rows.count == columns
+            assert team.stays == (least > 0)
+            if team.stays:
+                assert team.threads_per_row == team.shares == least
+                assert team.count in COUNTS[team.threads_per_row]
+                assert team.sure <= columns // team.threads_per_row
+                assert columns <= team.count * team.threads_per_row
+                if team.count in (2, 3, 4, 5, 6):
+                    assert team.sure == team.count == columns
             else:
-                assert rows.count in COUNTS[1]
-                assert rows.sure == 0
+                assert team.count in COUNTS[1]
+                assert team.sure == 0
 
 
 @pytest.mark.quick
@@ -136,7 +132,7 @@ def test_threads_of_rows_that_do_not_stay() -> None:
         ((8,), [1, 1, 1, 1, 1], [8, 16, 16, 16, 16]),
     ):
         for gradients, wanted in ((False, threads), (True, with_gradients)):
-            teams = [strided_rows(n, sizes, STATE, MANY, gradients) for n in lengths]
+            teams = [strided_team(n, sizes, STATE, MANY, gradients) for n in lengths]
             assert [team.threads_per_row for team in teams] == wanted
 
 
@@ -153,10 +149,10 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (2000, 64, False, 8),
         (5000, 64, False, 8),
     ):
-        team = strided_rows(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
+        team = strided_team(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
         assert (team.threads // team.threads_per_row, team.in_step) == (rows_of_tile, in_step)
         assert team.overlap == overlap
-        aligned = strided_rows(columns, (4,), STATE, MANY, gradients=True)
+        aligned = strided_team(columns, (4,), STATE, MANY, gradients=True)
         assert not aligned.in_step
         assert aligned.overlap == 0
         assert aligned.count == team.count
@@ -167,12 +163,12 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (2100, False, 64, 16),  # too long for the cache
         (2100, True, 32, 0),  # pairs of rows
     ):
-        team = strided_rows(
+        team = strided_team(
             columns, (2,), STATE, MANY, True, in_parts=True, overlap=16, in_pairs=in_pairs
         )
         assert team.threads // team.threads_per_row == rows_of_tile
         assert team.overlap == overlap
-    few = strided_rows(5000, (4,), STATE, 1000, True, in_parts=True, overlap=8)
+    few = strided_team(5000, (4,), STATE, 1000, True, in_parts=True, overlap=8)
     assert few.of_block > 0
     assert few.overlap == 8
 
@@ -183,7 +179,7 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
     for sizes in ((4,), (2,), (8,), (2, 2)):
         for columns in (20, 100, 230, 700, 1000, 1025, 5000, 32_000, 10**6):
             teams = {
-                strided_rows(columns, sizes, state, rows, gradients, in_parts=in_parts)
+                strided_team(columns, sizes, state, rows, gradients, in_parts=in_parts)
                 for state in (STATE, 2 * STATE)
                 for rows in (1, 30, 4160, MANY)
                 for gradients, in_parts in ((False, False), (True, False), (True, True))
@@ -191,7 +187,7 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
             orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
             assert len(orders) == 1
             if columns == 1000 and 2 not in sizes:
-                few, many = (strided_rows(columns, sizes, STATE, n, False) for n in (30, MANY))
+                few, many = (strided_team(columns, sizes, STATE, n, False) for n in (30, MANY))
                 assert few.threads_per_row > many.threads_per_row
 
 
@@ -201,7 +197,7 @@ def test_few_kernels_serve_all_lengths() -> None:
     def kernels(size: int, gradients: bool, longest: int) -> int:
         """How many serve lengths up to the longest, few rows and many; sections are arguments."""
         cases = itertools.product(range(9, longest), (30, 5000, MANY))
-        teams = (strided_rows(n, (size,), STATE, rows, gradients) for n, rows in cases)
+        teams = (strided_team(n, (size,), STATE, rows, gradients) for n, rows in cases)
         return len({replace(t, section=1, share=1, shares=1, of_block=0) for t in teams})
 
     for size, gradients in itertools.product((2, 4, 8), (False, True)):
@@ -220,31 +216,31 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
 @pytest.mark.quick
 def test_sections_follow_from_the_length_of_a_row() -> None:
     for size, columns in itertools.product((2, 4, 8), (230, 1000, 1025, 32_000, 10**6, 2**31)):
-        rows = strided_rows(columns, (size,), STATE, MANY, False)
-        of_share = rows.section * rows.share * rows.count
-        assert (rows.shares - 1) * of_share < columns <= rows.shares * of_share
-        assert rows.shares <= row_striding.MOST_SHARES
-        assert rows.share <= row_striding.MOST_SECTIONS
-        assert rows.section <= row_striding.LEAST_BATCHES or columns >= 32_000
-        assert rows.section <= row_striding.MOST_BATCHES or columns >= 10**6
-        assert rows.of_block == 0
-    assert strided_rows(224, (4,), STATE, MANY, False).sections == 4
+        team = strided_team(columns, (size,), STATE, MANY, False)
+        of_share = team.section * team.share * team.count
+        assert (team.shares - 1) * of_share < columns <= team.shares * of_share
+        assert team.shares <= row_striding.MOST_SHARES
+        assert team.share <= row_striding.MOST_SECTIONS
+        assert team.section <= row_striding.LEAST_BATCHES or columns >= 32_000
+        assert team.section <= row_striding.MOST_BATCHES or columns >= 10**6
+        assert team.of_block == 0
+    assert strided_team(224, (4,), STATE, MANY, False).sections == 4
 
 
 @pytest.mark.quick
 def test_several_blocks_work_on_few_tiles_of_long_rows() -> None:
     for size, columns, n in itertools.product((2, 4, 8), (5000, 10**6), (1, 30, 1000)):
-        rows = strided_rows(columns, (size,), STATE, n, False)
-        blocks = -(-rows.sections // rows.of_block)
-        of_tile = rows.threads // rows.threads_per_row * (2 if size == 2 else 1)
+        team = strided_team(columns, (size,), STATE, n, False)
+        blocks = -(-team.sections // team.of_block)
+        of_tile = team.threads // team.threads_per_row * (2 if size == 2 else 1)
         tiles = -(-n // of_tile)
         assert blocks > 1
-        assert rows.of_block % rows.threads_per_row == 0
-        assert blocks * tiles * rows.threads <= row_striding.SPLIT_THREADS
-        states = rows.threads // rows.threads_per_row * (2 if size == 2 else 1) * rows.shares
+        assert team.of_block % team.threads_per_row == 0
+        assert blocks * tiles * team.threads <= row_striding.SPLIT_THREADS
+        states = team.threads // team.threads_per_row * (2 if size == 2 else 1) * team.shares
         assert states * STATE <= row_striding.STATE_BYTES
     for columns, n in ((1000, 30), (5000, MANY)):
-        assert strided_rows(columns, (4,), STATE, n, False).of_block == 0
+        assert strided_team(columns, (4,), STATE, n, False).of_block == 0
 
 
 def phases(device: Any) -> set[str]:
@@ -313,7 +309,7 @@ def test_teams_of_long_rows(dtype: str, threads: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(row_striding, "MANY_THREADS", threads // 2)
     monkeypatch.setattr(row_striding, "CACHED_THREADS", 1)
     size = DTYPES[dtype].itemsize
-    team = strided_rows(530, (size,), STATE, 140, True)
+    team = strided_team(530, (size,), STATE, 140, True)
     assert team.threads_per_row == threads // 2
     assert team.share > 1
     rng = np.random.default_rng(3)
@@ -701,7 +697,7 @@ def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
     for size, columns, rows in itertools.product((2, 4, 8), range(2, 13), (999, 1000)):
         for lie_in_pairs in {False, rows % 2 == 0}:
             teams = [
-                strided_rows(
+                strided_team(
                     *(columns, (size,), STATE, rows, gradients),
                     in_parts=in_parts,
                     in_pairs=in_pairs,
@@ -717,9 +713,9 @@ def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
             assert not (teams[0].pairs and rows % 2)
             if size == 2 and not lie_in_pairs:
                 assert teams[0].pairs == (rows % 2 == 0 and columns <= 3)
-    assert strided_rows(12, (4,), STATE, MANY, False).few
-    assert not strided_rows(13, (4,), STATE, MANY, False).few
-    assert not strided_rows(12, (8,), STATE, MANY, False).few
+    assert strided_team(12, (4,), STATE, MANY, False).few
+    assert not strided_team(13, (4,), STATE, MANY, False).few
+    assert not strided_team(12, (8,), STATE, MANY, False).few
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -806,8 +802,8 @@ def test_few_elements_of_rows_that_do_not_count(dtype: str) -> None:
 
 def test_probabilities_take_more_words() -> None:
     """Two arrays that are read: a thread holds half as many classes."""
-    assert strided_rows(40, (4,), STATE, MANY, False).stays
-    assert not strided_rows(40, (4, 4), STATE, MANY, False).stays
+    assert strided_team(40, (4,), STATE, MANY, False).stays
+    assert not strided_team(40, (4, 4), STATE, MANY, False).stays
     operands = PROBABILITIES.draw(np.random.default_rng(11), (70, 40), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, PROBABILITIES, operands, "transposed")

@@ -12,7 +12,8 @@ import pytest
 
 from cupy_losses import cross_entropy, value_and_grad, vjp
 from cupy_losses._device import strided_tiling
-from cupy_losses._device.row_arrays import Rows
+from cupy_losses._device.plan import WARP
+from cupy_losses._device.row_arrays import RowGeometry
 from cupy_losses._device.strided_tiling import StridedTile, strided_tile
 
 from .. import emulator
@@ -127,8 +128,8 @@ def test_more_rows_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The types of a kernel of so many rows and elements, of few here."""
     x, target = drawn((2, 5, 301), "float32")
     bits = []
-    for function in (Rows.layout, of_more_rows(Rows.layout)):
-        monkeypatch.setattr(Rows, "layout", function)
+    for function in (RowGeometry.layout, of_more_rows(RowGeometry.layout)):
+        monkeypatch.setattr(RowGeometry, "layout", function)
         with installed(multiprocessors=2, blocks_per_multiprocessor=1, seed=3) as device:
             logits, classes = device.asarray(x).reshape(2, 5, 301), device.asarray(target)
             results = value_and_grad(cross_entropy)(logits, classes)
@@ -258,4 +259,4 @@ def test_which_rows_have_tiles() -> None:
 
 @pytest.mark.quick
 def test_the_threads_of_a_block() -> None:
-    assert strided_tiling.COMPUTING == strided_tiling.THREADS - strided_tiling.WARP
+    assert strided_tiling.COMPUTING == strided_tiling.THREADS - WARP

@@ -19,13 +19,14 @@ from cupy_losses._core.shapes import ArraySpec, broadcast_strides, coalesce, mem
 from cupy_losses._device import element_launches, tiling
 from cupy_losses._device.tiling import Tiling, tiling_of
 
-from .. import emulator
 from ..emulator import Device, installed
 from ..tables.arrays import DTYPES, Host, ulps
 from ..tables.losses import SIMPLE, Case
 from ..tools import levels, static_checks
 from ..tools.mutation_batteries import compare, compare_pass
 from .test_emulated import PAIRS, Layout, exercise
+
+pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 Order = tuple[int, ...]
 
@@ -88,11 +89,6 @@ PROBLEMS = [
 def kernels(device: Device) -> set[str]:
     """The files of the kernels that were launched."""
     return {launch.name.partition("<")[0] for launch in device.launches}
-
-
-@pytest.fixture(autouse=True)
-def _emulator() -> None:
-    emulator.require()
 
 
 @pytest.mark.parametrize(

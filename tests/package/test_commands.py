@@ -60,7 +60,7 @@ def report(capsys: Any, *arguments: str) -> dict[str, Any]:
 def divide(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Compute in parts of a size, and rows in chunks of at most 64 elements."""
     monkeypatch.setattr(evaluation, "PART", size)
-    monkeypatch.setattr(rows, "_CHUNK", min(size, 64))
+    monkeypatch.setattr(rows, "CHUNK", min(size, 64))
 
 
 def saved(folder: Path, **arrays: Any) -> list[str]:
