@@ -98,8 +98,8 @@ struct RowWorker {
   static constexpr Column SLOT = Team::NEIGHBOURS * WIDTH;  // the columns of a slot
   // Whether only the last slot of a row is not full, in rows of a warp or a part of it. A thread
   // takes all slots of such a row at once if they are few.
-  static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW <= 32 &&
-                                 Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
+  static constexpr bool PADDED =
+      Team::THREADS_PER_ROW <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
   static constexpr bool AT_ONCE =
       PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES <= MOST_AT_ONCE;
   template <int SLOTS>
@@ -204,17 +204,15 @@ struct RowWorker {
   // The state of a share, read from device memory.
   DEVICE State accumulate(const Share& share, long long slots, const auto& context) const {
     State state = State::empty();
-    if constexpr (Loss::READS != 0) {
-      for (long long slot = 0; slot < slots; slot += Team::BATCH) {
-        batch_of_words(share, slot, [&](auto elements, long long) {
-          elements.load(share.row, share.shift);
-          if (context.status != ACTIVE) return;
-          if constexpr (Loss::HIDES) {
-            if (elements.has(context.column)) elements.hide(context.column);
-          }
-          loss.template add<false>(state, share.row, context, elements);
-        });
-      }
+    for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+      batch_of_words(share, slot, [&](auto elements, long long) {
+        elements.load(share.row, share.shift);
+        if (context.status != ACTIVE) return;
+        if constexpr (Loss::HIDES) {
+          if (elements.has(context.column)) elements.hide(context.column);
+        }
+        loss.template add<false>(state, share.row, context, elements);
+      });
     }
     return state;
   }
@@ -249,7 +247,7 @@ struct RowWorker {
         Team::wait_for_neighbours();
         prefetch(next);
       }
-    } else if constexpr (Loss::READS != 0) {
+    } else {
       constexpr bool FIRST_BATCH = Team::EXACT && Team::GROUPS == 1;
       if constexpr (!REPLACE) wait_for_copies<0>();
 #pragma unroll 1
@@ -289,7 +287,7 @@ struct RowWorker {
       // Behind the last row, too: the loss is given what is in registers.
       last.find_weights(share.row);
       if (share.begin < share.end) last.load(share.row);
-    } else if constexpr (Loss::READS != 0) {
+    } else {
       prefetch_batch(aligned(share, Team::SLOTS), group * Team::BATCH);
       if (Team::SHIFTS && group == Team::GROUPS - 1) prefetch_end(share);
       end_group_of_copies();
@@ -417,14 +415,12 @@ struct RowWorker {
       write(row, elements, [&](auto, const auto&) { return number; });
       return;
     }
-    if constexpr (Loss::READS != 0) {
-      if constexpr (SHARED && Team::HELD) {
-        elements = own;
-      } else if constexpr (SHARED) {
-        elements.template fetch<Team>(row, shared, int(slot));
-      } else {
-        elements.load(row);
-      }
+    if constexpr (SHARED && Team::HELD) {
+      elements = own;
+    } else if constexpr (SHARED) {
+      elements.template fetch<Team>(row, shared, int(slot));
+    } else {
+      elements.load(row);
     }
     write(row, elements, [&](auto which, const auto& x) {
       const T slope = derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));

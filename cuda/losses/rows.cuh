@@ -510,7 +510,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   }
 };
 
-// -w_t x_t: nothing but the target's element is read.
+// -w_t x_t: nothing but the target's element is read. It has what kernels/gathered_rows.cu needs.
 template <class T, bool WEIGHTED_>
 struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   static constexpr int OPERANDS = 2;
@@ -519,25 +519,17 @@ struct NegativeLogLikelihood : OfClassOrIgnored<WEIGHTED_> {
   static constexpr bool SINGLE = true, HIDES = false;
 
   template <class N>
-  using State = Nothing;
-
-  template <class N>
   struct Finished {
     N value;
     T denominator, at_target;
   };
   template <class N>
-  DEVICE Finished<N> epilogue(const auto&, const auto& target, const Nothing&, bool) const {
+  DEVICE Finished<N> epilogue(const auto&, const auto& target, Nothing, bool) const {
     return {-(Real<T>(target.weight()) * target.x()), target.weight(), -target.weight()};
   }
   template <class N>
   DEVICE void scale(Finished<N>& done, auto by) const {
     done.at_target = by(done.at_target);
-  }
-
-  template <int K, class N>
-  DEVICE N gradient(const auto&, const Finished<N>&, const auto&) const {
-    return N(0.0);
   }
   template <class N>
   DEVICE N gradient_of_target(const Finished<N>& done) const {

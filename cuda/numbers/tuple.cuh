@@ -23,11 +23,8 @@ struct Constant {
   static constexpr int value = V;
 };
 
-// An empty value. As the state of a row it is that of a loss that accumulates nothing.
-struct Nothing {
-  static DEVICE Nothing empty() { return {}; }
-  friend DEVICE Nothing merge(Nothing a, Nothing) { return a; }
-};
+// An empty value.
+struct Nothing {};
 
 template <int I, class T>
 struct Slot {

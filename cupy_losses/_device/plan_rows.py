@@ -64,8 +64,7 @@ class _Planner(RowLaunches):
     @property
     def _in_one_pass(self) -> bool:
         """Whether the kernel that writes gradients has one thread for the value of each row."""
-        gathered = self._gathering is not None and self._gathering.slices == 1
-        return self._operands.any_streamed or gathered
+        return self._gathering is None or self._gathering.slices == 1
 
     def plan(self) -> Plan:
         found = self._gradients()

@@ -46,22 +46,20 @@ class Gathering:
 
 
 def gathering_of(operands: RowOperands) -> Gathering | None:
-    """How the kernel works on these rows; None if their gradients would lie in another way."""
-    problem, rows, main = operands.problem, operands.rows, operands.main
-    input = problem.operands[problem.leading + problem.call.extra]
-    columns, size = rows.columns, item_size(main.dtype)
-    if not operands.loss.gathers or input.size != problem.size or columns == 1:
+    """How the kernel works on these rows; None for losses that read more of them."""
+    if not operands.loss.gathers:
         return None
+    rows, main = operands.rows, operands.main
+    columns, size = rows.columns, item_size(main.dtype)
     strides = dense_strides(rows.space.axes, rows.space.shape)
     gradient = RowArray(main.dtype, strides, 0, main.address, True)
     in_stretch, beside = rows.lies(gradient, rows.dense), rows.step(gradient)
     begins_in_parts = not in_stretch and beside * size % SECTOR_BYTES != 0
-    if columns * size > LONG_BYTES or (begins_in_parts and columns >= LONG_AMONG_OTHERS):
+    is_long = columns * size > LONG_BYTES or (begins_in_parts and columns >= LONG_AMONG_OTHERS)
+    if columns < 2 or is_long:
         return Gathering(THREADS, "IN_ZEROS", 1)
     if in_stretch:
         return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), "IN_VECTORS", 1)
-    if beside * size < SECTOR_BYTES:
-        return None
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
     of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
     return Gathering(of_tile, "BESIDE", max(slices, 1))
@@ -84,7 +82,7 @@ def gathered_rows_schedule(
             fields,
             int32(gathering.rows),
             int32(slices),
-            reciprocal(operands.rows.columns),
+            reciprocal(max(operands.rows.columns, 2)),  # fewer are not divided by
         ),
         threads=THREADS,
         segments=segments,

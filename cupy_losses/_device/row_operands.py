@@ -41,11 +41,6 @@ class RowOperands:
         """The first operand of the loss."""
         return self.inputs[self.problem.leading]
 
-    @property
-    def any_streamed(self) -> bool:
-        """Whether any is read element by element."""
-        return any(array.streamed for array in self.inputs)
-
     def is_class_weights(self, k: int) -> bool:
         """Whether an input is the weights of the classes."""
         behind = self.problem.leading + len(self.loss.operands)

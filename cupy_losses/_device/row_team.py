@@ -278,8 +278,6 @@ class RowTeam:
 def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     """The team of rows, which may have gradients, on a device."""
     width, element_bytes = memory.width, memory.element_bytes
-    if not element_bytes and not gradients:  # a number of each row
-        return RowTeam(BLOCK, 1, width, slots=1)
     vectors = -(-memory.columns // width)
     row_bytes = vectors * width * element_bytes
     if row_bytes > MAX_RANKS * CACHE_LIMIT:
@@ -290,12 +288,14 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
     ranks = 1
     while ranks < MAX_RANKS and row_bytes > ranks * CACHE_BYTES:
         ranks *= 2
-    # Where no element is read, gradients are written.
-    moved = row_bytes or vectors * width * memory.size
-    threads_per_row = _power_of_two_from(-(-moved // (ranks * _thread_bytes(moved, memory))))
+    of_thread = ranks * _thread_bytes(row_bytes, memory)
+    threads_per_row = _power_of_two_from(-(-row_bytes // of_thread))
     if memory.is_whole_vectors:
         threads_per_row = max(
-            [threads_per_row, *(least for size, least in LEAST_THREADS.items() if moved >= size)]
+            [
+                threads_per_row,
+                *(least for size, least in LEAST_THREADS.items() if row_bytes >= size),
+            ]
         )
     if threads_per_row <= WARP and ranks == 1:
         threads = BLOCK
@@ -350,11 +350,11 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
         filled = max(1, columns // (team.threads_per_row * team.width))
     vector_bytes = team.width * memory.element_bytes
     batch_bytes = BATCH_BYTES if parts == 1 else BATCH_BYTES // 2
-    most = max(1, min(filled, batch_bytes // max(vector_bytes, 1)))
+    most = max(1, min(filled, batch_bytes // vector_bytes))
     batch = min(range(most, 0, -1), key=lambda size: filled // size + filled % size)
     exact = elements == columns and slots % batch == 0
     ahead, row_bytes = 0, slots * vector_bytes
-    if row_bytes and exact and parts == 1 and slots == batch:
+    if exact and parts == 1 and slots == batch:
         ahead = 2 if row_bytes <= HELD_TWICE else int(row_bytes <= HELD_BYTES)
     team = replace(team, slots=slots, batch=batch, exact=exact, rows_ahead=ahead)
     # What waits in registers is read number by number where it is not aligned.

@@ -533,7 +533,7 @@ def test_each_tile_is_a_block_of_large_arrays(
 
 def test_the_eps_of_a_poisson_loss_is_rounded() -> None:
     """What the page on precision says of it: at most 2^-24 times the target near an input of 1."""
-    x, target = np.float32([1.0]), np.float32([3e4])
+    x, target = np.ones(1, np.float32), np.full(1, 3e4, np.float32)
     exact = poisson_nll_loss(x, target, log_input=False, reduction="sum")
     with installed(seed=1) as device:
         operands = device.asarray(x), device.asarray(target)

@@ -25,12 +25,22 @@ pytestmark = pytest.mark.usefixtures("needs_emulator")
 CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
 # Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
 # longest row that a tile has, and one that is 0 ahead; fewer rows than a tile has.
-SHAPES = [(600, 2), (1000, 3), (300, 21), (270, 64), (270, 1001), (300, 2048), (9, 2049), (2, 5)]
+SHAPES = [
+    (5, 1),
+    (600, 2),
+    (1000, 3),
+    (300, 21),
+    (270, 64),
+    (270, 1001),
+    (300, 2048),
+    (9, 2049),
+    (2, 5),
+]
 # By the thread of each row, in one pass or in slices of classes where there are few rows; or into
 # zeros.
-OF_ROWS = [(3, 5, 40), (2, 21, 9, 33)]
+OF_ROWS = [(3, 5, 40), (2, 21, 9, 33), (4, 3, 6)]
 IN_SLICES = [(3, 300, 16), (1, 130, 704)]
-IN_ZEROS = [(3, 300, 10), (1, 130, 700), (2, 2049, 16), (5, 150, 3)]
+IN_ZEROS = [(5, 1, 4), (3, 300, 10), (1, 130, 700), (2, 2049, 16), (5, 150, 3)]
 
 
 def gathers(device: Device) -> bool:
@@ -129,6 +139,15 @@ def test_rows_that_are_ignored_or_out_of_range(reduction: Any, columns: int) -> 
             assert np.isnan(expected[1]).any() == bool(bad)
 
 
+def test_no_classes() -> None:
+    """Every target is out of range."""
+    x, target = np.ones((3, 0), np.float32), np.zeros(3, np.int64)
+    with installed(multiprocessors=3, seed=1) as device:
+        value, gradient = value_and_grad(nll_loss)(device.asarray(x), device.asarray(target))
+        assert np.isnan(value.get())
+        assert gradient.shape == (3, 0)
+
+
 def test_none_is_left() -> None:
     """The mean is NaN and its gradients are 0."""
     x, target = np.ones((40, 3), np.float32), np.full(40, -100)
@@ -174,15 +193,6 @@ def test_layouts(input: str) -> None:
         assert gathers(device)
         for result, wanted in zip(got, expected, strict=True):
             np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
-
-
-@pytest.mark.parametrize("shape", [(5, 1), (4, 3, 6)])
-def test_rows_of_other_kernels(shape: tuple[int, ...]) -> None:
-    """Of one element, or with elements that lie apart by less than a sector of memory."""
-    operands = NLL.draw(np.random.default_rng(14), shape, np.float32)
-    with installed(multiprocessors=3, seed=1) as device:
-        exercise(device, NLL, operands)
-        assert not gathers(device)
 
 
 def check_rows_beyond_32_bits() -> None:

@@ -273,7 +273,7 @@ def test_tangents_of_probabilities(smoothing: float, columns: int) -> None:
 
 def test_second_derivatives_of_operands_that_are_not_finite() -> None:
     """As the documents say: NaN on a device, and on the host what does not depend on them."""
-    x, along = np.float32([np.inf, np.nan, 1.0]), np.ones(3, np.float32)
+    x, along = np.array([np.inf, np.nan, 1.0], np.float32), np.ones(3, np.float32)
     target = np.zeros(3, np.float32)
     on_host = hvp(mse_loss, (x, target), (along, None), reduction="sum")
     np.testing.assert_array_equal(on_host, [2.0, 2.0, 2.0])

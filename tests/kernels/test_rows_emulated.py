@@ -505,17 +505,6 @@ def test_rows_in_two_launches(case: RowCase, monkeypatch: pytest.MonkeyPatch) ->
         assert any("MERGE" in name for name in names(device))
 
 
-def test_a_gradient_of_unread_elements_is_written_by_many_threads() -> None:
-    """Those of nll_loss are 0 but for one in a row."""
-    operands = NLL.draw(np.random.default_rng(9), (3, 4096), np.float32)
-    with installed(multiprocessors=3, seed=1) as device:
-        exercise_few_columns(device, NLL, operands)
-        of_teams = [name for name in names(device) if "<TeamParameters" in name]
-        writes = [name for name in of_teams if parameters(name, "Team")["threads_per_row"] == 128]
-        assert writes
-        assert all("NO_VALUES" in name for name in writes)
-
-
 def names(device: Device) -> list[str]:
     """The kernels that were launched."""
     return [launch.name for launch in device.launches]

@@ -216,13 +216,15 @@ EQUIVALENT: dict[str, str] = {
     "return Approximate(fabsf(x.value) <= 0.25f ? near : far);": "both are as close as is promised",
     "return Approximate(a <= 0.5f ? near : far);": "both are as close as is promised",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
-    "static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW < 32 &&": (
+    "Team::THREADS_PER_ROW < 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;": (
         "rows of a warp are taken in other batches"
     ),
-    "static constexpr bool PADDED = Loss::READS != 0 && Team::THREADS_PER_ROW <= 31 &&": (
+    "Team::THREADS_PER_ROW <= 31 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;": (
         "rows of a warp are taken in other batches"
     ),
-    "Team::RANKS != 1 && !Team::EXACT && !Team::HELD;": "rows are taken in other batches",
+    "Team::THREADS_PER_ROW <= 32 && Team::RANKS != 1 && !Team::EXACT && !Team::HELD;": (
+        "rows are taken in other batches"
+    ),
     "PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES < MOST_AT_ONCE;": (
         "a row is taken in several batches"
     ),
