@@ -17,9 +17,8 @@ from cupy_losses import l1_loss
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._core.shapes import IterationSpace
 from cupy_losses._device import sources
-from cupy_losses._device.launch import int64, iteration_space
+from cupy_losses._device.launch import int64, iteration_space, reciprocal
 from cupy_losses._device.plan import template, tuned
-from cupy_losses._device.row_team import RowTeam
 
 from ..emulator import Device, Module
 from ..tables.arrays import BFLOAT16
@@ -257,16 +256,16 @@ def rows(
     divisor: float = 1.0,
     denominator: float | None = None,
 ) -> Array:
-    """Run a pass of nll_loss with weights, one thread a row; a tangent comes first, if any."""
+    """Run a pass of nll_loss with weights; a tangent comes first, if any."""
     n = len(gradient)
     arrays = [*operands, gradient]
     real = "double" if operands[-1].dtype == np.float64 else "float"
     types = [f"const {c_type(x.dtype.name)}*" for x in operands]
     name = template(
-        "rows",
+        "gathered_rows",
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
-        RowTeam(256, 1, 1, slots=COLUMNS, exact=True).c_type(resident=1),
+        tuned("GatheringTeam", threads=256, resident=1, writing="IN_VECTORS"),
         *(values, "1u", f"{directions}u", "false", c_type(result.dtype.name), *types),
         f"{c_type(gradient.dtype.name)}*",
     )
@@ -274,14 +273,15 @@ def rows(
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     steps = [1 if x.shape != (n,) else 0 for x in arrays]
     strides = [(0 if x.shape == (COLUMNS,) else x.size // n,) for x in arrays]
-    module = Module(sources.source("kernels/rows.cu"), [name], ("-DARCHITECTURE=900",))
+    module = Module(sources.source("kernels/gathered_rows.cu"), [name], ("-DARCHITECTURE=900",))
     kernel = module.get_function(name)
     kernel(
         (segments,),
         (256,),
         (
             *(int64(-100), 1.0, space(n, *strides) + int64(*steps, *(x.size for x in arrays))),
-            *(segments, np.int32(0), n, COLUMNS, segments),  # every block keeps what it reads
+            *(np.int32(256), np.int32(1), reciprocal(COLUMNS)),
+            *(n, COLUMNS, segments),
             divisor,
             None if denominator is None else np.array([denominator]),
             *(None, None),  # neither grad_output nor an Anticipation
