@@ -124,7 +124,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       for (int r = 0; r < Team::RANKS; ++r) {
         const Share share = work.share_of(row, present, r, Team::SLOTS);
         State part;
-        if constexpr (STAYS) {
+        if constexpr (STAYS && Team::RANKS == 1) {
+          part = work.template accumulate<false>(share, share, context);
+        } else if constexpr (STAYS) {
           part = r == rank ? work.template accumulate<false>(share, share, context)
                            : work.accumulate(share, Team::SLOTS, context);
         } else if constexpr (Team::ROWS_AHEAD == 2) {
