@@ -620,7 +620,7 @@ def test_figures_of_first_calls_in_the_readme() -> None:
         f"{calls[call]['empty_cache_s']:.1f} s"
         for call in ("mse_loss, forward", "cross_entropy, forward", "cross_entropy, value_and_grad")
     )
-    (warm,) = {f"{seconds['warm_cache_s']:.1f} s" for seconds in calls.values()}
+    warm = "{:.1f} to {:.1f} s".format(*span(each["warm_cache_s"] for each in calls.values()))
     assert (
         f"{mse} for `mse_loss`, {cross_entropy} for `cross_entropy` and {both} for its "
         f"`value_and_grad`; with a warm cache, {warm}."
