@@ -442,6 +442,7 @@ def test_what_is_no_node_breaks_the_graph(function: Callable[..., Any]) -> None:
 
 
 def test_check_values_where_the_caller_is_compiled() -> None:
+    torch._dynamo.reset()
     x, y = batch(3)
     loss = torch.compile(lambda x, y: cross_entropy(x, y), backend="aot_eager")
     torch.testing.assert_close(with_check(loss, x, y), cross_entropy(x, y))
