@@ -224,8 +224,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
       if (first >= Column(columns)) break;
       const unsigned behind = unsigned(first) * step;
-      // ThreadRows up to a sector that begins in this tile, or in the next one. No tile is ahead of
-      // 0.
+      // Rows up to a sector that begins in this tile, or in the next one. No tile is ahead of 0.
       const int ahead = begin == 0 ? 0 : int(-(place + behind) % SECTOR);
       const int ahead_of_next = int(-(place_of_next + behind) % SECTOR);
       const int own = ahead + Team::row();
@@ -420,7 +419,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     auto& batch = own.batch;
     Context contexts[WIDTH];
     Finished done[WIDTH];
-    // ThreadRows that are not there are left out where no other thread waits for this one.
+    // Rows that are not there are left out where no other thread waits for this one.
     if (!Team::AHEAD || rows.present) {
       work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, memory, split == 0);
       const auto left_of = [&](int section, int v) -> State& {

@@ -97,6 +97,7 @@ DEVICE bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
       : "memory");
   return done != 0;
 }
+
 // The copy engine moves multiples of 16 bytes, between addresses that 16 divides.
 DEVICE void cp_async_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile(
