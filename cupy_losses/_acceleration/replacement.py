@@ -173,7 +173,7 @@ class Replaced:
 
     def _decisive(self) -> tuple[list[str], list[str]]:
         """Expressions of the arguments: that one is not plain, and what the key of a call has."""
-        not_plain, key = [], ["autocast()"]
+        not_plain, key = [], [f"autocast() and autocast_on({self._operands[0]}.device.type)"]
         for name in self._tensors:
             may_be_number = name in rules.MAY_BE_NUMBERS
             if name in self._operands and not may_be_number:
@@ -196,6 +196,7 @@ class Replaced:
             "forward_ad": forward_ad,
             "tracing": torch._C._is_tracing,
             "autocast": torch._C._is_any_autocast_enabled,
+            "autocast_on": torch.is_autocast_enabled,
             "plain": _PLAIN,
             "described": _described,
             "decided": self._decided.get,
@@ -218,7 +219,7 @@ class Replaced:
         tally.example = tally.example or example
         if not reason and tally.sample is None:
             arguments = {name: _layout(x) for name, x in named.items()}
-            tally.sample = Sample(arguments, torch._C._is_any_autocast_enabled())
+            tally.sample = Sample(arguments, autocast=key[0])
         return keep(self._decided, key, tally)
 
     def _tally(self, arguments: dict[str, Any], reason: str, traced: bool = False) -> Tally:

@@ -22,6 +22,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from .._core.dtypes import dtype_name
 from .._core.shapes import ArraySpec
 from .._device import driver
+from .._torch.evaluation import is_autocast
 
 Tensor = torch.Tensor
 
@@ -212,7 +213,7 @@ def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) ->
     first = next(iter(tensors.values()))
     reason = _by_place([*tensors.values()]) or _by_derivatives()
     if not reason:
-        autocast = torch._C._is_any_autocast_enabled()
+        autocast = is_autocast([first])
         reason = (
             _by_gradients(name, tensors)
             or _by_dtypes(name, tensors, autocast)

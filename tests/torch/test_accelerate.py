@@ -913,6 +913,41 @@ def test_all_arguments_give_what_torch_gives(
         assert counted[""] > 0.1 * sum(counted.values())
 
 
+@pytest.fixture
+def _autocast_elsewhere() -> Iterator[None]:
+    """Autocast is on, on a device where no operand is."""
+    torch.set_autocast_enabled("cuda", True)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.usefixtures("on_gpu", "_autocast_elsewhere")
+def test_autocast_of_another_device() -> None:
+    """It changes no dtype and no error of torch's, nor what the next call with it decides."""
+    half, single, classes = torch.rand(4, 5).half(), torch.rand(4, 5), torch.arange(4)
+    for function, args, options in (
+        (F.huber_loss, (half, single), {}),
+        (F.binary_cross_entropy_with_logits, (single, half), {}),
+        (F.cross_entropy, (half, classes), {"weight": torch.ones(5)}),
+        (F.binary_cross_entropy, (single, single), {}),
+    ):
+
+        def call(function: Any = function, args: Any = args, options: Any = options) -> Any:
+            try:
+                return function(*args, **options).dtype
+            except RuntimeError as error:
+                return str(error)
+
+        expected = call()
+        with cupy_losses.accelerate() as acceleration:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                call()
+            before = reasons(acceleration)
+            assert call() == expected, function
+        reason = "" if function is F.binary_cross_entropy else rules.DTYPES
+        assert reasons(acceleration)[reason] == before.get(reason, 0) + 1
+
+
 def test_report(on_gpu: None) -> None:
     x, y = torch.ones(2, 3), torch.ones(2, 3)
     with cupy_losses.accelerate() as acceleration:
