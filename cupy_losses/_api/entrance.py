@@ -81,8 +81,9 @@ def prepared_by(
     """Make a public function that is more than one call, differentiated as that of `prepare`."""
 
     def decorate(loss: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        checked = Checks(loss, kinds).before(loss)
-        mark(checked, prepare)
+        checks = Checks(loss, kinds)
+        checked = checks.before(loss)
+        mark(checked, checks.before(prepare))
         return checked
 
     return decorate

@@ -65,7 +65,7 @@ class Checks:
             elif names is not None and name not in names:
                 raise TypeError(
                     f"{self._name}() got an unexpected keyword argument {name!r}: it takes "
-                    f"{', '.join(names)}"
+                    f"{', '.join(names)}{_of_transforms(name)}"
                 )
         if len(args) <= self.arrays:
             return args
@@ -91,3 +91,10 @@ class Checks:
             return function(*given, **kwargs)
 
         return checked
+
+
+def _of_transforms(name: str) -> str:
+    """What to pass to a transform in place of a number of its argument that it does not take."""
+    if name not in ("argnum", "argnums"):
+        return ""
+    return "; hvp and grad_and_hess take argnum, value_and_grad, grad and vjp take argnums"

@@ -16,6 +16,7 @@ from cupy_losses import (
     cross_entropy,
     grad,
     huber_loss,
+    hvp,
     l1_loss,
     mse_loss,
     nll_loss,
@@ -249,6 +250,19 @@ def test_what_cannot_be_differentiated_raises(case: str) -> None:
     numbers = (0, 1) if case == "a branch" else 0
     with pytest.raises(error, match=message):
         value_and_grad(function, numbers)(*([X, Y] if case == "a branch" else [X]))
+
+
+def test_what_a_loss_does_not_take_raises() -> None:
+    """The function that was called is named, not the one that prepares its calls."""
+    function: Any = value_and_grad(triplet_margin_with_distance_loss)
+    for name in ("p", "axis", "norm"):
+        message = rf"^triplet_margin_with_distance_loss\(\) .* '{name}': it takes anchor, positive"
+        with pytest.raises(TypeError, match=message):
+            function(X, X, Y, **{name: 2})
+    with pytest.raises(TypeError, match="margin must be a real number"):
+        function(X, X, Y, margin="1")
+    with pytest.raises(TypeError, match="got .* 'argnums': .*; hvp and grad_and_hess take argnum"):
+        hvp(mse_loss, (X, Y), (X, None), argnums=0)
 
 
 def test_arguments_are_checked() -> None:
