@@ -97,7 +97,8 @@ def absent(name: str, module: str, of_torch: ModuleType) -> AttributeError:
     """The error for an attribute that a module of losses does not have."""
     text = f"module {module!r} has no attribute {name!r}"
     if hasattr(of_torch, name):
-        text = f"{module} has losses alone, and {name} is {of_torch.__name__}.{name}"
+        lack = "does not have this loss:" if "loss" in name.lower() else "has losses alone, and"
+        text = f"{module} {lack} {name} is {of_torch.__name__}.{name}"
     return AttributeError(text, name=name, obj=sys.modules[module])
 
 

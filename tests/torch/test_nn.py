@@ -488,6 +488,10 @@ def test_the_rest_of_torch_is_named() -> None:
     """Other attributes are absent, as `hasattr` and `inspect` expect."""
     with pytest.raises(AttributeError, match="has losses alone, and Linear is torch.nn.Linear"):
         getattr(nn, "Linear")  # noqa: B009  for type checkers it is absent
+    with pytest.raises(AttributeError, match="not have this loss: CTCLoss is torch.nn.CTCLoss"):
+        getattr(nn, "CTCLoss")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"loss: ctc_loss is torch.nn.functional.ctc_loss"):
+        getattr(F, "ctc_loss")  # noqa: B009
     with pytest.raises(AttributeError, match=r"alone, and relu is torch.nn.functional.relu"):
         getattr(F, "relu")  # noqa: B009
     with pytest.raises(AttributeError, match="module 'cupy_losses.nn' has no attribute 'MSELos'"):
