@@ -136,6 +136,8 @@ class Device:
         Memory between the elements is poisoned. Kernels must not write to it unless `writable`.
         """
         host = np.asarray(array)
+        if host.dtype.hasobject:
+            raise TypeError(f"device memory holds no objects, got {array!r}")
         begin, end = np.lib.array_utils.byte_bounds(host) if host.size else (0, 0)
         allocation = Allocation(end - begin, current.device, misalignment)
         start = host.ctypes.data - begin if host.size else 0

@@ -348,6 +348,11 @@ def test_launch_through_the_driver(device: Device) -> None:
     assert device.launches[0].grid == (1, 1, 1)
 
 
+def test_device_memory_holds_no_objects(device: Device) -> None:
+    with pytest.raises(TypeError, match="holds no objects, got array"):
+        device.asarray(np.array(None))
+
+
 def test_launch_arguments_are_checked(device: Device) -> None:
     x = device.asarray(np.arange(5, dtype=np.float32))
     y = emulator.ndarray(5, np.float32)
