@@ -80,9 +80,9 @@ def command(
     """Compute losses and their gradients.
 
     FILE is a .npy file, a .npz file (FILE.npz:KEY where it has several arrays), a .csv file, with a
-    line of names or without, where an empty field is NaN, or a .parquet file. FILE.csv:COLUMN and
-    FILE.parquet:COLUMN are one column, FILE.csv:A,B two side by side. The index of rows that pandas
-    writes is left out.
+    line of names or without, where an empty field is NaN, or a .parquet file (needs pyarrow).
+    FILE.csv:COLUMN and FILE.parquet:COLUMN are one column, FILE.csv:A,B two side by side. The index
+    of rows that pandas writes is left out.
 
     Without --dtype, operands have the dtype of their files. What is read of a .csv file has an
     integer dtype if every number is written without a decimal point and no field is empty, else

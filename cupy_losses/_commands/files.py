@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -286,12 +287,9 @@ def _parquet(file: str, key: str) -> AnyArray:
 def _columns(file: str) -> dict[str, AnyArray]:
     try:
         from pyarrow import parquet
-    except ModuleNotFoundError:
+    except ImportError:
         return _columns_by_pandas(file)
-    try:
-        table = parquet.read_table(file)
-    except ValueError:
-        raise ValueError("is no Parquet file that pyarrow can read") from None
+    table = _read_by("pyarrow", lambda: parquet.read_table(file))
     # pandas stores the index of its rows among the columns: a range as a dict, any other by name.
     pandas = table.schema.pandas_metadata or {}
     index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
@@ -301,10 +299,24 @@ def _columns(file: str) -> dict[str, AnyArray]:
 def _columns_by_pandas(file: str) -> dict[str, AnyArray]:
     try:
         import pandas
-    except ModuleNotFoundError:
-        raise ValueError("needs pyarrow or pandas: pip install pyarrow") from None
-    frame = pandas.read_parquet(file)
+
+        # It raises an ImportError where no package is there that reads such files for it.
+        frame = _read_by("pandas", lambda: pandas.read_parquet(file))
+    except ImportError:
+        raise ValueError("needs pyarrow: pip install pyarrow") from None
     return {str(name): frame[name].to_numpy() for name in frame}
+
+
+def _read_by(package: str, load: Callable[[], Any]) -> Any:
+    """A table that a package reads; of a damaged file anything may come."""
+    try:
+        return load()
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ValueError(f"is no Parquet file that {package} can read") from None
 
 
 _READERS: dict[str, Callable[[str, str], AnyArray]] = {

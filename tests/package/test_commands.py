@@ -372,14 +372,28 @@ def test_an_index_that_pandas_stores_is_no_data(tmp_path: Path) -> None:
 
 
 def test_parquet_by_pandas(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
-    """Where there is no pyarrow; and where there are neither."""
+    """Where there is no pyarrow; and where pandas is not there, or has nothing to read it with."""
     (tmp_path / "one.parquet").write_text("what a stand-in reads")
     own = ["--prediction", f"{tmp_path}/one.parquet", *saved(tmp_path, target=np.zeros(2))]
     for name in ("pyarrow", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = evaluate(capsys, *own)
     assert code == 1
-    assert "needs pyarrow or pandas: pip install pyarrow" in err
+    assert err.endswith("one.parquet needs pyarrow: pip install pyarrow\n")
+    for error, message in (
+        (ImportError("Unable to find a usable engine"), "needs pyarrow: pip install pyarrow"),
+        (KeyError("schema"), "is no Parquet file that pandas can read"),
+        (OSError("Couldn't deserialize thrift"), "is no Parquet file that pandas can read"),
+        (PermissionError(13, "Permission denied"), "cannot be read: Permission denied"),
+    ):
+
+        def fail(file: str, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setitem(sys.modules, "pandas", stand_in := type(sys)("pandas"))
+        vars(stand_in)["read_parquet"] = fail
+        code, _, err = evaluate(capsys, *own)
+        assert (code, err) == (1, f"Error: input: {tmp_path}/one.parquet {message}\n")
     frame = type("Frame", (dict,), {})(column=np.array([2.0, 4.0]))
     frame["column"] = type("Series", (), {"to_numpy": lambda self: np.array([2.0, 4.0])})()
     stand_in = type(sys)("pandas")
