@@ -133,31 +133,51 @@ def train(options: argparse.Namespace) -> list[float]:
         schedule.step()
         if step % 10 == 0:
             curve.append(loss.item())
+            print(f"step {step}: {curve[-1]:.4f}", flush=True)
     with torch.no_grad(), precise:
         tokens, following = text.draw(options.batch)
         curve.append(loss_of(model(tokens), following).item())
+        print(f"last batch: {curve[-1]:.4f}")
     return curve
+
+
+# By device: what keeps a GPU busy is too much for a CPU.
+SIZES = {
+    "gpu": {"batch": 16, "length": 512, "vocabulary": 50257, "width": 512, "layers": 4},
+    "cpu": {"batch": 8, "length": 64, "vocabulary": 1024, "width": 128, "layers": 2},
+}
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
     """Train as the command line says, and print the losses."""
-    parser = argparse.ArgumentParser(description="Train a small transformer to predict tokens.")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=16, help="texts of a batch")
-    parser.add_argument("--length", type=int, default=512, help="tokens of a text")
-    parser.add_argument("--vocabulary", type=int, default=50257)
-    parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="where to train; the sizes that a CPU has by default are smaller",
+    )
+    device = first.parse_known_args(arguments)[0].device
+    sizes = SIZES["cpu" if device.startswith("cpu") else "gpu"]
+    parser = argparse.ArgumentParser(
+        description="Train a small transformer to predict tokens.",
+        parents=[first],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for name, text in {
+        "batch": "texts of a batch",
+        "length": "tokens of a text",
+        "vocabulary": "tokens that there are",
+        "width": "numbers for each token",
+        "layers": "blocks of attention and a network",
+    }.items():
+        parser.add_argument(f"--{name}", type=int, default=sizes[name], help=text)
+    parser.add_argument("--steps", type=int, default=100, help="batches to train with")
+    parser.add_argument("--rate", type=float, default=1e-3, help="the largest learning rate")
     options = parser.parse_args(arguments)
     start = time.perf_counter()
-    *curve, unseen = train(options)
-    for number, loss in enumerate(curve):
-        print(f"step {10 * number}: {loss:.4f}")
-    print(f"last batch: {unseen:.4f}")
+    curve = train(options)
     print(f"{time.perf_counter() - start:.2f} s on {options.device}", file=sys.stderr)
-    return [*curve, unseen]
+    return curve
 
 
 if __name__ == "__main__":
