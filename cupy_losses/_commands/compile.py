@@ -37,7 +37,10 @@ class _Architecture(click.Choice[str]):
 @losses.option(default="all")
 @losses.parameter_option
 @click.option(
-    "--reduction", type=click.Choice(["mean", "sum", "none", "batchmean"]), default="mean"
+    "--reduction",
+    type=click.Choice(["mean", "sum", "none", "batchmean"]),
+    default="mean",
+    show_default=True,
 )
 @click.option(
     "--dtype",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from .._core.arguments import one_of
 from .._core.dtypes import FLOATING, dtype_name
 from . import backends, files, gradients, losses, operands, progress
 from .command import Command
@@ -31,10 +32,14 @@ class _Evaluate(Command):
             raise click.UsageError(message, ctx) from None
 
 
+# Those to one number, which is what is shown.
+_REDUCTIONS = ("mean", "sum", "batchmean")
+
+
 @click.command("evaluate", cls=_Evaluate)
 @losses.option(default=", ".join(operands.OF_DIABETES))
 @losses.parameter_option
-@click.option("--reduction", type=click.Choice(["mean", "sum", "batchmean"]), default="mean")
+@click.option("--reduction", type=click.Choice(_REDUCTIONS), default="mean", show_default=True)
 @click.option("--prediction", metavar="FILE", help="The first operand of the loss.")
 @click.option("--target", metavar="FILE", help="The operand `target`.")
 @click.option(
@@ -98,6 +103,10 @@ def command(
     squares.
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
+    for function in functions:
+        own = [choice for choice in _REDUCTIONS if choice in function.loss.reductions]
+        if reduction not in own:
+            raise click.UsageError(f"--reduction must be {one_of(own)} for {function.name}")
     hyper = losses.pairs(parameters)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
     for name, _ in hyper:

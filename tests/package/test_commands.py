@@ -908,7 +908,7 @@ def test_files_that_are_no_operands(
         ("--loss huber_loss --parameter delta=-1", "delta must be > 0"),
         ("--loss huber_loss --parameter delta=x", "delta must be a real number, got 'x'"),
         ("--loss huber_loss --parameter delta=1_0", "delta must be a real number, got '1_0'"),
-        ("--reduction batchmean", "reduction must be 'none', 'mean' or 'sum'"),
+        ("--reduction batchmean", "--reduction must be 'mean' or 'sum' for mse_loss"),
         ("--operand input", "must look like NAME=FILE, got 'input'"),
         ("--prediction a.npy --prediction b.npy", "the option --prediction is given twice"),
         ("--reduction sum --reduction sum", "the option --reduction is given twice"),
@@ -1112,9 +1112,9 @@ def test_without_the_extra(missing: str, tmp_path: Path) -> None:
 def test_what_is_evaluated_without_operands(capsys: Any) -> None:
     """The help and the page on messages name the losses that have data."""
     assert main(["evaluate", "--help"]) == 0
-    assert f"[default: {', '.join(operands.OF_DIABETES)}]" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"[default: {', '.join(operands.OF_DIABETES)}]" in printed
+    assert "--reduction [mean|sum|batchmean] [default: mean]" in printed
     page = (PACKAGE.parent / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     *others, last = (f"`{name}`" for name in operands.OF_DIABETES)
     assert f"`evaluate` computes {', '.join(others)} and {last} alone" in " ".join(page.split())
