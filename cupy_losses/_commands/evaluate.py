@@ -46,7 +46,7 @@ _REDUCTIONS = ("mean", "sum", "batchmean")
     "--operand", "named", multiple=True, metavar="NAME=FILE", help="Any other, such as var=v.npy."
 )
 @click.option("--weight", metavar="FILE", help="The weight of each element or class.")
-@click.option("--where", metavar="FILE", help="A mask of True and False, or 1 and 0: what counts.")
+@click.option("--where", metavar="FILE", help="A mask of true and false, or 1 and 0: what counts.")
 @click.option("--sample-weight", metavar="FILE", help="The weight of each row.")
 @click.option("--elements", metavar="SHAPE", help="Random operands, such as 32768x32768.")
 @click.option(

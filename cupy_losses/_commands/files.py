@@ -18,7 +18,7 @@ import numpy as np
 
 from .._core.types import AnyArray
 
-_FLAGS = {"True": True, "False": False}  # as Python, NumPy and pandas write them
+_FLAGS = {"true": True, "false": False}  # in capitals or not
 
 
 def read(name: str, location: str) -> AnyArray:
@@ -160,7 +160,7 @@ def _choices(file: str, keys: Sequence[str]) -> str:
 def _csv(file: str, key: str) -> AnyArray:
     """Rows of numbers under a line of names, or none; a single column is a vector.
 
-    Where all that is read is True or False, the array is boolean.
+    Where all that is read is true or false, in any case, the array is boolean.
     An empty field is NaN, as a null of Parquet is: also a blank line, where each has one field.
     Blank lines at the end are none. Columns that are asked for, by their names or, where there are
     no names, by their numbers from 0 on, are read alone: others may be of text.
@@ -196,7 +196,7 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
         lines.pop()
     first = lines[0][1] if lines else []
     # 1_000 is no number, but no name either. Flags alone are a mask.
-    are_flags = all(field in ("", *_FLAGS) for field in first)
+    are_flags = all(not field or _flag(field) is not None for field in first)
     are_names = not are_flags and all(_of_python(field) is None for field in first)
     if are_names or _are_numbered(first, lines[1:]):
         return first, lines[1:]
@@ -243,11 +243,18 @@ def _numbers(
     found = []
     for column in chosen:
         field = row[column]
-        value = _FLAGS.get(field, number(field)) if field else math.nan
+        value: bool | int | float | None = math.nan
+        if field:
+            flag = _flag(field)
+            value = number(field) if flag is None else flag
         if value is None:
             raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
         found.append(value)
     return found
+
+
+def _flag(text: str) -> bool | None:
+    return _FLAGS.get(text.strip().lower())
 
 
 def number(text: str) -> int | float | None:

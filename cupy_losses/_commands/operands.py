@@ -136,10 +136,7 @@ def _converted(function: NamedLoss, name: str, array: AnyArray, dtype: str | Non
     """An operand in the dtype that was asked for; indices and masks keep theirs."""
     is_integer = array.dtype.kind in "iu"
     if name == "where":
-        # A text file has no flags but 0 and 1.
-        own = (array[place] for place in places(array.shape, PART))
-        is_flags = is_integer and all(bool(((x == 0) | (x == 1)).all()) for x in own)
-        return _cast(array, np.dtype(bool)) if is_flags else array
+        return _flags(array)
     loss = function.loss
     role = loss.role(name) if isinstance(loss, RowFormula) else None
     if role is not None and role.is_index and is_integer:
@@ -148,6 +145,22 @@ def _converted(function: NamedLoss, name: str, array: AnyArray, dtype: str | Non
         # Whole numbers, of a text file for example, where a loss takes real ones.
         dtype = "float64"
     return array if dtype is None else _cast(array, numpy_dtype(dtype))
+
+
+def _flags(array: AnyArray) -> AnyArray:
+    """A mask of booleans, from numbers that are 0 or 1: many files have no others."""
+    if array.dtype == bool:
+        return array
+    for place in places(array.shape, PART):
+        own = array[place]
+        wrong = (own != 0) & (own != 1)
+        if wrong.any():
+            value = own[wrong].reshape(-1)[0]
+            empty = ", as an empty field is read" if np.isnan(value) else ""
+            raise click.ClickException(
+                f"where must hold true and false, or 1 and 0, got {value}{empty}"
+            )
+    return _cast(array, np.dtype(bool))
 
 
 def _cast(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:

@@ -190,17 +190,48 @@ def test_masks_and_weights_of_rows(
 
 
 @pytest.mark.parametrize("header", ["", 'counts,"True"\n'])
-def test_masks_of_text(header: str, capsys: Any, tmp_path: Path) -> None:
-    """True and False, as NumPy and pandas write them."""
+@pytest.mark.parametrize("words", [("True", "False"), ("true", "false"), ("TRUE", "FALSE")])
+def test_masks_of_text(words: tuple[str, str], header: str, capsys: Any, tmp_path: Path) -> None:
+    """True and False, as NumPy and pandas write them; as other programs do."""
     x, y = RNG.standard_normal((2, 5, 2))
     where = np.array([[True, False]] * 4 + [[False, True]])
-    np.savetxt(tmp_path / "where.csv", where, fmt="%s", delimiter=",")
+    np.savetxt(tmp_path / "where.csv", np.where(where, *words), fmt="%s", delimiter=",")
     file = tmp_path / "where.csv"
     file.write_text(header + file.read_text())
     assert read("where", str(file)).dtype == bool
     own = [*saved(tmp_path, input=x, target=y), "--where", str(file), "--loss", "mse_loss"]
     (row,) = report(capsys, *own)["losses"]
     assert row["value"] == float(cupy_losses.mse_loss(x, y, where=where))
+
+
+@pytest.mark.parametrize("ending", ["npy", "csv"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_masks_of_numbers(ending: str, dtype: Any, capsys: Any, tmp_path: Path) -> None:
+    """All 0 or 1, of any dtype; else the message says what to write, not what to call."""
+    x, y = RNG.standard_normal((2, 5))
+    file = f"{tmp_path}/mask.{ending}"
+    own = [*saved(tmp_path, input=x, target=y), "--where", file, "--loss", "mse_loss"]
+    flags = np.array([1, 0, 0, 1, 1], dtype)
+    for factor in (1, 2):
+        if ending == "npy":
+            np.save(file, factor * flags)
+        else:
+            np.savetxt(file, factor * flags, fmt="%.1f" if flags.dtype.kind == "f" else "%d")
+        if factor == 1:
+            (row,) = report(capsys, *own)["losses"]
+            assert row["value"] == float(cupy_losses.mse_loss(x, y, where=flags == 1))
+    code, _, err = evaluate(capsys, *own)
+    two = "2.0" if flags.dtype.kind == "f" else "2"
+    assert (code, err) == (1, f"Error: where must hold true and false, or 1 and 0, got {two}\n")
+
+
+def test_an_empty_field_of_a_mask(capsys: Any, tmp_path: Path) -> None:
+    """It is neither true nor false."""
+    (tmp_path / "mask.csv").write_text("true,false\n,true\n")
+    own = saved(tmp_path, input=np.ones((2, 2)), target=np.zeros((2, 2)))
+    code, _, err = evaluate(capsys, *own, "--where", f"{tmp_path}/mask.csv")
+    assert code == 1
+    assert err.endswith("or 1 and 0, got nan, as an empty field is read\n")
 
 
 def test_classes_keep_their_dtype(capsys: Any, tmp_path: Path) -> None:
