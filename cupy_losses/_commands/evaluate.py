@@ -124,7 +124,8 @@ def command(
             line.say(f"{function.name}: operands")
             arguments = function.arguments(hyper, reduction)
             arrays = found.of(function, arguments)
-            with files.columns_named(given.files):
+            ignored = {**function.parameters, **arguments}.get("ignore_index")
+            with files.mistakes_in_files(given.files, ignored):
                 evaluated = EvaluatedLoss(function, arrays, arguments)
                 if gradient is not None:
                     gradients.check(gradient, evaluated)

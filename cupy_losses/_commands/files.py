@@ -66,23 +66,24 @@ def _split(location: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def columns_named(locations: Sequence[str]) -> Iterator[None]:
-    """Where shapes do not fit, let the error name the columns of tables that are read as a whole.
+def mistakes_in_files(locations: Sequence[str], ignored: int | None = None) -> Iterator[None]:
+    """Let errors say what to write in a file, where they say what to call.
 
-    Or say how classes are written, where they were read as numbers that may be none.
+    Where shapes do not fit, they name the columns of tables that are read as a whole; where an
+    index is not of integers, how it is written.
 
     Args:
         locations: What was read.
+        ignored: The class of rows to ignore, if the loss has one.
 
     """
     try:
         yield
-    except ValueError as error:
-        tables = [_split(location)[0] for location in locations]
-        of_text = any(Path(file).suffix.lower() == ".csv" for file in tables)
-        if of_text and "classes must have an integer dtype" in str(error):
-            advice = "in a .csv file, write all of them, without a decimal point"
-            raise click.ClickException(f"{error}; {advice}") from None
+    except (TypeError, ValueError) as error:
+        if "must have an integer dtype" in str(error):
+            what = re.sub("[:;] pass .*", "", str(error))
+            own = "" if ignored is None else f", and {ignored} for rows to ignore"
+            raise click.ClickException(f"{what}: write classes as integers{own}") from None
         whole = [_columns_of(location) for location in locations]
         columns = [
             f"{file} has columns: name one of {choices}" for file, choices in filter(None, whole)

@@ -339,14 +339,30 @@ def test_shapes_that_do_not_fit_name_the_columns(capsys: Any, tmp_path: Path) ->
     assert (code, err.count("columns")) == (1, 0)
 
 
-def test_classes_that_are_written_as_fractions(capsys: Any, tmp_path: Path) -> None:
-    """As pandas writes them where one is missing."""
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("cross_entropy", ", and -100 for rows to ignore"),
+        ("nll_loss", ", and -100 for rows to ignore"),
+        ("multi_margin_loss", ""),
+    ],
+)
+def test_classes_that_are_written_as_fractions(
+    name: str, advice: str, capsys: Any, tmp_path: Path
+) -> None:
+    """As pandas writes them where one is missing; the message has no Python."""
     (tmp_path / "scores.csv").write_text("a,b\n1.5,2.5\n0.5,1.5\n")
     (tmp_path / "classes.csv").write_text("c\n0.0\n1.0\n")
-    files = "--prediction", f"{tmp_path}/scores.csv", "--target", f"{tmp_path}/classes.csv"
-    code, _, err = evaluate(capsys, "--loss", "cross_entropy", *files)
-    assert code == 1
-    assert err.endswith("; in a .csv file, write all of them, without a decimal point\n")
+    np.save(tmp_path / "classes.npy", np.ones(2))
+    for file in ("classes.csv", "classes.npy"):
+        files = "--prediction", f"{tmp_path}/scores.csv", "--target", f"{tmp_path}/{file}"
+        code, _, err = evaluate(capsys, "--loss", name, *files)
+        assert code == 1
+        assert "must have an integer dtype" in err
+        assert err.endswith(f": write classes as integers{advice}\n")
+        assert "pass" not in err
+    own = "--loss", "nll_loss", *files, "--parameter", "ignore_index=-1"
+    assert evaluate(capsys, *own)[2].endswith(", and -1 for rows to ignore\n")
 
 
 def test_several_columns_of_a_table(tmp_path: Path) -> None:
