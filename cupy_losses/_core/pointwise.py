@@ -51,7 +51,7 @@ class PointwiseFormula(Loss):
         check_dtypes([operand.dtype for operand in operands], names)
         shape = broadcast_shape(operands, names, call.extra)
         if self.same_shape:
-            _check_same_shape(operands[call.extra :], names[call.extra :], shape)
+            _check_same_shape(operands[call.extra :], names[call.extra :])
         if self.row_means and not shape:
             raise ValueError(f"{names[call.extra]} must have at least one dimension")
         return shape
@@ -126,14 +126,15 @@ class PointwiseFormula(Loss):
         )
 
 
-def _check_same_shape(operands: Sequence[ArraySpec], names: Sequence[str], shape: Shape) -> None:
-    """Raise unless input and target have the shape of the loss, which no other operand enlarges."""
+def _check_same_shape(operands: Sequence[ArraySpec], names: Sequence[str]) -> None:
+    """Raise unless input and target have one shape, which no other operand enlarges."""
     input, target = operands[:2]
-    for operand, name in zip((input, target), names, strict=False):
-        if input.shape != target.shape and operand.shape != shape:
-            raise ValueError(
-                f"{name} must have the shape of the loss, {shape}, got {operand.shape}"
-            )
+    if input.shape != target.shape:
+        meant = f": pass {names[1]}.reshape({names[0]}.shape)" if input.size == target.size else ""
+        raise ValueError(
+            f"{names[1]} must have the shape of {names[0]}, {input.shape}, got "
+            f"{target.shape}{meant}"
+        )
     for operand, name in zip(operands[2:], names[2:], strict=True):
         if broadcast_shape((input, operand), (names[0], name)) != input.shape:
             raise ValueError(f"{name} of shape {operand.shape} does not broadcast to {input.shape}")

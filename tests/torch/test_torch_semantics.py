@@ -515,11 +515,28 @@ def test_multilabel_rows(
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("name", ["binary_cross_entropy", "binary_cross_entropy_with_logits"])
+@pytest.mark.parametrize(
+    "name",
+    ["binary_cross_entropy", "binary_cross_entropy_with_logits", "sigmoid_focal_loss"],
+)
 def test_sizes_must_agree(library: Library, name: str) -> None:
-    ones, row = (library.array(np.ones(shape, np.float32)) for shape in ((3, 4), (4,)))
-    with pytest.raises(ValueError, match=r"target must have the shape of the loss, \(3, 4\)"):
-        getattr(cupy_losses, name)(ones, row)
+    """The message has no shape but theirs, and says what to pass where the elements are as many."""
+    ones, row, column = (
+        library.array(np.ones(shape, np.float32)) for shape in ((3, 4), (4,), (4, 1))
+    )
+    loss = getattr(cupy_losses, name)
+    begin, advice = (
+        r"^target must have the shape of input, ",
+        r": pass target.reshape\(input.shape\)$",
+    )
+    for operands, message in (
+        ((ones, row), r"\(3, 4\), got \(4,\)$"),
+        ((row, ones), r"\(4,\), got \(3, 4\)$"),
+        ((column, row), rf"\(4, 1\), got \(4,\){advice}"),
+        ((row, column), rf"\(4,\), got \(4, 1\){advice}"),
+    ):
+        with pytest.raises(ValueError, match=f"{begin}{message}"):
+            loss(*operands)
 
 
 def test_a_weight_that_is_too_large_is_named(library: Library) -> None:
