@@ -21,30 +21,36 @@ from .._core.types import AnyArray
 from .._libraries.registry import ArrayLibrary, find, register, resolve
 from .argnums import check_differentiable, check_reduced
 
-_ONLY = (
-    "value_and_grad of a function differentiates sums of losses of cupy_losses that take its "
-    "arguments as they are, each times a constant"
-)
-
-_OF_GRADIENT = (
-    "value_and_grad does not differentiate a derivative: use torch's autograd with "
-    "create_graph=True"
-)
-
 _REAL = ("bool", "int", "uint", "float", "bfloat")  # dtypes, without the number of bits
 
 
 class Trace:
-    """One call of a function that is differentiated: what belongs to it, and until when."""
+    """One call of a function that is differentiated: what belongs to it, and until when.
 
-    def __init__(self) -> None:
+    Attributes:
+        name: What differentiates it, `value_and_grad` or `grad`.
+        is_open: Whether it is not over.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.is_open = True
+
+    @property
+    def only(self) -> str:
+        """What is differentiated, in messages."""
+        return (
+            f"{self.name} of a function differentiates sums of losses of cupy_losses that take its "
+            "arguments as they are, each times a constant"
+        )
 
     def check(self, of: Trace) -> None:
         """Raise unless what is used is of this call, and this call is not over."""
         if of is not self or not self.is_open:
             raise TypeError(
-                f"{_ONLY}; here an argument or a loss of another call is used, inside or before it"
+                f"{self.only}; here an argument or a loss of another call is used, inside or "
+                "before it"
             )
 
 
@@ -90,8 +96,8 @@ class Variable(_Restricted):
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
-            f"{_ONLY}; argument {self.number} is used in {what}: torch's autograd differentiates "
-            "through that, with tensors and .backward()"
+            f"{self.trace.only}; argument {self.number} is used in {what}: torch's "
+            "autograd differentiates through that, with tensors and .backward()"
         )
 
 
@@ -228,13 +234,13 @@ class Sum(_Restricted):
 
     def _refuse(self, what: str) -> NoReturn:
         raise TypeError(
-            f"{_ONLY}; a loss is used in {what}: torch's autograd differentiates through that, "
-            "with tensors and .backward()"
+            f"{self.trace.only}; a loss is used in {what}: torch's autograd differentiates "
+            "through that, with tensors and .backward()"
         )
 
     def _known(self, other: Any, where: str) -> Any:
         """A constant, as an array of the library of the losses unless the host knows it."""
-        constant = _constant(other, where)
+        constant = _constant(other, where, self.trace)
         library = next(iter(self._terms)).library
         if isinstance(constant, (numbers.Real, *library.types())):
             return constant
@@ -324,14 +330,21 @@ class VariableLibrary(ArrayLibrary):
         self, call: Call, request: Request, operands: Sequence[AnyArray]
     ) -> list[AnyArray | None]:
         """Not available: a gradient of a gradient."""
-        raise TypeError(_OF_GRADIENT)
+        self._refuse(next((o for o in operands if isinstance(o, Variable)), None))
 
     def one(self, like: AnyArray) -> AnyArray:
         """Not available, for the same reason."""
-        raise TypeError(_OF_GRADIENT)
+        self._refuse(like)
+
+    def _refuse(self, variable: AnyArray) -> NoReturn:
+        name = variable.trace.name if isinstance(variable, Variable) else "value_and_grad"
+        raise TypeError(
+            f"{name} does not differentiate a derivative: hvp and grad_and_hess give second ones, "
+            "and with tensors torch's autograd does with create_graph=True"
+        )
 
 
-def _constant(value: Any, where: str) -> Any:
+def _constant(value: Any, where: str, trace: Trace) -> Any:
     """A real number, or an array of one, that does not depend on a `Variable`."""
     if isinstance(value, numbers.Real):
         # One of NumPy's with few bits would make others as narrow.
@@ -343,7 +356,7 @@ def _constant(value: Any, where: str) -> Any:
             if isinstance(value, np.ndarray | np.generic):
                 return value.item()
             return value.detach() if getattr(value, "requires_grad", False) else value
-    raise TypeError(f"{_ONLY}; here it is in {where} with {what}, which is no real constant")
+    raise TypeError(f"{trace.only}; here it is in {where} with {what}, which is no real constant")
 
 
 def _quotient(a: Any, b: Any) -> Any:

@@ -60,8 +60,8 @@ def value_and_grad(
             by, or that is not a floating array.
         ValueError: If argnums is out of range or a loss is not reduced to one number.
 
-    Like `jax.value_and_grad` for such functions, without `has_aux`; a gradient is not
-    differentiated again.
+    Like `jax.value_and_grad` for such functions, without `has_aux`. A gradient is not
+    differentiated again: `hvp` and `grad_and_hess` give second derivatives of a loss.
 
     >>> import numpy as np
     >>> from cupy_losses import smooth_l1_loss, value_and_grad
@@ -77,15 +77,22 @@ def value_and_grad(
     (5.25, [0.0, 2.5])
 
     """
+    return _both(loss, argnums, _NAME)
+
+
+def _both(
+    loss: Callable[..., Any], argnums: int | Sequence[int], name: str
+) -> Callable[..., tuple[Any, Any]]:
+    """What `value_and_grad` makes, which may be a part of what another function makes."""
     if compiled.is_read():
-        return compiled.outside(_NAME, value_and_grad, loss, argnums)
+        return compiled.outside(_NAME, _both, loss, argnums, name)
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
     if not is_loss(loss):
         if getattr(loss, "__module__", "") == "torch.nn.functional":
             raise TypeError(f"loss must not be a function of torch{namesake(loss)}")
-        return functools.partial(_of_function, loss, wanted_numbers, several)
+        return functools.partial(_of_function, name, loss, wanted_numbers, several)
     loss, options = without_partials(loss)
     return functools.partial(_of_one_loss, loss, wanted_numbers, several, **options)
 
@@ -94,6 +101,7 @@ def value_and_grad(
 
 
 def _of_function(
+    name: str,
     loss: Callable[..., Any],
     wanted_numbers: tuple[int, ...],
     several: bool,
@@ -103,11 +111,13 @@ def _of_function(
 ) -> tuple[AnyArray, Any]:
     """The value and the gradient of a function of losses."""
     if compiled.is_read():
-        return compiled.outside(_NAME, _of_function, loss, wanted_numbers, several, *args, **kwargs)
+        return compiled.outside(
+            _NAME, _of_function, name, loss, wanted_numbers, several, *args, **kwargs
+        )
     own = [_by_position(number, len(args)) for number in wanted_numbers]
     check_distinct(own, wanted_numbers)
     given = list(args)
-    trace = Trace()
+    trace = Trace(name)
     for number in own:
         array = _differentiable(args[number], f"argument {number}")
         given[number] = Variable(trace, array, number)
@@ -171,13 +181,15 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
         TypeError: As `value_and_grad`.
         ValueError: As `value_and_grad`.
 
+    A gradient is not differentiated again: `hvp` and `grad_and_hess` give second derivatives.
+
     >>> import numpy as np
     >>> from cupy_losses import grad, mse_loss
     >>> grad(mse_loss)(np.array([1.0, 3.0]), np.zeros(2)).tolist()
     [1.0, 3.0]
 
     """
-    return functools.partial(_second, value_and_grad(loss, argnums))
+    return functools.partial(_second, _both(loss, argnums, "grad"))
 
 
 def _second(both: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

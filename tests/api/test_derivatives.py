@@ -409,12 +409,22 @@ NO_ARRAY: Any = 1.0
         (
             lambda: value_and_grad(lambda x: jvp(mse_loss, (x, X), (X, None))[1])(X),
             TypeError,
-            "does not differentiate a derivative",
+            "^value_and_grad does not differentiate a derivative: hvp and grad_and_hess give",
         ),
         (
             lambda: value_and_grad(lambda x: grad_and_hess(mse_loss)(x, X)[0])(X),
             TypeError,
-            "does not differentiate a derivative",
+            "^value_and_grad does not differentiate a derivative: hvp and grad_and_hess give",
+        ),
+        (
+            lambda: grad(grad(mse_loss))(X, X),
+            TypeError,
+            "^grad does not differentiate a derivative: hvp and grad_and_hess give",
+        ),
+        (
+            lambda: grad(lambda x: mse_loss(2.0 * x, X))(X),
+            TypeError,
+            "^grad of a function differentiates sums of losses",
         ),
         (lambda: grad_and_hess(mse_loss)(X, X, scale=2.0), TypeError, "leave out scale"),
         (
