@@ -12,7 +12,7 @@ from .._core.loss import FORWARD, Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
-from .._libraries.registry import ArrayLibrary, find, resolve
+from .._libraries.registry import ArrayLibrary, find, instead, resolve
 from . import check, compiled
 from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
 from .public import prepare_of, without_partials
@@ -298,8 +298,10 @@ def _beside(
 ) -> Any:
     """What is given for a derivative, as an array of the library of operand k, of a shape."""
     if find(array) is None:
+        own = what.split()[1]  # "the tangent of input"
+        advice = instead(own, array, operands[call.extra])
         raise TypeError(
-            f"{what} must be an array as {call.names[k]} is, got {type(array).__name__}"
+            f"{what} must be an array as {call.names[k]} is, got {type(array).__name__}{advice}"
         )
     found, adopted = resolve(call, [*operands[:k], array, *operands[k + 1 :]])
     if found.computing is not library.computing and not library.takes_over:

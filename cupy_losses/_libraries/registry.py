@@ -239,7 +239,7 @@ def _meet(name: str, array: AnyArray, first: AnyArray) -> ArrayLibrary:
     if found is None:
         raise TypeError(
             f"{name} must be a NumPy, CuPy or dense torch array, or one with __dlpack__ or "
-            f"__cuda_array_interface__, got {_described(array)}{_instead(name, array, first)}"
+            f"__cuda_array_interface__, got {_described(array)}{instead(name, array, first)}"
         )
     library, kind = instance(found), type(array)
     if not isinstance(array, found.types()):
@@ -271,8 +271,8 @@ def _shared(
             why += f", got {dtype_name(array.dtype)}"
         message = f"cannot be shared as a {target.name} array: {why}"
         first = operands[call.extra]
-        instead = "" if isinstance(array, own.types()) else _instead(name, array, first)
-        raise TypeError(f"{name} {message}{instead}") from error
+        advice = "" if isinstance(array, own.types()) else instead(name, array, first)
+        raise TypeError(f"{name} {message}{advice}") from error
 
 
 def _places(call: Call, libraries: Sequence[ArrayLibrary]) -> str:
@@ -290,7 +290,7 @@ def _described(array: AnyArray) -> str:
     return type(array).__name__ + (f" ({details})" if details is not None else "")
 
 
-def _instead(name: str, array: AnyArray, first: AnyArray) -> str:
+def instead(name: str, array: AnyArray, first: AnyArray) -> str:
     """What to pass for an object that no library takes, where that is known.
 
     Numbers become an array of the library of the first operand of the loss.

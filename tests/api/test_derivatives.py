@@ -335,7 +335,18 @@ NO_ARRAY: Any = 1.0
         (
             lambda: jvp(mse_loss, (X, X), (None, [1.0] * 3)),  # type: ignore[arg-type]
             TypeError,
-            "the tangent of target must be an array as target is",
+            r"the tangent of target must be an array as target is, got list: pass "
+            r"np.asarray\(tangent\)$",
+        ),
+        (
+            lambda: vjp(mse_loss, (X, X), 1.0),  # type: ignore[arg-type]
+            TypeError,
+            r"the cotangent must be an array as input is, got float: pass np.asarray\(cotangent\)$",
+        ),
+        (
+            lambda: vjp(mse_loss, (torch.ones(2), torch.ones(2)), 1.0),  # type: ignore[arg-type]
+            TypeError,
+            r"got float: pass torch.as_tensor\(cotangent\)$",
         ),
         (
             lambda: jvp(mse_loss, (X, X), (X.astype(int), None)),
