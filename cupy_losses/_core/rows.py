@@ -282,6 +282,8 @@ class RowFormula(Loss):
                     meant = f"; classes lie along axis {axis}: pass axis=-1 if they are the last"
                 elif role == INDEX and operand.shape == named[first].shape:
                     meant = self._of_one_hot(call, name)
+                elif role == CLASS_WEIGHTS and not operand.shape:
+                    meant = "; scale multiplies the whole loss by a number"
                 elif role == INDEX and operand.shape == (*expected[:axis], 1, *expected[axis:]):
                     meant = f"; pass {name}.squeeze({axis})"
                 raise ValueError(
@@ -318,9 +320,14 @@ class RowFormula(Loss):
             allowed, what = FLOATING, f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:
             meant = ""
-            if role.is_index and operand.dtype.startswith(("str", "bytes", "object")):
+            is_text = operand.dtype.startswith(("str", "bytes", "object"))
+            if name == "where":
+                meant = ": pass where != 0"
+            elif role == LABELS and is_text:
+                meant = ": pass indices of classes, and -1 behind the last one of a row"
+            elif role == INDEX and is_text:
                 meant = f": pass np.unique({name}, return_inverse=True)[1], which numbers them"
-            elif role == INDEX and operand.shape == first.shape:
+            elif role == INDEX and operand.shape == first.shape != ():
                 # torch has no argmax of bool.
                 is_bool = operand.dtype == "bool"
                 meant = self.other_form if is_bool else self._of_one_hot(call, name)

@@ -301,6 +301,10 @@ def instead(name: str, array: AnyArray, first: AnyArray) -> str:
         return f": pass {name}.data, and where=~{name}.mask"
     if getattr(array, "is_nested", False):
         return f", which is nested: pad {name}, and pass where= for what counts"
+    if hasattr(array, "codes") and hasattr(array, "categories"):
+        return f": pass {name}.codes"
+    if hasattr(getattr(array, "cat", None), "codes"):
+        return f": pass {name}.cat.codes.to_numpy()"
     if hasattr(array, "to_numpy"):
         return f": pass {name}.to_numpy()"
     if type(array).__name__.endswith("Tracer"):
@@ -308,6 +312,9 @@ def instead(name: str, array: AnyArray, first: AnyArray) -> str:
             ", which is traced: call the loss outside of jit and grad, or by pure_callback; "
             "value_and_grad of this package gives the gradient"
         )
+    is_number = isinstance(array, int | float) and not isinstance(array, bool)
+    if name in ("weight", "sample_weight") and is_number:
+        return f": pass scale={array!r}, which multiplies the whole loss"
     if isinstance(array, list | tuple | int | float):
         return f": pass {_made_of(name, first)}"
     if isinstance(array, Value):

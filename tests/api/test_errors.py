@@ -22,6 +22,7 @@ from cupy_losses import (
     l1_loss,
     mse_loss,
     multi_margin_loss,
+    multilabel_margin_loss,
     nll_loss,
     pointwise_loss,
     poisson_nll_loss,
@@ -192,6 +193,44 @@ def test_targets_that_are_no_classes(library: Library, ones: Any) -> None:
         TypeError, match=r"got str\d*: pass np.unique\(target, return_inverse=True\)"
     ):
         cross_entropy(np.ones((2, 3)), texts)
+    with pytest.raises(TypeError, match=r"got str\d*: pass indices of classes, and -1 behind"):
+        multilabel_margin_loss(np.ones(2), texts)
+
+
+@pytest.mark.parametrize("loss", [nll_loss, multi_margin_loss])
+def test_a_class_that_is_one_floating_number(loss: Any, library: Library) -> None:
+    """It is not one-hot."""
+    one = library.array(np.ones((), np.float32))
+    with pytest.raises(TypeError, match=r"dtype, got float32: pass target.astype\(int\), or "):
+        loss(one, one)
+
+
+def test_one_weight_for_all_is_a_scale(library: Library, ones: Any) -> None:
+    classes = library.array(np.zeros(2, np.int64))
+    for name in ("weight", "sample_weight"):
+        with pytest.raises(TypeError, match=rf"^{name} must .* got float: pass scale=0.5, which"):
+            cross_entropy(ones, classes, **{name: 0.5})
+    with pytest.raises(TypeError, match="got int: pass scale=2, which multiplies the whole loss$"):
+        mse_loss(ones, ones, weight=2)  # type: ignore[arg-type]
+    half = library.array(np.full((), 0.5, np.float32))
+    with pytest.raises(ValueError, match=r"got \(\); scale multiplies the whole loss by a number$"):
+        cross_entropy(ones, classes, weight=half)
+
+
+def test_masks_of_rows(library: Library, ones: Any) -> None:
+    classes, mask = library.array(np.zeros(2, np.int64)), library.array(np.ones(2, np.int32))
+    with pytest.raises(TypeError, match="where must have dtype bool, got int32: pass where != 0$"):
+        cross_entropy(ones, classes, where=mask)
+
+
+def test_categories_of_pandas() -> None:
+    """Their codes are classes; stand-ins, which have what pandas' have."""
+    of_pandas = {"codes": np.zeros(2, np.int8), "categories": ["a"], "to_numpy": lambda self: None}
+    categorical = type("Categorical", (), of_pandas)()
+    series = type("Series", (), {"cat": categorical, "to_numpy": lambda self: None})()
+    for target, advice in ((categorical, r"\.codes"), (series, r"\.cat\.codes\.to_numpy\(\)")):
+        with pytest.raises(TypeError, match=rf"pass target{advice}$"):
+            cross_entropy(np.ones((2, 3)), target)
 
 
 def test_dtypes(library: Library, ones: Any) -> None:
