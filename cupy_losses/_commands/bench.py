@@ -31,7 +31,7 @@ ROWS_ON_HOST = 1 << 20, (10, 100, 1000, 10_000)
 
 
 @click.command("bench", cls=Command, short_help="Measure losses on this machine.")
-@click.argument("names", metavar="[LOSS]...", nargs=-1, type=click.Choice(losses.names()))
+@click.argument("names", metavar="[LOSS]...", nargs=-1, type=losses.Name())
 @click.option(
     "--elements",
     "shapes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -108,6 +109,28 @@ def names() -> list[str]:
     return [name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name))]
 
 
+class Name(click.Choice[str]):
+    """The name of a loss; of one that is not there, the error says which one may be meant."""
+
+    def __init__(self) -> None:
+        super().__init__(names())
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            given = str(value).lower()
+            likely = [
+                name
+                for text in (given, f"{given}_loss")
+                for name in difflib.get_close_matches(text, self.choices, n=1)
+            ]
+            if likely:
+                error.message = f"{error.message} Did you mean {likely[0]}?"
+            raise
+
+
 def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option that names losses, as `names`; without it a command takes the `default`."""
     return click.option(
@@ -115,7 +138,7 @@ def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         "names",
         multiple=True,
         metavar="NAME",
-        type=click.Choice(names()),
+        type=Name(),
         help=f"A loss, such as cross_entropy; again for more.  [default: {default}]",
     )
 

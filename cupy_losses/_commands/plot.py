@@ -13,7 +13,7 @@ from .curves import curves_of
 
 
 @click.command("plot", cls=Command, short_help="Draw a loss and its derivative.")
-@click.argument("name", metavar="LOSS", type=click.Choice(losses.names()))
+@click.argument("name", metavar="LOSS", type=losses.Name())
 @click.option(
     "--output", metavar="FILE", help="A .png or a .svg file.  [default: LOSS.png, in this folder]"
 )
