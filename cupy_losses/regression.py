@@ -3,8 +3,10 @@
 Shapes, dtypes and errors are the same for all losses of elements, those of other modules too.
 Operands are arrays of NumPy, CuPy or torch, or other objects with `__dlpack__`, whose results are
 of their own library if that has `from_dlpack`, or with `__cuda_array_interface__`. They have any
-shapes that broadcast against each other, and are on one device. They are floating or, all but one
-of them, integer or boolean; float16 and bfloat16 are computed in float32, on the host in float64.
+shapes that broadcast against each other, and are on one device. But in `binary_cross_entropy`,
+`binary_cross_entropy_with_logits` and `sigmoid_focal_loss` input and target have one shape, and
+`gaussian_nll_loss` says which shapes `var` may have. Operands are floating or, all but one of them,
+integer or boolean; float16 and bfloat16 are computed in float32, on the host in float64.
 `reduction="none"` gives the loss of each element, "mean" and "sum" an array of shape (). The dtype
 of the result is that to which torch promotes the arguments.
 Of no elements the mean is NaN and the sum 0.
