@@ -82,6 +82,9 @@ def l1_loss(
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
 
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
+
     Source: `torch.nn.functional.l1_loss`.
 
     >>> float(l1_loss(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
@@ -125,6 +128,9 @@ def mse_loss(
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
 
     Source: `torch.nn.functional.mse_loss`.
 
@@ -181,6 +187,9 @@ def smooth_l1_loss(
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
 
     Source: `torch.nn.functional.smooth_l1_loss`; Girshick, Fast R-CNN, 2015.
 
@@ -241,6 +250,9 @@ def huber_loss(
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says. The dtype is the
         promoted one, where torch keeps that of `input`.
 
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
+
     Source: `torch.nn.functional.huber_loss`; Huber, Robust estimation of a location parameter,
     1964.
 
@@ -289,6 +301,9 @@ def log_cosh_loss(
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
 
     Source: `keras.losses.LogCosh`.
 
@@ -342,6 +357,9 @@ def quantile_loss(
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
 
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
+
     Source: `sklearn.metrics.mean_pinball_loss`; Koenker and Bassett, Regression quantiles, 1978.
 
     >>> quantile_loss(np.zeros(2), np.array([1.0, -1.0]), 0.9, reduction="none").round(3).tolist()
@@ -388,6 +406,9 @@ def charbonnier_loss(
 
     Returns:
         The loss; shapes, dtypes and errors as `cupy_losses.regression` says.
+
+    Warns:
+        UserWarning: If input and target have two shapes, and one is broadcast.
 
     Source: Charbonnier et al., Two deterministic half-quadratic regularization algorithms, 1994;
     Lai et al., Deep Laplacian pyramid networks, 2017, for the name and eps.

@@ -16,6 +16,8 @@ import pytest
 
 import cupy_losses
 from cupy_losses._api.public import is_loss
+from cupy_losses._commands import losses
+from cupy_losses._core.pointwise import PointwiseFormula
 from cupy_losses._device import sources
 
 from ..tables.losses import LOSSES
@@ -127,6 +129,9 @@ def test_every_public_function_is_documented(name: str) -> None:
     parts = [">>>", "Args:"] if named else [">>>"]
     if is_loss(function):
         parts += ["Formula:", "Returns:", "Source:", "shapes, dtypes and errors as `cupy_losses."]
+        loss = losses.find(name).loss
+        if isinstance(loss, PointwiseFormula) and loss.warns_of_broadcasting:
+            parts += ["Warns:"]
     else:
         parts += ["Raises:"]
     assert [part for part in parts if part not in text] == []
