@@ -210,7 +210,8 @@ def margin_ranking_loss(
 
     Formula: max(-target (input1 - input2) + margin, 0)
 
-    Where the maximum is taken at 0 exactly, the derivative is that of the other term, as torch's.
+    Where the maximum is taken at 0 exactly, the derivative is that of the other term, as torch's up
+    to 2.13.
     A weighted mean divides by the sum of the weights.
 
     Args:
