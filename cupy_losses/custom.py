@@ -184,11 +184,11 @@ def pointwise_loss(
         A function of the operands and, by keyword, `reduction`, `scale`, `weight`, `where` and the
         parameters; shapes, dtypes and errors as `cupy_losses.regression` says. A weighted mean
         divides by the sum of the weights. Its attribute `source` is the formula in C++. Its method
-        `check` looks for derivatives that are NaN, for overflow and for loss of accuracy. A text
-        that does not compile raises ValueError with its line and column when it is called; so does
-        a NumPy formula that does not return one real number for each element, or is not
-        elementwise, which is seen from a few elements. Without a formula, what makes such a
-        function of the one that it decorates.
+        `check` looks for derivatives that are NaN, for overflow and for loss of accuracy, `compile`
+        compiles the formula without a GPU, to find mistakes in it. A text that does not compile
+        raises ValueError with its line and column when it is called; so does a NumPy formula that
+        does not return one real number for each element, or is not elementwise, which is seen from
+        a few elements. Without a formula, what makes such a function of the one that it decorates.
 
     Raises:
         TypeError: If the formula is neither a function nor a text, or is a function that cannot be
@@ -345,7 +345,8 @@ def row_loss(
         boolean or integer: they are numbers in the formula, have no gradient, and do not decide on
         the dtype of the result; TypeError where all are. Its attribute `source` is the formula in
         C++. Its method `check` looks for derivatives that are NaN, for overflow and for loss of
-        accuracy. Without a formula, what makes such a function of the one that it decorates.
+        accuracy, `compile` compiles the formula without a GPU, to find mistakes in it. Without a
+        formula, what makes such a function of the one that it decorates.
 
     Raises:
         TypeError: If the formula is no function, has no operand or more than eight sums, or cannot
