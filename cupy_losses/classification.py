@@ -104,8 +104,8 @@ def binary_cross_entropy(
     Formula: -(target log(input) + (1 - target) log(1 - input)), logarithms at least -100
 
     The derivative by `input` is (input - target) / max(input (1 - input), 1e-12), as torch's,
-    finite at 0 and 1. An `input` outside [0, 1] gives NaN, see `check_values`. A weighted mean
-    divides by the number of elements, as torch's does.
+    finite at 0 and 1. Where `input` is outside [0, 1] the loss is NaN, see `check_values`. A
+    weighted mean divides by the number of elements, as torch's does.
 
     Args:
         input: The probabilities.
