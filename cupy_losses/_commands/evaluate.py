@@ -98,9 +98,11 @@ def command(
     gradients are computed in parts, with the bits of one piece. A row of a loss over rows is one
     part at least, and the gradient by an operand that is broadcast is in memory as a whole.
 
-    The errors are those against the formula of the host in float64: on NumPy that is the rounding
-    of the result alone. Given no operands, it predicts the progression of diabetes by least
-    squares.
+    The errors are those against the formula of the host in float64, relative to it: on NumPy that
+    is the rounding of the result alone. |gradient| is the norm of the gradient by the first operand
+    that has one, the root of its sum of squares; its error is the largest one of an element,
+    relative to the largest element. Given no operands, it predicts the progression of diabetes by
+    least squares.
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     for function in functions:
@@ -176,7 +178,7 @@ def _print(report: dict[str, Any], rows: Sequence[Row]) -> None:
             "error",
             "forward ms",
             "GB/s",
-            "+ gradient ms",
+            "with gradient ms",
             "GB/s",
         ),
         [

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -87,6 +88,19 @@ def test_evaluate_real_data(capsys: Any) -> None:
         assert row["error"] < 2**-23
         assert row["gradient_error"] < 2**-22
         assert row["forward_ms"] > 0
+
+
+def test_keys_of_json(capsys: Any) -> None:
+    """The page has those of `evaluate` and `info`."""
+    page = (PACKAGE.parent / "docs" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| ", page.split("## The JSON of evaluate")[1], re.MULTILINE)
+    shown = re.findall(r"`(\w+)`", " ".join(rows))
+    result = report(capsys, "--elements", "3", "--loss", "mse_loss")
+    assert shown == [*result, *result["losses"][0]]
+    assert main(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert all(f"`{key}`" in page for key in found)
+    assert {"NumPy", "driver", "kernel cache"} <= set(found["facts"])
 
 
 def test_evaluate_files(capsys: Any, tmp_path: Path) -> None:
