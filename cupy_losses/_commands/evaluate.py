@@ -106,9 +106,9 @@ def command(
     """
     functions = [losses.find(name) for name in names or operands.OF_DIABETES]
     for function in functions:
-        own = [choice for choice in _REDUCTIONS if choice in function.loss.reductions]
-        if reduction not in own:
-            raise click.UsageError(f"--reduction must be {one_of(own)} for {function.name}")
+        allowed = [choice for choice in _REDUCTIONS if choice in function.loss.reductions]
+        if reduction not in allowed:
+            raise click.UsageError(f"--reduction must be {one_of(allowed)} for {function.name}")
     hyper = losses.pairs(parameters)
     by_name = {"weight": weight, "where": where, "sample_weight": sample_weight}
     for name, _ in hyper:

@@ -126,9 +126,10 @@ class Name(click.Choice[str]):
                 for text in (given, f"{given}_loss")
                 for name in difflib.get_close_matches(text, self.choices, n=1)
             ]
-            if likely:
-                error.message = f"{error.message} Did you mean {likely[0]}?"
-            raise
+            if not likely:
+                raise
+            message = f"{error.message} Did you mean {likely[0]}?"
+            raise click.BadParameter(message, ctx, param) from None
 
 
 def option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -339,12 +339,12 @@ NO_ARRAY: Any = 1.0
             r"np.asarray\(tangent\)$",
         ),
         (
-            lambda: vjp(mse_loss, (X, X), 1.0),  # type: ignore[arg-type]
+            lambda: vjp(mse_loss, (X, X), 1.0),  # type: ignore[call-overload]
             TypeError,
             r"the cotangent must be an array as input is, got float: pass np.asarray\(cotangent\)$",
         ),
         (
-            lambda: vjp(mse_loss, (torch.ones(2), torch.ones(2)), 1.0),  # type: ignore[arg-type]
+            lambda: vjp(mse_loss, (torch.ones(2), torch.ones(2)), 1.0),  # type: ignore[call-overload]
             TypeError,
             r"got float: pass torch.as_tensor\(cotangent\)$",
         ),

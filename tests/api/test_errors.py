@@ -208,13 +208,14 @@ def test_a_class_that_is_one_floating_number(loss: Any, library: Library) -> Non
 def test_one_weight_for_all_is_a_scale(library: Library, ones: Any) -> None:
     classes = library.array(np.zeros(2, np.int64))
     for name in ("weight", "sample_weight"):
+        half: Any = {name: 0.5}
         with pytest.raises(TypeError, match=rf"^{name} must .* got float: pass scale=0.5, which"):
-            cross_entropy(ones, classes, **{name: 0.5})
+            cross_entropy(ones, classes, **half)
     with pytest.raises(TypeError, match="got int: pass scale=2, which multiplies the whole loss$"):
         mse_loss(ones, ones, weight=2)  # type: ignore[arg-type]
-    half = library.array(np.full((), 0.5, np.float32))
+    number = library.array(np.full((), 0.5, np.float32))
     with pytest.raises(ValueError, match=r"got \(\); scale multiplies the whole loss by a number$"):
-        cross_entropy(ones, classes, weight=half)
+        cross_entropy(ones, classes, weight=number)
 
 
 def test_masks_of_rows(library: Library, ones: Any) -> None:
