@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Real
 from ._core.loss import Domain, variant
 from ._core.notices import warn
-from ._core.types import Array, ArrayT, Reduction
+from ._core.types import Array, ArrayT, KLReduction, Reduction
 from ._host.dual import plain, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
@@ -26,7 +26,6 @@ __all__ = [
 _NOT_NEGATIVE = Domain(minimum=0.0)
 _VARIANCE = Real(minimum=0.0)
 
-KLReduction = Literal[Reduction, "batchmean"]
 _KL_REDUCTIONS: tuple[str, ...] = get_args(KLReduction)
 
 

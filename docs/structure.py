@@ -24,6 +24,7 @@ ROOMS = (
     "__main__",
     "_commands",
     "nn",
+    "typing",
     "__init__",
     "_acceleration",
     FAMILIES,

@@ -36,3 +36,4 @@ AnyArray: TypeAlias = Any
 ArrayT = TypeVar("ArrayT", Any, "torch.Tensor", "npt.NDArray[Any]")
 
 Reduction = Literal["none", "mean", "sum"]
+KLReduction = Literal[Reduction, "batchmean"]

@@ -39,8 +39,8 @@ from cupy_losses import (
 )
 from cupy_losses._api.public import is_loss
 from cupy_losses._core.arguments import Choice
-from cupy_losses._core.types import Array, ArrayT, Reduction
 from cupy_losses.custom import LossFunction, RowLossFunction
+from cupy_losses.typing import Array, ArrayT, KLReduction, Reduction
 
 from ..tools import requirements
 from .test_documents import ROOT, blocks
@@ -274,6 +274,23 @@ def test_generic_functions() -> None:
 
     assert_type(doubled(X, ZERO), Numpy)
     assert_type(doubled(torch.ones(2), torch.ones(2)), Tensor)
+
+
+def test_wrapped() -> None:
+    """A user's own function that passes the arguments of a loss on."""
+
+    def divergence(input: ArrayT, target: Array, reduction: KLReduction = "batchmean") -> ArrayT:
+        return kl_div(input, target, reduction=reduction)
+
+    def squared(input: ArrayT, target: Array, reduction: Reduction = "mean") -> ArrayT:
+        return mse_loss(input, target, reduction=reduction)
+
+    x = torch.ones(2)
+    assert_type(divergence(X, ZERO), Numpy)
+    assert_type(squared(x, ZERO, "sum"), Tensor)
+    assert_type(value_and_grad(squared)(X, ZERO), tuple[Numpy, Numpy])
+    with pytest.raises(ValueError, match="reduction"):
+        squared(x, x, "batchmean")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_mistakes() -> None:
