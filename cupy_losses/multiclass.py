@@ -208,7 +208,7 @@ def cross_entropy(
     weight: Array | None = None,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-    ignore_index: int = -100,
+    ignore_index: int | np.integer[Any] = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     overwrite_input: bool = False,
@@ -265,7 +265,7 @@ def cross_entropy(
     options, operands = (label_smoothing != 0, z_loss != 0, overwrite_input), (input, target)
     if not _is_floating(target):
         loss = _CROSS_ENTROPY[options]
-        parameters: tuple[float | int, ...] = ignore_index, label_smoothing, z_loss
+        parameters: tuple[float | int, ...] = int(ignore_index), label_smoothing, z_loss
     else:
         if ignore_index >= 0:
             raise ValueError(
@@ -308,7 +308,7 @@ def nll_loss(
     weight: Array | None = None,
     reduction: Reduction = "mean",
     scale: float | Array = 1.0,
-    ignore_index: int = -100,
+    ignore_index: int | np.integer[Any] = -100,
     where: Array | None = None,
     sample_weight: Array | None = None,
     axis: int = 1,
@@ -339,7 +339,7 @@ def nll_loss(
     2.5
 
     """
-    operands, parameters = (input, target), (ignore_index,)
+    operands, parameters = (input, target), (int(ignore_index),)
     return call_of(_NLL, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 

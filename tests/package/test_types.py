@@ -126,6 +126,7 @@ def test_numpy() -> None:
     assert_type(kl_div(X, ZERO, reduction="batchmean"), Numpy)
     assert_type(gaussian_nll_loss(X, ZERO, 0.5, scale=np.ones(())), Numpy)
     assert_type(multi_margin_loss(X, np.zeros((), int), p=2), Numpy)
+    assert_type(cross_entropy(X, np.zeros((), int), ignore_index=np.int64(-1)), Numpy)
     assert_type(value_and_grad(mse_loss)(X, ZERO, scale=2.0), tuple[Numpy, Numpy])
     assert_type(value_and_grad(mse_loss, (0, 1))(X, ZERO), tuple[Numpy, tuple[Numpy, ...]])
     assert_type(grad(mse_loss)(X, ZERO), Numpy)
