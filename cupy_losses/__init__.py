@@ -1,6 +1,6 @@
 """Loss functions and their gradients as fused CUDA kernels, for CuPy, torch and NumPy arrays."""
 
-import sys
+import sys as _sys
 
 from . import classification, custom, divergence, embedding, multiclass, ranking, regression
 from ._acceleration.switch import accelerate
@@ -18,7 +18,7 @@ from .regression import *
 
 __version__ = "0.1.0"
 
-if "torch" in sys.modules:
+if "torch" in _sys.modules:
     # A saved program of torch that calls losses is then loaded as one of torch's own.
     from ._libraries import torch as _  # noqa: F401
 

@@ -145,6 +145,9 @@ def test_modules_say_what_is_public() -> None:
     assert len(set(cupy_losses.__all__)) == len(cupy_losses.__all__)
     public = {name for name in vars(cupy_losses) if callable(getattr(cupy_losses, name))}
     assert public == set(cupy_losses.__all__)
+    # Modules are those of the package, and not what it imports.
+    modules = [value for name, value in vars(cupy_losses).items() if not name.startswith("_")]
+    assert [m for m in modules if inspect.ismodule(m) and not m.__name__.startswith("cupy_")] == []
 
 
 def test_the_citation_is_of_this_version() -> None:
