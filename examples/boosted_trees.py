@@ -124,4 +124,4 @@ def main(file: str | None = None) -> tuple[float, dict[str, list[float]]]:
 
 
 if __name__ == "__main__":
-    main(common.output(__doc__))
+    main(common.output(__doc__, "xgboost", "lightgbm"))

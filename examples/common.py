@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.resources
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 Array = Any
+
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # whose name is not that of the package
 
 
 def array_module() -> Any:
@@ -43,11 +47,27 @@ def diabetes() -> tuple[Part, Part]:
     return fitted, tested
 
 
-def output(description: str | None) -> str | None:
-    """The file of the picture that the command line asks for, if it does."""
+def output(description: str | None, *packages: str) -> str | None:
+    """The file of the picture that the command line asks for, if it does.
+
+    What an example would miss later, a folder or one of the packages that it imports, is an error
+    of one sentence here, before anything is computed.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output", metavar="FILE", help="Draw a picture, which needs matplotlib.")
     file: str | None = parser.parse_args().output
+    if file:
+        packages += ("matplotlib",)
+        if Path(file).suffix not in (".pdf", ".png", ".svg"):
+            parser.error(f"--output must be a .pdf, a .png or a .svg file, got {file}")
+        if not Path(file).absolute().parent.is_dir():
+            parser.error(f"--output: there is no folder {Path(file).parent}")
+        if Path(file).is_dir():
+            parser.error(f"--output: {file} is a folder")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(DISTRIBUTIONS.get(name, name) for name in missing)
+        parser.error(f"this example needs more packages: pip install {names}")
     return file
 
 

@@ -71,4 +71,4 @@ def main(models: int = 2000, file: str | None = None) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main(file=common.output(__doc__))
+    main(file=common.output(__doc__, "click", "rich"))

@@ -90,4 +90,4 @@ def main(steps: int = 300, file: str | None = None) -> float:
 
 
 if __name__ == "__main__":
-    main(file=common.output(__doc__))
+    main(file=common.output(__doc__, "sklearn"))

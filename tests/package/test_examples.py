@@ -44,6 +44,35 @@ def test_every_example_is_tested() -> None:
     assert called | ELSEWHERE == {path.stem for path in EXAMPLES.glob("*.py")}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--output", "no/a.png"], "--output: there is no folder no"),
+        (["--output", "folder.png"], "--output: folder.png is a folder"),
+        (["--output", "a.txt"], "--output must be a .pdf, a .png or a .svg file, got a.txt"),
+        ([], "this example needs more packages: pip install scikit-learn no_package"),
+    ],
+)
+def test_what_is_missing_is_said_at_once(
+    arguments: list[str],
+    message: str,
+    example: Example,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Not when all is computed."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder.png").mkdir()
+    monkeypatch.setattr(sys, "argv", ["example", *arguments])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name[:2] != "ma" else name)
+    common = example("common")
+    with pytest.raises(SystemExit) as stopped:
+        common.output("What it does.", "sklearn", "no_package")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
 def test_train_torch(example: Example) -> None:
     """The bands are of 80% of the patients."""
     assert 0.7 < example("train_torch").main() < 0.9
