@@ -24,6 +24,10 @@ class Acceleration:
         self._after: dict[Tally, int] | None = None
         replacement.switch_on()
 
+    def __repr__(self) -> str:
+        state = "on" if self._after is None else "closed"
+        return f"<acceleration, {state}: report() says what was computed>"
+
     def close(self) -> None:
         """Give torch its functions back, unless another acceleration is on; once is enough."""
         with self._closing:

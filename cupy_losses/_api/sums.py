@@ -79,6 +79,10 @@ class Variable(_Restricted):
         self.array = array
         self.number = number
 
+    def __repr__(self) -> str:
+        dtype = dtype_name(self.dtype)
+        return f"<argument {self.number} of {self.trace.name}: shape {self.shape}, {dtype}>"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array."""
@@ -182,6 +186,9 @@ class Sum(_Restricted):
         self.trace = trace
         self._terms = terms
         self._constant = constant
+
+    def __repr__(self) -> str:
+        return f"<sum of losses inside {self.trace.name}: {self.value()}>"
 
     def __add__(self, other: Any) -> Sum:
         if isinstance(other, Sum):

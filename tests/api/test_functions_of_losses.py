@@ -48,6 +48,25 @@ def elastic(x: Array, y: Array, zero: Array) -> Array:
     return 0.5 * mse_loss(x, y) + 2 * l1_loss(x, y) / 4 - mse_loss(x, zero) + 3
 
 
+def test_what_is_printed_inside() -> None:
+    """Of a loss its value, of an argument what is known of it."""
+    shown: list[str] = []
+
+    def watched(input: Any, target: Any) -> Any:
+        loss = 2 * mse_loss(input, target) + 1.0
+        shown.extend((str(loss), repr(input)))
+        return loss
+
+    grad(watched)(np.ones(2), np.zeros(2))
+    value_and_grad(watched)(torch.ones(2), torch.zeros(2))
+    assert shown == [
+        "<sum of losses inside grad: 3.0>",
+        "<argument 0 of grad: shape (2,), float64>",
+        "<sum of losses inside value_and_grad: 3.0>",
+        "<argument 0 of value_and_grad: shape (2,), float32>",
+    ]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_sums_and_multiples(library: Library, dtype: Any) -> None:
     x, y = draw(library, (7, 5), (7, 5), dtype=dtype)

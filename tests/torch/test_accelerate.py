@@ -167,8 +167,10 @@ def test_what_others_see_of_a_function(name: str) -> None:
 def test_a_plain_call_switches_on_until_it_is_closed() -> None:
     acceleration = cupy_losses.accelerate()
     assert F.mse_loss.__code__ is not CODES["mse_loss"]
+    assert repr(acceleration) == "<acceleration, on: report() says what was computed>"
     acceleration.close()
     acceleration.close()  # once is enough
+    assert repr(acceleration) == "<acceleration, closed: report() says what was computed>"
     assert_off()
     with pytest.raises(RuntimeError, match="is closed"), acceleration:
         pass
