@@ -154,7 +154,7 @@ def hinge_embedding_loss(
     weight: Array | None = None,
     where: Array | None = None,
 ) -> Prepared[ArrayT]:
-    """Compute a distance where two things are alike, how far it is below a margin where not.
+    """Compute the distance where a pair is alike, else how far it falls short of the margin.
 
     Formula: input where target is 1, max(margin - input, 0) where it is -1
 

@@ -37,8 +37,8 @@ ROWS_ON_HOST = 1 << 20, (10, 100, 1000, 10_000)
     "shapes",
     multiple=True,
     metavar="SHAPE",
-    help="The shape of the operands, of classes the logits, such as 8192x32000; again for more.  "
-    "[default: several sizes]",
+    help="The shape of the operands; for losses over classes, that of the logits, such as "
+    "8192x32000; again for more.  [default: several sizes]",
 )
 @click.option("--dtype", type=click.Choice(FLOATING), default="float32", show_default=True)
 @click.option("--no-gradient", "forward_only", is_flag=True, help="Measure the loss alone.")

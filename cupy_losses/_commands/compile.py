@@ -63,7 +63,8 @@ class _Architecture(click.Choice[str]):
     metavar="SHAPE",
     default="4096x1024",
     show_default=True,
-    help="The shape of the operands, of classes the logits: kernels depend on the length of rows.",
+    help="The shape of the operands; for losses over classes, that of the logits. Kernels depend "
+    "on the length of rows.",
 )
 def command(
     names: Sequence[str],
@@ -76,9 +77,9 @@ def command(
     """Fill the kernel cache ahead, so that first calls like these do not compile.
 
     Compiles what a loss, its gradient by the first operand and a step of training with torch need,
-    for contiguous operands of one shape, of classes indices, without a weight or a mask. Another
-    number for a parameter compiles nothing; some other flags, and whether label_smoothing and
-    z_loss are 0, do. A GPU is needed only to know its architecture.
+    for contiguous operands of one shape, with class indices as targets, and without a weight or a
+    mask. Another number for a parameter compiles nothing; some other flags, and whether
+    label_smoothing and z_loss are 0, do. A GPU is needed only to know its architecture.
     """
     if os.environ.get("CUPY_CACHE_IN_MEMORY", "0") not in ("", "0"):
         raise click.UsageError("CUPY_CACHE_IN_MEMORY is set: what is compiled would be lost")
