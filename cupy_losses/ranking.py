@@ -210,9 +210,8 @@ def margin_ranking_loss(
 
     Formula: max(-target (input1 - input2) + margin, 0)
 
-    Where the maximum is taken at 0 exactly, the derivative is that of the other term, as torch's up
-    to 2.13.
-    A weighted mean divides by the sum of the weights.
+    Where the maximum is taken at 0 exactly, the derivative is that of the other term, as torch's is
+    up to 2.13. A weighted mean divides by the sum of the weights.
 
     Args:
         input1: The scores of the first things.
