@@ -215,8 +215,7 @@ def grad_and_hess(
     if compiled.is_read():
         return compiled.outside("grad_and_hess", grad_and_hess, loss, argnum)
     prepare_of(loss)
-    integer(argnum)
-    return functools.partial(_of_each_element, loss, argnum)
+    return functools.partial(_of_each_element, loss, integer(argnum))
 
 
 def _of_each_element(

@@ -1046,3 +1046,11 @@ def test_vectorized_forward_mode_of_an_expanded_view(reduction: Reduction, axis:
             found.append(functional.hessian(loss, x, vectorize=True, **mode))
         results.append(found)
     torch.testing.assert_close(*results)
+
+
+def test_the_number_of_an_argument_may_be_of_numpy() -> None:
+    """In the text of an operator it is one of Python."""
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    both = cupy_losses.grad_and_hess(mse_loss, np.int64(0))  # type: ignore[arg-type]
+    for found, expected in zip(torch.func.vmap(both)(x, y), both(x, y), strict=True):
+        torch.testing.assert_close(found, expected)
