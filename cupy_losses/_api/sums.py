@@ -370,7 +370,7 @@ def _quotient(a: Any, b: Any) -> Any:
     """The quotient of constants; that of two numbers is what arrays have, where Python's raises."""
     if _is(b, 0.0) and isinstance(a, numbers.Real):
         with np.errstate(all="ignore"):
-            return float(np.true_divide(float(a), b))
+            return float(np.true_divide(float(a), float(b)))
     return a / b
 
 

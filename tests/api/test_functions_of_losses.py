@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -413,6 +414,7 @@ def test_constants_are_as_wide_as_they_come() -> None:
     value, gradient = value_and_grad(lambda a: np.float32(2) * mse_loss(a, y) + 0.1)(x)
     assert value == 2 * 5.0 + 0.1
     np.testing.assert_array_equal(gradient, 2 * x)
-    value, gradient = value_and_grad(lambda a: mse_loss(a, y) / 0.0)(x)
-    assert value == np.inf
-    assert np.isposinf(gradient).all()
+    for zero in (0.0, 0, Fraction(0)):
+        value, gradient = value_and_grad(lambda a, zero=zero: mse_loss(a, y) / zero)(x)
+        assert value == np.inf
+        assert np.isposinf(gradient).all()
