@@ -156,6 +156,9 @@ def library_of(name: str, array: AnyArray, first: AnyArray = None) -> ArrayLibra
     return _meet(name, array, first) if known is None else known(array)
 
 
+# Errors of torch for a tensor that cannot be shared; others of this kind are of the device.
+_UNSHARED = (RuntimeError, NotImplementedError)
+
 # Of any other producer of DLPack arrays, by the type of its device: host and pinned memory, device
 # and managed memory.
 _ADOPTING = {1: "numpy", 3: "numpy", 2: "cupy", 13: "cupy"}
@@ -266,6 +269,8 @@ def _shared(
     try:
         return target.adopt(own.exported(array))
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, RuntimeError) and type(error) not in _UNSHARED:
+            raise  # such as a lack of memory, which the caller may handle
         name, why = call.names[k], str(error).removesuffix(".")
         if getattr(array, "dtype", None) is not None:
             why += f", got {dtype_name(array.dtype)}"

@@ -418,6 +418,30 @@ def test_dlpack_object_on_the_host() -> None:
     assert mse_loss(np.zeros(3, np.float32), Exporter()) == 4
 
 
+def test_an_error_of_the_device_stays_what_it_is() -> None:
+    """Such as a lack of memory, after which a caller may try again with less."""
+
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    class Exporter:
+        def __init__(self, error: Exception) -> None:
+            self._error = error
+
+        def __dlpack__(self, **options: Any) -> Any:
+            raise self._error
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    x = np.zeros(3, np.float32)
+    with pytest.raises(OutOfMemoryError):
+        mse_loss(x, Exporter(OutOfMemoryError("out of memory")))
+    for error in (RuntimeError("why"), NotImplementedError("why"), BufferError("why")):
+        with pytest.raises(TypeError, match="target cannot be shared as a numpy array: why"):
+            mse_loss(x, Exporter(error))
+
+
 def test_check_values(library: Library) -> None:
     input = library.array(np.array([[0.5, 0.25], [1.0, 1.5]], np.float32))
     label = library.array(np.array([0.0, 1.0], np.float32))
