@@ -62,5 +62,5 @@ def on_host(
     """Evaluate a request on NumPy arrays; the array of a scale is a number here."""
     if call.scaled:
         *operands, scale = operands
-        call = call.unscaled._replace(scale=float(scale))
+        call = call._replace(scale=float(scale), scaled=False)
     return call.loss.on_host(call, request, operands, autocast)

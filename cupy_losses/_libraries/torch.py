@@ -291,8 +291,11 @@ class _OfOneLayout:
         self._compute = compute
         self._parameters, self._scale = call.parameters, call.scale
         self._plan: Plan | None = None
+        self._is_special = False
 
     def __call__(self, operands: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self._is_special:
+            return self._compute(operands)
         pointers = []
         for tensor in operands:
             pointer = tensor.data_ptr()
@@ -309,7 +312,10 @@ class _OfOneLayout:
         results = self._compute(operands)
         with torch.autocast("cuda", enabled=self._autocast):
             plan, _ = engine.planned(*self._asked, operands)
-        self._plan = None if plan.is_special else plan
+        if plan.is_special:
+            self._is_special = True
+        else:
+            self._plan = plan
         return results
 
 
@@ -381,7 +387,7 @@ class _WrittenForOne:
     """Gradients on the host, which always anticipates a grad_output of 1."""
 
     def finish(self, operands: Sequence[Tensor], grad_output: Tensor) -> bool:
-        return bool(grad_output == 1)
+        return bool(grad_output.item() == 1)  # a comparison of tensors takes 15 times as long
 
 
 def _to_numpy(tensor: Tensor, name: str) -> Any:
@@ -403,7 +409,7 @@ def _to_numpy(tensor: Tensor, name: str) -> Any:
 
 
 def _from_numpy(array: Any) -> Tensor:
-    if array.dtype.name == "bfloat16":
+    if dtype_name(array.dtype) == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
