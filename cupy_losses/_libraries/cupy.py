@@ -127,6 +127,7 @@ class CupyLibrary(ArrayLibrary):
     def scratch(self, operands: Sequence[AnyArray], size: int, stream: int) -> tuple[Any, int]:
         memory = self._cuda.alloc(size)
         if self._runtime.streamIsCapturing(stream):
-            # A replay of the graph will use it again, and CuPy's pool knows nothing of that.
+            # A replay of the graph will use it again, and CuPy's pool knows nothing of that. Nor is
+            # it known when the graph is gone: it stays until the process ends.
             self._captured.append(memory)
         return memory, int(memory.ptr)
