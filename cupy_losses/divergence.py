@@ -14,7 +14,7 @@ from ._core.arguments import Choice, Flag, Real
 from ._core.loss import Domain, variant
 from ._core.notices import warn
 from ._core.types import Array, ArrayT, KLReduction, Reduction
-from ._host.dual import plain, with_derivatives
+from ._host.dual import with_derivatives
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -176,9 +176,7 @@ def poisson_nll_loss(
 
 def _gaussian(full: bool) -> Any:
     def formula(input: Any, target: Any, var: Any, eps: float) -> Any:
-        var = with_derivatives(
-            lambda x: np.where(x < eps, eps, x), (lambda x: np.ones_like(plain(x)),), (var,)
-        )
+        var = with_derivatives(lambda x: np.where(x < eps, eps, x), (lambda x: 1.0,), (var,))
         d = input - target
         loss = 0.5 * (np.log(var) + d * d / var)
         return loss + 0.5 * math.log(2 * math.pi) if full else loss
