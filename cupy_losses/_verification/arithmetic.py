@@ -44,10 +44,9 @@ def _viewed(dtype: npt.DTypeLike, result: Any) -> Any:
     return array.astype(dtype).view(Rounded) if array.dtype.kind == "f" else result
 
 
-def quantities(operands: int) -> Iterator[Quantity]:
-    """The value, the first and the second derivatives."""
-    for order in range(3):
-        yield from itertools.combinations_with_replacement(range(operands), order)
+def second_derivatives(operands: int) -> Iterator[tuple[int, int]]:
+    """All second derivatives, by pairs of operands."""
+    return itertools.combinations_with_replacement(range(operands), 2)
 
 
 def derivatives(
@@ -59,19 +58,16 @@ def derivatives(
     """
     dtype = points[0].dtype
     x = [point if dtype == WIDE else point.view(Rounded) for point in points]
-    given = {name: float(value) for name, value in rounded(parameters, dtype).items()}
+    given = rounded(parameters, dtype)
     found: dict[Quantity, HostArray] = {}
-    for quantity in quantities(len(points)):
-        if len(quantity) < 2:
-            continue
-        j, k = quantity
+    for j, k in second_derivatives(len(points)):
         own: list[Any] = list(x)
         own[k] = Dual(own[k], np.ones_like(own[k]))
         own = [Dual(number, float(n == j)) for n, number in enumerate(own)]
         result = formula(*own, **given)
         slope = slope_of(result)
         for order, part in enumerate((result, slope, slope_of(slope))):
-            found[quantity[:order]] = _of_points(plain(part), points[0])
+            found[(j, k)[:order]] = _of_points(plain(part), points[0])
     return found
 
 

@@ -15,7 +15,7 @@ from .._device import driver
 from .._host.chunks import HostArray
 from .._libraries.registry import resolve
 from .advice import advice
-from .arithmetic import Formula, Quantity, derivatives, quantities, rounded
+from .arithmetic import Formula, Quantity, derivatives, rounded, second_derivatives
 from .compilation import compile_for_all
 from .findings import Exact, Findings
 from .points import at_kinks, drawn
@@ -182,11 +182,10 @@ def derivatives_on_device(
         return [result.get() for result in results]
 
     found: dict[Quantity, HostArray] = {(): run(FORWARD)[0].ravel()}
-    for quantity in quantities(len(points)):
-        if len(quantity) == 2:
-            (j, column), (k, of_column) = (divmod(n, length) for n in quantity)
-            along = np.zeros((len(points[0]), length), points[0].dtype)
-            along[:, column] = 1
-            value, slope = run(Request(wanted=(k,), tangents=(j,)), cupy.asarray(along))
-            found[quantity[:1]], found[quantity] = value.ravel(), slope[:, of_column]
+    for quantity in second_derivatives(len(points)):
+        (j, column), (k, of_column) = (divmod(n, length) for n in quantity)
+        along = np.zeros((len(points[0]), length), points[0].dtype)
+        along[:, column] = 1
+        value, slope = run(Request(wanted=(k,), tangents=(j,)), cupy.asarray(along))
+        found[quantity[:1]], found[quantity] = value.ravel(), slope[:, of_column]
     return found
