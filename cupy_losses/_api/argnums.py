@@ -7,8 +7,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from .._core.arguments import digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call
@@ -49,7 +47,7 @@ def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     several = not isinstance(argnums, numbers.Integral | str) and isinstance(argnums, Sequence)
     numbers_given: tuple[Any, ...] = tuple(argnums) if several else (argnums,)  # type: ignore[arg-type]
     for number in numbers_given:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, numbers.Integral):
+        if isinstance(number, bool) or not isinstance(number, numbers.Integral):
             raise TypeError(
                 f"argnums must be an integer or a sequence of integers, got {argnums!r}"
             )

@@ -51,7 +51,7 @@ class Real:
             and not (self.open and value == self.minimum)
         ):
             return value + 0.0  # -0.0 becomes 0.0: both are the same argument
-        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name} must be a real number, got {described(value)}")
         try:
             number = float(value) + 0.0
@@ -95,7 +95,7 @@ class Integer:
         """The value as an int."""
         if type(value) is int and -(2**63) <= value < 2**63:
             return value
-        if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError(f"{name} must be an integer, got {described(value)}")
         number = int(value)
         if not -(2**63) <= number < 2**63:
@@ -126,7 +126,7 @@ class Choice:
         """The one that the value equals."""
         if type(value) is str and value in self.values:
             return value
-        if isinstance(value, str | numbers.Real) and not isinstance(value, bool | np.bool_):
+        if isinstance(value, str | numbers.Real) and not isinstance(value, bool):
             for choice in self.values:
                 if choice == value:
                     return choice
