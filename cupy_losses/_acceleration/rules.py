@@ -19,10 +19,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-from .._core.dtypes import dtype_name
-from .._core.shapes import ArraySpec
 from .._device import driver
-from .._torch.evaluation import is_autocast
+from .._torch.evaluation import is_autocast, spec_of
 
 Tensor = torch.Tensor
 
@@ -352,7 +350,7 @@ def _by_trial(prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[s
     ]
     try:
         call, resolved = prepare(*operands, **options, reduction="sum")
-        specs = [ArraySpec(dtype_name(x.dtype), tuple(x.shape), x.stride()) for x in resolved]
+        specs = [spec_of(x) for x in resolved]
         call.loss.shape_of(call, specs)
     except (TypeError, ValueError) as error:
         return REFUSED, str(error)
