@@ -16,7 +16,7 @@ from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.shapes import ArraySpec
-from .evaluation import AutocastRun, in_memory, outputs_of, spec_of
+from .evaluation import AutocastRun, arithmetic_dtype, in_memory, outputs_of, spec_of
 from .scaling import scaled
 from .weights import counts_of_elements, counts_of_rows, of_derivatives, quotient
 
@@ -175,7 +175,7 @@ class _Batch:
         loss, each = self._call.loss, self._each
         shape = loss.value_shape(each, self._shape)
         # What is divided may be too small for half precision.
-        wide = factor.dtype if factor.dtype == torch.float64 else torch.float32
+        wide = arithmetic_dtype([factor])
         scaled = factor.to(wide) * self._scale
         factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)
         factor = factor.reshape(factor.shape[0], *[1] * len(shape))

@@ -36,6 +36,12 @@ def in_memory(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
+def arithmetic_dtype(operands: Sequence[Tensor]) -> torch.dtype:
+    """The dtype of the arithmetic: float64 if an operand has it, else float32."""
+    is_wide = any(operand.dtype == torch.float64 for operand in operands)
+    return torch.float64 if is_wide else torch.float32
+
+
 def spec_of(tensor: Tensor) -> ArraySpec:
     """A tensor without its data."""
     return ArraySpec(dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())

@@ -30,7 +30,15 @@ from .._core.loss import FORWARD, Call, Request
 from . import derivatives, weights
 from .batching import batched
 from .dynamo import unread
-from .evaluation import Evaluation, Run, is_autocast, outputs_of, spec_of, specs_of
+from .evaluation import (
+    Evaluation,
+    Run,
+    arithmetic_dtype,
+    is_autocast,
+    outputs_of,
+    spec_of,
+    specs_of,
+)
 from .operator_text import Asked, read, written
 
 Tensor = torch.Tensor
@@ -117,8 +125,8 @@ def run(call: Call, request: Request, operands: Sequence[Any]) -> Sequence[Tenso
     if not request.wanted or request.vjp:
         return _dispatched(call, request, operands, autocast)
     # Gradients without a grad_output are those for 1. So their own derivatives are VJP requests.
-    wide = any(t.dtype == torch.float64 for t in operands[: len(operands) - call.scaled])
-    one = operands[-1].new_ones((), dtype=torch.float64 if wide else torch.float32)
+    dtype = arithmetic_dtype(operands[: len(operands) - call.scaled])
+    one = operands[-1].new_ones((), dtype=dtype)
     vjp_request = request._replace(value=False, vjp=True)
     given = (*operands[: request.denominator], one, *operands[request.denominator :])
     if not request.value:

@@ -17,7 +17,7 @@ from .._core.pointwise import PointwiseFormula
 from .._core.reduction import NOTHING_LEFT
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec, Shape
-from .evaluation import AutocastRun, in_memory
+from .evaluation import AutocastRun, arithmetic_dtype, in_memory
 from .scaling import scaled
 
 Tensor = torch.Tensor
@@ -74,7 +74,7 @@ class Counts(NamedTuple):
 
 def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor]) -> Counts:
     """How much each row counts; `operands` are those of the call, by name."""
-    first, real = operands[loss.operands[0]], _real([*operands.values()])
+    first, real = operands[loss.operands[0]], arithmetic_dtype([*operands.values()])
     own, counts = first.new_ones((), dtype=real), first.new_ones((), dtype=torch.bool)
     if call.masked:
         counts = operands["where"]
@@ -134,7 +134,7 @@ class _Part(NamedTuple):
         """The part of the results of a request of the whole call; a value is not reduced yet."""
         given = list(leading)
         if request.vjp:
-            grad_output = given[0].to(_real(given[:1]))
+            grad_output = given[0].to(arithmetic_dtype(given[:1]))
             each = (grad_output * self.factor * scale / divisor).to(grad_output.dtype)
             given[0] = each.expand(self.call.loss.value_shape(self.call, shape))
         places = self.places.index
@@ -195,7 +195,7 @@ def _of_elements(
 ) -> tuple[list[_Part], Tensor]:
     """The parts of a pointwise loss, which is one sum, and the sum of the weights."""
     named = dict(zip(call.names, operands, strict=True))
-    named["weight"] = named["weight"].to(_real(operands))
+    named["weight"] = named["weight"].to(arithmetic_dtype(operands))
     total = counts_of_elements(call, loss, named).expand(shape).sum(dtype=torch.float64)
     places = [-1 if k == call.masked else k for k in range(len(operands))]
     return [_Part(call._replace(reduction="sum"), [*named.values()], 1.0, places)], total
@@ -251,9 +251,3 @@ def _one_hot(target: Tensor, columns: int, axis: int, ndim: int) -> Tensor:
     classes = classes.reshape(-1, *[1] * (ndim - 1 - axis))
     inside = (target >= 0) & (target < columns)
     return torch.where(inside, (target == classes).double(), torch.nan)
-
-
-def _real(operands: Sequence[Tensor]) -> torch.dtype:
-    """The dtype of the arithmetic."""
-    is_wide = any(operand.dtype == torch.float64 for operand in operands)
-    return torch.float64 if is_wide else torch.float32
