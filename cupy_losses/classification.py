@@ -9,7 +9,7 @@ import numpy as np
 from ._api.entrance import loss_function
 from ._api.prepared import Prepared, call_of
 from ._core.arguments import Real
-from ._core.loss import Domain, variant
+from ._core.loss import PROBABILITY, SIGN, variant
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import positive, sigmoid, sign_of, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
@@ -21,9 +21,6 @@ __all__ = [
     "sigmoid_focal_loss",
     "soft_margin_loss",
 ]
-
-_PROBABILITY = Domain(0.0, 1.0)
-_SIGN = Domain(values=(-1.0, 1.0))
 
 
 def _cross_entropy(input: Any, target: Any) -> Any:
@@ -85,7 +82,7 @@ _BCE = PointwiseLoss(
     formula=_binary_cross_entropy,
     weighted_mean=False,
     same_shape=True,
-    domains={"input": _PROBABILITY, "target": _PROBABILITY},
+    domains={"input": PROBABILITY, "target": PROBABILITY},
 )
 
 
@@ -133,7 +130,7 @@ _BCE_WITH_LOGITS = PointwiseLoss(
     formula=_cross_entropy,
     weighted_mean=False,
     same_shape=True,
-    domains={"target": _PROBABILITY},
+    domains={"target": PROBABILITY},
 )
 
 
@@ -148,7 +145,7 @@ _POSITIVE_WEIGHTED = PointwiseLoss(
     operands=("input", "target", "pos_weight"),
     weighted_mean=False,
     same_shape=True,
-    domains={"target": _PROBABILITY},
+    domains={"target": PROBABILITY},
 )
 
 
@@ -217,7 +214,7 @@ _FOCAL = {
         parameters=("alpha", "gamma"),
         options=(balanced, squared),
         same_shape=True,
-        domains={"target": _PROBABILITY},
+        domains={"target": PROBABILITY},
     )
     for balanced in (False, True)
     for squared in (False, True)
@@ -272,7 +269,7 @@ _SOFT_MARGIN = PointwiseLoss(
     name="soft_margin_loss",
     struct="SoftMargin",
     formula=lambda input, target: softplus(-target * input),
-    domains={"target": _SIGN},
+    domains={"target": SIGN},
 )
 
 
@@ -319,7 +316,7 @@ _MULTILABEL = PointwiseLoss(
     formula=_cross_entropy,
     weighted_mean=False,
     row_means=True,
-    domains={"target": _PROBABILITY},
+    domains={"target": PROBABILITY},
 )
 
 

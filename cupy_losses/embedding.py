@@ -37,7 +37,7 @@ from ._api.prepared import Prepared, call_of, one_like
 from ._api.public import prepare_of
 from ._core.arguments import Flag, Integer, Real
 from ._core.dtypes import check_dtypes, dtype_name
-from ._core.loss import Domain, variant
+from ._core.loss import SIGN, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain, sign_of, with_derivatives
@@ -78,7 +78,7 @@ _COSINE_EMBEDDING = RowLoss(
     roles={"input1": ELEMENTS, "input2": ELEMENTS, "target": NUMBER},
     parameters=("margin",),
     broadcasts=True,
-    domains={"target": Domain(values=(-1.0, 1.0))},
+    domains={"target": SIGN},
 )
 
 

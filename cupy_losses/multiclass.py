@@ -33,7 +33,7 @@ from ._api.entrance import loss_function
 from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
-from ._core.loss import Call, Domain, variant
+from ._core.loss import PROBABILITY, Call, variant
 from ._core.rows import ELEMENTS, INDEX, LABELS, of_integers
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
@@ -187,7 +187,7 @@ _OF_PROBABILITIES = {
         counts=_probabilities_by_counts,
         overwrites=overwrites,
         precise=True,
-        domains={"target": Domain(0.0, 1.0)},
+        domains={"target": PROBABILITY},
         other_form=f"; classes must have an integer dtype{of_integers('target')}",
     )
     for smoothed, z, overwrites in _VARIANTS

@@ -9,7 +9,7 @@ import numpy as np
 from ._api.entrance import loss_function
 from ._api.prepared import Prepared, call_of
 from ._core.arguments import Real
-from ._core.loss import Domain
+from ._core.loss import SIGN
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import Dual, plain, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
@@ -20,8 +20,6 @@ __all__ = [
     "margin_ranking_loss",
     "squared_hinge_loss",
 ]
-
-_SIGN = Domain(values=(-1.0, 1.0))
 
 
 def clamped(x: Any) -> Any:
@@ -39,7 +37,7 @@ _HINGE = PointwiseLoss(
     name="hinge_loss",
     struct="Hinge",
     formula=lambda input, target: clamped(1.0 - input * target),
-    domains={"target": _SIGN},
+    domains={"target": SIGN},
 )
 
 
@@ -89,7 +87,7 @@ _SQUARED_HINGE = PointwiseLoss(
     name="squared_hinge_loss",
     struct="SquaredHinge",
     formula=_squared_hinge,
-    domains={"target": _SIGN},
+    domains={"target": SIGN},
 )
 
 
@@ -139,7 +137,7 @@ _HINGE_EMBEDDING = PointwiseLoss(
     struct="HingeEmbedding",
     formula=_hinge_embedding,
     parameters=("margin",),
-    domains={"target": _SIGN},
+    domains={"target": SIGN},
 )
 
 
@@ -190,7 +188,7 @@ _MARGIN_RANKING = PointwiseLoss(
     formula=lambda input1, input2, target, margin: clamped(-target * (input1 - input2) + margin),
     operands=("input1", "input2", "target"),
     parameters=("margin",),
-    domains={"target": _SIGN},
+    domains={"target": SIGN},
 )
 
 

@@ -398,6 +398,10 @@ class Domain:
         return functools.reduce(operator.or_, parts)
 
 
+PROBABILITY = Domain(0.0, 1.0)
+SIGN = Domain(values=(-1.0, 1.0))
+
+
 def in_six_digits(value: float) -> str:
     """A number in a message; an integer in full."""
     return str(value) if isinstance(value, int) else f"{value:g}"
