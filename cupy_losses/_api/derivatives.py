@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from .._core.arguments import described
 from .._core.dtypes import FLOATING, dtype_name
@@ -15,10 +15,9 @@ from .._core.types import Array, ArrayT
 from .._libraries.registry import ArrayLibrary, find, instead, resolve
 from . import check, compiled
 from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
+from .prepared import Result
 from .public import prepare_of, without_partials
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+from .signature import Arguments
 
 
 def jvp(

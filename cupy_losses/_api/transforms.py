@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
@@ -13,11 +13,10 @@ from .._core.types import AnyArray
 from .._libraries.registry import resolve
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
+from .prepared import Result
 from .public import is_loss, mark_of, namesake, without_partials
+from .signature import Arguments
 from .sums import Sum, Trace, Variable
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 _checking = check.enabled.get
 _NAME = "value_and_grad"
