@@ -40,10 +40,10 @@ from ._core.dtypes import check_dtypes, dtype_name
 from ._core.loss import SIGN, variant
 from ._core.rows import ELEMENTS, NUMBER
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import plain, sign_of, with_derivatives
+from ._host.dual import clamped, plain, sign_of, with_derivatives
 from ._host.row_formulas import Evaluated, Rows, sum_of
 from ._kinds.rows import RowLoss
-from .ranking import clamped, margin_ranking_loss
+from .ranking import margin_ranking_loss
 
 __all__ = [
     "cosine_embedding_loss",

@@ -11,7 +11,7 @@ from ._api.prepared import Prepared, call_of
 from ._core.arguments import Real
 from ._core.loss import SIGN
 from ._core.types import Array, ArrayT, Reduction
-from ._host.dual import Dual, plain, with_derivatives
+from ._host.dual import clamped
 from ._kinds.pointwise import PointwiseLoss
 
 __all__ = [
@@ -20,18 +20,6 @@ __all__ = [
     "margin_ranking_loss",
     "squared_hinge_loss",
 ]
-
-
-def clamped(x: Any) -> Any:
-    """max(x, 0) with torch's derivatives: at 0 that of x, at NaN 0 times that."""
-    if not isinstance(x, Dual):
-        return np.maximum(x, 0.0)
-
-    def active(x: Any) -> Any:
-        return 1.0 * np.greater_equal(plain(x), 0.0)
-
-    return np.where(plain(x) < 0, 0.0, with_derivatives(lambda x: x, (active,), (x,)))
-
 
 _HINGE = PointwiseLoss(
     name="hinge_loss",

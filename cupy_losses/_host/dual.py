@@ -175,6 +175,17 @@ def positive(x: Number) -> Number:
     return np.clip(x, 0.0, np.inf)
 
 
+def clamped(x: Number) -> Number:
+    """max(x, 0) with torch's derivatives: at 0 that of x, at NaN 0 times that."""
+    if not isinstance(x, Dual):
+        return np.maximum(x, 0.0)
+
+    def active(x: Any) -> Any:
+        return 1.0 * np.greater_equal(plain(x), 0.0)
+
+    return np.where(plain(x) < 0, 0.0, with_derivatives(lambda x: x, (active,), (x,)))
+
+
 def plus(a: Number, b: Number) -> Number:
     """The sum of slopes, of which 0.0 costs nothing."""
     return b if _is(a, 0.0) else a if _is(b, 0.0) else a + b
