@@ -52,8 +52,8 @@ def call_with_numbers(name: str, args: Any, kwargs: Any) -> AnyArray:
         is_number = name in numbers and isinstance(value, np.ndarray) and value.ndim == 0
         return value.item() if is_number else value
 
-    names = itertools.chain(parameters, itertools.repeat(None))
-    by_position = [own(name, value) for name, value in zip(names, args, strict=False)]
+    parameter_names = itertools.chain(parameters, itertools.repeat(None))
+    by_position = [own(name, value) for name, value in zip(parameter_names, args, strict=False)]
     return call(name, *by_position, **{name: own(name, value) for name, value in kwargs.items()})
 
 

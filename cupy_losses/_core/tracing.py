@@ -477,12 +477,12 @@ def _power(recorder: _Recorder, base: Any, exponent: Any) -> Any:
         return recorder.step(np.sqrt, base)
     if not (number.is_integer() and 1 <= abs(number) <= _MOST):
         return recorder.step(np.power, base, number)
-    digits = f"{abs(int(number)):b}"
+    bits = f"{abs(int(number)):b}"
     # Of 1 / x, as the derivative of 1 / (x * x) is 0 / 0 at infinity, and NaN at 0.
     x = result = recorder.number(base) if number > 0 else recorder.step(np.true_divide, 1.0, base)
-    for digit in digits[1:]:
+    for bit in bits[1:]:
         result = result * result
-        if digit == "1":
+        if bit == "1":
             result = result * x
     return result
 

@@ -176,8 +176,8 @@ class _Batch:
         shape = loss.value_shape(each, self._shape)
         # What is divided may be too small for half precision.
         wide = arithmetic_dtype([factor])
-        scaled = factor.to(wide) * self._scale
-        factor = (scaled / of_derivatives(self._denominator, self._leaves_out)).to(wide)
+        wide_factor = factor.to(wide) * self._scale
+        factor = (wide_factor / of_derivatives(self._denominator, self._leaves_out)).to(wide)
         factor = factor.reshape(factor.shape[0], *[1] * len(shape))
         grad_output = factor.expand(self._size, *shape)
         front: Tensor = loss.grad_output_operand(each, grad_output)

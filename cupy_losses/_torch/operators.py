@@ -95,11 +95,11 @@ def evaluate(call: Call, operands: Sequence[Tensor]) -> Tensor:
 
 
 def times_scale(
-    evaluate: Callable[[Call, Sequence[Tensor]], Tensor], call: Call, operands: Sequence[Tensor]
+    of_unscaled: Callable[[Call, Sequence[Tensor]], Tensor], call: Call, operands: Sequence[Tensor]
 ) -> Tensor:
     """The loss times a scale that is differentiated: the derivative by it is the loss as it is."""
     *own, scale = operands
-    value = evaluate(call.unscaled, own)
+    value = of_unscaled(call.unscaled, own)
     return (value * scale).to(value.dtype)
 
 

@@ -109,14 +109,14 @@ def description(loss: Callable[..., AnyArray]) -> str:
 
 def _functions() -> dict[str, Callable[..., AnyArray]]:
     """A function for each loss of this package."""
-    functions = {}
+    found = {}
     for name in cupy_losses.__all__:
         loss = getattr(cupy_losses, name)
         if not is_loss(loss):
             continue
         of_torch = getattr(torch.nn.functional, name, None)
-        functions[name] = loss if of_torch is None else with_signature_of_torch(loss, of_torch)
-    return functions
+        found[name] = loss if of_torch is None else with_signature_of_torch(loss, of_torch)
+    return found
 
 
 _FUNCTIONS = _functions()
