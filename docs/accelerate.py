@@ -23,8 +23,8 @@ EXPLAINED = {
     rules.DERIVATIVES: "transforms of torch.func that are nested so deep",
     rules.GRADIENT: "a weight that requires grad, where torch raises; a target that does, of "
     + ", ".join(f"`{name}`" for name in sorted(rules.NO_GRADIENT_BY_TARGET)),
-    rules.DTYPES: "an input of integers, several floating dtypes in some losses (`huber_loss`), "
-    "classes that are not int64, targets of bool",
+    rules.OTHER_DTYPES: "an input of integers, several floating dtypes in some losses "
+    "(`huber_loss`), classes that are not int64, targets of bool",
     rules.SHAPES: "weights that are broadcast, targets of another shape in some losses, more "
     "dimensions than torch takes",
     rules.AUTOCAST: "`binary_cross_entropy`; half precision in "

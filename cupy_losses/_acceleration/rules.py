@@ -34,7 +34,7 @@ EMPTY = "an operand has no elements"
 UNKNOWN = "shapes that depend on data"
 DERIVATIVES = "a third derivative, or a second one in forward mode"
 GRADIENT = "a gradient by a target or a weight"
-DTYPES = "dtypes of which torch makes another dtype, or an error"
+OTHER_DTYPES = "dtypes of which torch makes another dtype, or an error"
 SHAPES = "shapes of which torch makes another result, or an error"
 AUTOCAST = "autocast, under which torch has another dtype, or an error"
 DISTANCE = "a distance function of one's own"
@@ -51,7 +51,7 @@ REASONS = (
     UNKNOWN,
     DERIVATIVES,
     GRADIENT,
-    DTYPES,
+    OTHER_DTYPES,
     SHAPES,
     AUTOCAST,
     DISTANCE,
@@ -282,28 +282,28 @@ def _is_differentiated(tensor: Tensor) -> bool:
 def _by_dtypes(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:
     first, *others = tensors.values()
     if not first.is_floating_point():
-        return DTYPES
+        return OTHER_DTYPES
     target = tensors.get("target")
     if target is not None and not target.is_floating_point():
         allowed = (torch.int64,) if name in _OF_CLASSES else _SIGNED
         if name in _FLOATING_TARGETS or target.dtype not in allowed:
-            return DTYPES
+            return OTHER_DTYPES
         others = [x for x in others if x is not target]
     if all(x.dtype == first.dtype for x in others):
         return ""
     if not all(x.is_floating_point() for x in others):
-        return DTYPES
+        return OTHER_DTYPES
     if autocast:
         # It leaves float64 as it is, and makes float32 of all else.
-        return DTYPES if any(x.dtype == torch.float64 for x in (first, *others)) else ""
+        return OTHER_DTYPES if any(x.dtype == torch.float64 for x in (first, *others)) else ""
     if name in _NOT_PROMOTING | _OF_CLASSES:
-        return DTYPES
+        return OTHER_DTYPES
     if name == "binary_cross_entropy_with_logits":
         # The dtype of the target is that of the loss.
         half = first.dtype in _HALF and {x.dtype for x in others} == {torch.float32}
-        return "" if half else DTYPES
+        return "" if half else OTHER_DTYPES
     # A tensor of shape () counts less in torch where an operand is not read by a kernel of its own.
-    return DTYPES if len(others) > 1 or any(x.ndim == 0 for x in tensors.values()) else ""
+    return OTHER_DTYPES if len(others) > 1 or any(x.ndim == 0 for x in tensors.values()) else ""
 
 
 def _by_autocast(name: str, tensors: dict[str, Tensor], autocast: bool) -> str:

@@ -525,7 +525,7 @@ BY_TORCH: dict[str, list[Callable[[], Any]]] = {
         lambda: torch.func.jvp(sum_of_samples, (x(),), (x(),)),
         with_a_dual_target,
     ],
-    rules.DTYPES: [
+    rules.OTHER_DTYPES: [
         lambda: F.huber_loss(x(), x().double()),
         lambda: F.mse_loss(x().long(), x()),
         lambda: F.l1_loss(x(), x().bool()),
@@ -946,7 +946,7 @@ def test_autocast_of_another_device() -> None:
                 call()
             before = reasons(acceleration)
             assert call() == expected, function
-        reason = "" if function is F.binary_cross_entropy else rules.DTYPES
+        reason = "" if function is F.binary_cross_entropy else rules.OTHER_DTYPES
         assert reasons(acceleration)[reason] == before.get(reason, 0) + 1
 
 

@@ -293,7 +293,7 @@ def test_what_torch_compiles_itself() -> None:
     with cupy_losses.accelerate() as acceleration:
         torch.testing.assert_close(step(compiled, a, b), expected)
     assert OURS not in graphs.ran()
-    assert reasons(acceleration) == {rules.DTYPES: 1}
+    assert reasons(acceleration) == {rules.OTHER_DTYPES: 1}
 
 
 def test_deprecated_arguments_and_autocast() -> None:
