@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 
 from .._core.arguments import Argument, Flag, Real
 from .._core.formula import is_identifier
+from .._core.formula_errors import shown_name
 from .._core.loss import Call, Loss
-from .._core.refusals import shown_name
 from .._core.types import AnyArray
 from .._verification.compilation import compile_once
 from .._verification.report import Report

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from . import refusals
+from . import formula_errors
 from .arguments import digits
 from .program import CONDITIONS, FUNCTIONS, LOGICAL, Program, Step
 from .row_program import LENGTH, LOG_SUM_EXP, MOST_SUMS, RowProgram
@@ -87,7 +87,7 @@ def _traced(
     except TypeError as error:
         message = str(error)
         if not isinstance(error, _TraceError):
-            message += f"; a formula is made of {refusals.WORDS}"
+            message += f"; a formula is made of {formula_errors.WORDS}"
         raise TypeError(_located(name, message, error.__traceback__)) from error
     except AttributeError as error:
         if not isinstance(error.obj, Value):
@@ -138,7 +138,7 @@ class _Recorder:
     """
 
     reductions: Mapping[str, Callable[[Any], Value]]
-    parts = refusals.ELEMENT
+    parts = formula_errors.ELEMENT
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         self._operands = tuple(operands)
@@ -154,7 +154,7 @@ class _Recorder:
 
     def refusal(self, shown: str, name: str) -> str:
         """Why a function is none of a formula, and what to write instead."""
-        return refusals.of_function(shown, name)
+        return formula_errors.of_function(shown, name)
 
     def _value(self, value: str | float | Step, **what: bool) -> Value:
         key = repr(value) if isinstance(value, float) else value  # 0.0 and -0.0 differ
@@ -209,7 +209,7 @@ class _Recorder:
 class _RowRecorder(_Recorder):
     """The values of a formula of rows: of each element, or of what is added up over a row."""
 
-    parts = refusals.ROW
+    parts = formula_errors.ROW
 
     def __init__(self, operands: Sequence[str], parameters: Sequence[str]) -> None:
         super().__init__(operands, parameters)
@@ -222,20 +222,20 @@ class _RowRecorder(_Recorder):
 
     def refusal(self, shown: str, name: str) -> str:
         """Only sums are accumulated."""
-        return refusals.of_function_of_rows(shown, name, self.reductions)
+        return formula_errors.of_function_of_rows(shown, name, self.reductions)
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> Value:
         """A function of values of elements alone, or of sums alone."""
         value = super().step(function, *arguments)
         if value.of_element and value.of_row:
-            raise _TraceError(refusals.SECOND_PASS)
+            raise _TraceError(formula_errors.SECOND_PASS)
         return value
 
     def row_program(self, result: Any) -> RowProgram:
         """The program of a result, which is one number of a row."""
         rows = RowProgram.split(self.program(result))
         if not rows.terms or result.of_element:
-            raise _TraceError(refusals.NO_SUM)
+            raise _TraceError(formula_errors.NO_SUM)
         if rows.sums > MOST_SUMS:
             raise _TraceError(
                 f"a formula has at most {MOST_SUMS} different sums, not {rows.sums}, of which each "
@@ -258,18 +258,18 @@ class _RowRecorder(_Recorder):
         """A value of the elements of a row, of which a function is to be."""
         elements = self.number(x)
         if elements.of_row:
-            raise _TraceError(refusals.SECOND_PASS)
+            raise _TraceError(formula_errors.SECOND_PASS)
         if not elements.of_element:
-            raise _TraceError(refusals.NO_ELEMENTS.format(name))
+            raise _TraceError(formula_errors.NO_ELEMENTS.format(name))
         return elements
 
 
 def _constant(x: Any) -> float:
     """A number of Python or NumPy."""
     if isinstance(x, np.ndarray) and x.ndim:
-        raise _TraceError(refusals.CONSTANT.format(f"an array of shape {x.shape}"))
+        raise _TraceError(formula_errors.CONSTANT.format(f"an array of shape {x.shape}"))
     if not _is_real(x):
-        raise _TraceError(refusals.CONSTANT.format(_described(x)))
+        raise _TraceError(formula_errors.CONSTANT.format(_described(x)))
     try:
         return float(x)
     except OverflowError:
@@ -317,7 +317,7 @@ def _without_modulus(power: Callable[[Value, Any], Any]) -> Callable[..., Any]:
 
     def method(self: Value, other: Any, modulus: Any = None) -> Any:
         if modulus is not None:
-            raise _TraceError(refusals.MODULUS)
+            raise _TraceError(formula_errors.MODULUS)
         return power(self, other)
 
     return method
@@ -372,7 +372,7 @@ class Value:
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = function.__name__
-        shown = refusals.shown_name(function)
+        shown = formula_errors.shown_name(function)
         if function is np.where:
             if len(args) != 3:
                 raise _TraceError("np.where takes three arguments here: condition, a, b")
@@ -388,7 +388,7 @@ class Value:
         if name not in self.recorder.reductions:
             raise _TraceError(self.recorder.refusal(f"np.{name}", kind))
         if len(inputs) > 1 or options:
-            raise _TraceError(refusals.ALONE.format(name))
+            raise _TraceError(formula_errors.ALONE.format(name))
         return self.recorder.reductions[name](*inputs)
 
     @classmethod
@@ -396,13 +396,13 @@ class Value:
         cls, function: Any, types: Any, args: Any = (), options: Any = None
     ) -> NoReturn:
         name = getattr(function, "__name__", "function")
-        raise _TraceError(refusals.of_function_of_torch(name))
+        raise _TraceError(formula_errors.of_function_of_torch(name))
 
     def __getattr__(self, name: str) -> NoReturn:
         message = f"{self.recorder.parts}: it has no .{name}"
         if name in self.recorder.reductions:
             message = f"a value of a formula has no methods: write np.{name}(x)"
-        elif name in refusals.REDUCTIONS:
+        elif name in formula_errors.REDUCTIONS:
             message = self.recorder.refusal(f".{name}()", name)
         elif name == "clip" or isinstance(getattr(np, name, None), np.ufunc):
             message = f"a value of a formula has no methods: write np.{name}"
@@ -429,9 +429,9 @@ class Value:
     __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
     __hash__ = None  # type: ignore[assignment]
 
-    __bool__ = _refused(refusals.BRANCH)
-    __float__ = __int__ = __complex__ = __index__ = _refused(refusals.NUMBER)
-    __round__ = __floor__ = __ceil__ = __trunc__ = _refused(refusals.NUMBER)
+    __bool__ = _refused(formula_errors.BRANCH)
+    __float__ = __int__ = __complex__ = __index__ = _refused(formula_errors.NUMBER)
+    __round__ = __floor__ = __ceil__ = __trunc__ = _refused(formula_errors.NUMBER)
     __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refused("{parts}")
     __array__ = _refused("{parts}: leave out np.asarray(x), np.array(x) and np.float32(x)")
 
@@ -448,7 +448,7 @@ def _apply(recorder: _Recorder, ufunc: Any, *inputs: Any) -> Any:
         return made(recorder, *inputs)
     if ufunc not in FUNCTIONS:
         name = ufunc.__name__
-        shown = _OPERATORS.get(name) or refusals.shown_name(ufunc)
+        shown = _OPERATORS.get(name) or formula_errors.shown_name(ufunc)
         raise _TraceError(recorder.refusal(shown, name))
     return recorder.step(ufunc, *inputs)
 

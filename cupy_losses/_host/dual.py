@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .._core.formula_errors import shown_name, without_derivative
 from .._core.program import CONDITIONS
-from .._core.refusals import shown_name, without_derivative
 from .._core.tracing import bounded, clip_bounds
 from .._core.types import AnyArray
 from .recording import Recorded, signs
