@@ -20,7 +20,7 @@ class Asked:
 
 
 @functools.lru_cache(maxsize=4096)
-def written(asked: Asked) -> str:
+def text_of(asked: Asked) -> str:
     """The text of what is asked for: the fields that are set, in JSON, where numbers are exact.
 
     Its quotation marks are single, as torch's compiler writes texts to C++ without escapes.
@@ -36,11 +36,11 @@ def _is_set(name: str, value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def read(text: str) -> Asked:
+def asked_of(text: str) -> Asked:
     """What a text asks for.
 
     Raises:
-        ValueError: If it is none of `written`, or of a loss that is not defined.
+        ValueError: If it is none of `text_of`, or of a loss that is not defined.
 
     """
     try:

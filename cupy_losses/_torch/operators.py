@@ -39,7 +39,7 @@ from .evaluation import (
     spec_of,
     specs_of,
 )
-from .operator_text import Asked, read, written
+from .operator_text import Asked, asked_of, text_of
 
 Tensor = torch.Tensor
 
@@ -153,7 +153,7 @@ def _dispatched(
     """The results of a request, by the operator itself."""
     if any(map(is_batched, operands)):
         return _of_batched_grads(call, request, operands, autocast)
-    text = written(Asked(call, request, autocast))
+    text = text_of(Asked(call, request, autocast))
     try:
         return _operator()(text, list(operands))  # type: ignore[no-any-return]
     except RuntimeError as error:
@@ -194,7 +194,7 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
 
     @unread
     def compute(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
-        asked = read(text)
+        asked = asked_of(text)
         call, request, autocast = asked.call, asked.request, asked.autocast
         if torch.is_autocast_enabled(kind) == autocast:
             results = library().run_here(call, request, operands)
@@ -226,7 +226,7 @@ def direct(text: str, device: str, of_one_layout: bool) -> Callable[[Sequence[Te
     compute = functools.partial(_computes[getattr(torch._C.DispatchKey, device.upper())], text)
     if not of_one_layout:
         return compute
-    asked, library = read(text), _libraries[device]()
+    asked, library = asked_of(text), _libraries[device]()
     return library.of_one_layout(asked.call, asked.request, asked.autocast, compute)  # type: ignore[no-any-return]
 
 
@@ -240,7 +240,7 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
 @unread
 def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
-    asked, like = read(text), operands[-1]
+    asked, like = asked_of(text), operands[-1]
     return [
         like.new_empty_strided(output.shape, output.strides, dtype=getattr(torch, output.dtype))
         for output in outputs_of(asked.call, asked.request, operands, asked.autocast)
@@ -261,7 +261,7 @@ class _Evaluate(_SingleLevelFunction):
     def forward(modes: _Modes, asked: Asked, denominator: Tensor | None, *operands: Tensor) -> Any:
         given = operands if denominator is None else (denominator, *operands)
         with modes.restored():
-            return tuple(_below_autograd(modes.keys, written(asked), given))
+            return tuple(_below_autograd(modes.keys, text_of(asked), given))
 
     @staticmethod
     @unread
@@ -350,7 +350,7 @@ def _batched(
     info: Any, dims: Any, text: str, operands: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[int]]:
     """The operator for a batch."""
-    asked, size = read(text), info.batch_size
+    asked, size = asked_of(text), info.batch_size
     call, request, autocast = asked.call, asked.request, asked.autocast
     results = batched(_dispatched, call, request, autocast, size, dims[-1], operands)
     return results, [0] * len(results)
@@ -387,7 +387,7 @@ def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         or _are_transforms_active()
         or forward_ad._current_level >= 0
     ):
-        asked = read(text)
+        asked = asked_of(text)
         if asked.call.extra and _is_weight_varied(asked, operands):
             return _composed(asked, operands)
         modes = _Modes(keys, grad, torch._C._is_fwd_grad_enabled())
