@@ -22,7 +22,7 @@ CHUNK = 1 << 16  # elements in float64 at a time: fewer calls of NumPy outweigh 
 
 
 def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
-    """ChunkIndex tuples that cover an array in blocks of at most `size` elements (or one row)."""
+    """Indices of blocks that cover an array, each of at most `size` elements."""
     if math.prod(shape) == 0:
         return
     if math.prod(shape) <= size:
