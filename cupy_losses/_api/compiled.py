@@ -39,7 +39,8 @@ def _is_read() -> bool:
 # Whether torch.compile reads the caller instead of running it. It must be known before the package
 # has met torch: the first call may be one that is compiled.
 is_read: Callable[[], bool] = _is_read
-# Whether torch.compile has read `is_read`: if that changes, what it compiled is compiled anew.
+# Whether torch.compile has read `is_read`. Once it has, rebinding `is_read` would make it compile
+# everything anew.
 _is_guarded = False
 _is_read()  # torch may be there
 

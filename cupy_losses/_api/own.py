@@ -302,8 +302,9 @@ class Definition(NamedTuple):
     ) -> Definition:
         """That of a formula, whose name may be that of its function.
 
-        A loss is found where a function is that is decorated, which one of the same name is taken
-        to be; else in the module of its function, or in the one that is given.
+        A decorated function is replaced by its loss, which is found under the function's qualified
+        name. A function that has the loss's name counts as decorated. Any other loss is found by
+        its own name, in the module of its function, or in `module` if it has none.
         """
         own = getattr(formula, "__name__", "")
         module = getattr(formula, "__module__", None) or module

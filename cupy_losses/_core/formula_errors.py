@@ -111,7 +111,7 @@ _NAMES = {
 
 
 def of_function(shown: str, name: str) -> str:
-    """Why a function is none of a formula, and what to write instead."""
+    """Why a formula may not call a function, and what to write instead."""
     if name in REDUCTIONS:
         return _REDUCED.format(shown)
     if name in _INSTEAD:

@@ -201,7 +201,10 @@ class Loss(ABC):
         """Why the loss is not differentiable by an operand; None where it is."""
 
     def is_constant(self, call: Call, operand: int) -> bool:
-        """Whether the loss is constant around each value of an operand: autograd has None by it."""
+        """Whether the loss is piecewise constant in an operand.
+
+        Its gradient in autograd is None.
+        """
         return False
 
     def differentiated(self, call: Call, needed: Sequence[bool]) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ class ArrayLibrary(ABC):
         return lambda array: library
 
 
-# Which one it is of each batch, the outermost first, and its operands.
+# The index of a sample in each batch, the outermost first, and its operands.
 Sample = tuple[tuple[int, ...], Sequence[AnyArray]]
 
 _classes: list[type[ArrayLibrary]] = []

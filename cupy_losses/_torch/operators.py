@@ -251,9 +251,9 @@ class _Evaluate(_SingleLevelFunction):
     """The operator, whose derivatives are other requests of it.
 
     The denominator of the request, or None, comes before the operands. Nothing is differentiated by
-    it. It divides the derivatives too, as does a denominator that the request returns. This does
-    not look for transforms, as a torch.autograd.Function would: they have called the operator, each
-    at its level.
+    it. That denominator, or one that the request returns, divides the derivatives too. This class
+    does not look for transforms, as a torch.autograd.Function would: they have called the operator,
+    each at its level.
     """
 
     @staticmethod
