@@ -24,6 +24,7 @@ from torch.overrides import has_torch_function
 from .. import classification, divergence, embedding, multiclass, ranking, regression
 from .._api import compiled, functions
 from .._api.entrance import evaluate
+from .._api.prepared import Prepared
 from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
@@ -128,7 +129,7 @@ class Replaced:
             self._function.__code__ = self._own
         self._function.__dict__ = {**vars(self._function)}
 
-    def prepared(self, arguments: dict[str, Any]) -> Any:
+    def prepared(self, arguments: dict[str, Any]) -> Prepared[Any]:
         """The call of this package of arguments of torch's function, with its operands."""
         operands = [arguments[name] for name in self._operands]
         given = {

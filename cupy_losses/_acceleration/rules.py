@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
+from .._api.prepared import Prepared
 from .._device import driver
 from .._torch.evaluation import is_autocast, spec_of
 
@@ -109,13 +110,13 @@ HALF_UNDER_AUTOCAST = {
 }
 
 
-def as_in_torch(name: str, prepare: Callable[..., Any]) -> Callable[..., Any]:
+def as_in_torch(name: str, prepare: Callable[..., Prepared[Any]]) -> Callable[..., Prepared[Any]]:
     """What prepares the calls of a function; raises for options that change what torch gives."""
     if name != "triplet_margin_loss":
         return prepare
 
     @functools.wraps(prepare)
-    def restricted(*operands: Any, **options: Any) -> Any:
+    def restricted(*operands: Any, **options: Any) -> Prepared[Any]:
         p = options.get("p")
         if isinstance(p, int | float) and p == 0:
             raise ValueError("torch has no gradient for p=0, not even zeros")
@@ -197,7 +198,9 @@ def _layers(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
-def decide(name: str, prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[str, str]:
+def decide(
+    name: str, prepare: Callable[..., Prepared[Any]], arguments: dict[str, Any]
+) -> tuple[str, str]:
     """Why torch computes a call, "" where this package does, and the error that says so, if any.
 
     Args:
@@ -341,7 +344,7 @@ def _by_shapes(name: str, first: Tensor, tensors: dict[str, Tensor]) -> str:
     return ""
 
 
-def _by_trial(prepare: Callable[..., Any], arguments: dict[str, Any]) -> tuple[str, str]:
+def _by_trial(prepare: Callable[..., Prepared[Any]], arguments: dict[str, Any]) -> tuple[str, str]:
     """The checks of this package, which need no data."""
     options = {key: x for key, x in arguments.items() if key in OPTIONAL and x is not None}
     # A number is checked with each call, as that of the next call may be another.
