@@ -9,7 +9,7 @@ import numpy as np
 from ._api.entrance import loss_function
 from ._api.prepared import Prepared, call_of
 from ._core.arguments import Real
-from ._core.loss import PROBABILITY, SIGN, variant
+from ._core.loss import PROBABILITY, SIGN, Formula, variant
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import positive, sigmoid, sign_of, softplus, with_derivatives
 from ._kinds.pointwise import PointwiseLoss
@@ -197,7 +197,7 @@ def binary_cross_entropy_with_logits(
 _SMALL = 2.0**-400
 
 
-def _focal(balanced: bool) -> Any:
+def _focal(balanced: bool) -> Formula:
     def formula(input: Any, target: Any, alpha: float, gamma: float) -> Any:
         miss = target * sigmoid(-input) + (1.0 - target) * sigmoid(input)
         loss = (miss + _SMALL) ** gamma * _cross_entropy(input, target)

@@ -11,7 +11,7 @@ import numpy as np
 from ._api.entrance import loss_function
 from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Real
-from ._core.loss import Domain, variant
+from ._core.loss import Domain, Formula, variant
 from ._core.notices import warn
 from ._core.types import Array, ArrayT, KLReduction, Reduction
 from ._host.dual import with_derivatives
@@ -104,7 +104,7 @@ def kl_div(
     return call_of(_KL[log_target], (input, target), reduction, weight, where, scale=scale)
 
 
-def _poisson(log_input: bool, full: bool) -> Any:
+def _poisson(log_input: bool, full: bool) -> Formula:
     def formula(input: Any, target: Any, eps: float) -> Any:
         expected, logarithm = (np.exp(input), input) if log_input else (input, np.log(input + eps))
         loss = expected - target * logarithm
@@ -174,7 +174,7 @@ def poisson_nll_loss(
     return call_of(loss, (input, target), reduction, weight, where, (eps,), scale=scale)
 
 
-def _gaussian(full: bool) -> Any:
+def _gaussian(full: bool) -> Formula:
     def formula(input: Any, target: Any, var: Any, eps: float) -> Any:
         var = with_derivatives(lambda x: np.where(x < eps, eps, x), (lambda x: 1.0,), (var,))
         d = input - target
@@ -184,7 +184,7 @@ def _gaussian(full: bool) -> Any:
     return formula
 
 
-def _of_one_variance(full: bool) -> Any:
+def _of_one_variance(full: bool) -> Formula:
     formula = _gaussian(full)
     return lambda input, target, eps, var: formula(input, target, np.positive(var), eps)
 

@@ -188,7 +188,7 @@ class _Distance:
         return factor * self._scale * np.where(self._some, powers, 0.0)
 
 
-def _triplet_margin(norm: int, swap: bool) -> Any:
+def _triplet_margin(norm: int, swap: bool) -> Callable[[Rows], Evaluated]:
     def formula(rows: Rows) -> Evaluated:
         def distance(x: Any, y: Any) -> _Distance:
             return _Distance(x - y + rows.eps, norm, rows.p)

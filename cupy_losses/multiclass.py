@@ -25,6 +25,7 @@ of range.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ from ._api.prepared import Prepared, call_of
 from ._core.arguments import Choice, Flag, Integer, Real
 from ._core.dtypes import FLOATING, dtype_name
 from ._core.loss import PROBABILITY, Call, variant
-from ._core.rows import ELEMENTS, INDEX, LABELS, of_integers
+from ._core.rows import ELEMENTS, INDEX, LABELS, Part, of_integers
 from ._core.types import Array, ArrayT, Reduction
 from ._host.dual import plain
 from ._host.row_formulas import Evaluated, Rows, sum_of
@@ -133,17 +134,13 @@ def _counts(call: Call, columns: int, weight: Any, target: Any) -> Any:
     return weight * ((1.0 - smoothing) * target + smoothing / max(columns, 1))
 
 
-def _smoothing_by_counts(
-    call: Call, columns: int, weight: Any, target: Any
-) -> list[tuple[Call, Any, bool]]:
+def _smoothing_by_counts(call: Call, columns: int, weight: Any, target: Any) -> list[Part]:
     parts = [(_by_counts(call), _counts(call, columns, weight, target), False)]
     z_loss = call.named_parameters["z_loss"]
     return [*parts, (_by_counts(call, z_loss), 0.0 * target, True)] if z_loss else parts
 
 
-def _probabilities_by_counts(
-    call: Call, columns: int, weight: Any, target: Any
-) -> list[tuple[Call, Any, bool]]:
+def _probabilities_by_counts(call: Call, columns: int, weight: Any, target: Any) -> list[Part]:
     z_loss = call.named_parameters["z_loss"]
     return [(_by_counts(call, z_loss), _counts(call, columns, weight, target), False)]
 
@@ -343,7 +340,7 @@ def nll_loss(
     return call_of(_NLL, operands, reduction, weight, where, parameters, scale, sample_weight, axis)
 
 
-def _multi_margin(squared: bool) -> Any:
+def _multi_margin(squared: bool) -> Callable[[Rows], Evaluated]:
     def formula(rows: Rows) -> Evaluated:
         target, x = rows.at(rows.target), rows.input
         violation = rows.margin - target.of(x) + x

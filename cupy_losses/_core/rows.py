@@ -47,6 +47,9 @@ NUMBER = Role("number")  # a number for each row, which chooses a formula
 CLASS_WEIGHTS = Role("class weights")  # a number for each class
 OTHER = Role("other")  # the mask and the weights of rows, grad_output
 
+# A part of a loss: a call, its second operand, and whether the weight of the class multiplies it.
+Part = tuple[Call, Any, bool]
+
 # The operands that say how much each row counts; they broadcast to the rows.
 OF_COUNT = ("where", "sample_weight")
 
@@ -99,7 +102,7 @@ class RowFormula(Loss):
     classes: bool = False
     weights: bool = False
     weighted_mean: bool = False
-    counts: Callable[[Call, int, Any, Any], Sequence[tuple[Call, Any, bool]]] | None = None
+    counts: Callable[[Call, int, Any, Any], Sequence[Part]] | None = None
     broadcasts: bool = False
     takes_integers: bool = False
     gathers: bool = False

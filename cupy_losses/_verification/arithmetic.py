@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._core.loss import Formula
 from .._host.chunks import HostArray
 from .._host.dual import Dual, plain, slope_of
 
-Formula = Callable[..., Any]
 Quantity = tuple[int, ...]
 """A derivative by these operands, in ascending order; () is the value."""
 

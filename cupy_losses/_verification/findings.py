@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .._core.loss import Formula
 from .._host.chunks import HostArray
-from .arithmetic import WIDE, Formula, Quantity, derivatives
+from .arithmetic import WIDE, Quantity, derivatives
 
 Results = Mapping[Quantity, HostArray]
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._core.loss import FORWARD, Call, Loss, Request
+from .._core.loss import FORWARD, Call, Formula, Loss, Request
 from .._core.program import Program
 from .._core.row_program import RowProgram
 from .._device import driver
 from .._host.chunks import HostArray
 from .._libraries.registry import resolve
 from .advice import advice
-from .arithmetic import Formula, Quantity, derivatives, rounded, second_derivatives
+from .arithmetic import Quantity, derivatives, rounded, second_derivatives
 from .compilation import compile_for_all
 from .findings import Exact, Findings
 from .points import at_kinks, drawn
