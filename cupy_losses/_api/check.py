@@ -14,7 +14,7 @@ from .._core.loss import Call, Domain, in_six_digits
 from .._core.rows import RowFormula
 from .._core.types import AnyArray
 from .._host.chunks import chunks
-from .._libraries.registry import ArrayLibrary
+from .._libraries.registry import ArrayLibrary, resolve
 from . import compiled
 
 enabled: ContextVar[bool] = ContextVar("enabled", default=False)
@@ -53,6 +53,14 @@ def _checked() -> Iterator[None]:
         yield
     finally:
         enabled.reset(token)
+
+
+def resolved(call: Call, operands: Sequence[AnyArray]) -> tuple[ArrayLibrary, Sequence[AnyArray]]:
+    """The library of a call and all operands as arrays of it, whose values are checked if asked."""
+    library, arrays = resolve(call, operands)
+    if enabled.get():
+        check_operands(library, call, arrays)
+    return library, arrays
 
 
 def check_operands(library: ArrayLibrary, call: Call, operands: Sequence[AnyArray]) -> None:

@@ -251,9 +251,7 @@ def _resolved(
     if not isinstance(args, tuple | list):
         raise TypeError(f"primals must be a tuple or a list of arrays, got {described(args)}")
     call, given = prepare_of(loss)(*args, **options)
-    library, operands = resolve(call, given)
-    if check.enabled.get():
-        check.check_operands(library, call, operands)
+    library, operands = check.resolved(call, given)
     return call, library, operands
 
 

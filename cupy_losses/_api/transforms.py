@@ -10,7 +10,6 @@ from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._core.types import AnyArray
-from .._libraries.registry import resolve
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
 from .prepared import Result
@@ -18,7 +17,6 @@ from .public import is_loss, mark_of, namesake, without_partials
 from .signature import Arguments
 from .sums import Sum, Trace, Variable
 
-_checking = check.enabled.get
 _NAME = "value_and_grad"
 
 
@@ -147,10 +145,8 @@ def _of_one_loss(
         return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
     _, prepare = mark_of(loss)
     call, given = prepare(*args, **kwargs)
-    library, operands = resolve(call, given)
+    library, operands = check.resolved(call, given)
     request = _request(call, operands, wanted_numbers)
-    if _checking():
-        check.check_operands(library, call, operands)
     value, *gradients = library.run(call, request, operands)
     return value, tuple(gradients) if several else gradients[0]
 
