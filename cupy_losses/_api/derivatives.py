@@ -12,7 +12,8 @@ from .._core.loss import FORWARD, Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._core.shapes import ArraySpec, Shape, dense_strides
 from .._core.types import Array, ArrayT
-from .._libraries.registry import ArrayLibrary, find, instead, resolve
+from .._libraries.advice import instead
+from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
 from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
 from .prepared import Result

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
-from .._core.tracing import Value
 from .._core.types import AnyArray
+from .advice import described, instead, places
 
 
 class Located(NamedTuple):
@@ -192,10 +192,14 @@ def _candidates_of(kind: type) -> list[type[ArrayLibrary]]:
     return [library for library in _classes if issubclass(kind, library.types())]
 
 
+# The files of this folder that are not of a package of arrays.
+_OF_NO_LIBRARY = ("advice", "registry")
+
+
 def _import(root: str) -> None:
     """Import the file of a library, if there is one."""
     name = f"{__package__}.{root}"
-    if root != "registry" and importlib.util.find_spec(name) is not None:
+    if root not in _OF_NO_LIBRARY and importlib.util.find_spec(name) is not None:
         importlib.import_module(name)
 
 
@@ -227,9 +231,8 @@ def _of_several(
         elif library.on_host == target.on_host:
             adopted.append(_shared(target, library, call, operands, k))
         else:
-            raise ValueError(
-                f"all arrays must be on the same device, got {_places(call, libraries)}"
-            )
+            on_host = [each.on_host for each in libraries]
+            raise ValueError(f"all arrays must be on the same device, got {places(call, on_host)}")
     return target, adopted
 
 
@@ -242,7 +245,7 @@ def _meet(name: str, array: AnyArray, first: AnyArray) -> ArrayLibrary:
     if found is None:
         raise TypeError(
             f"{name} must be a NumPy, CuPy or dense torch array, or one with __dlpack__ or "
-            f"__cuda_array_interface__, got {_described(array)}{instead(name, array, first)}"
+            f"__cuda_array_interface__, got {described(array)}{instead(name, array, first)}"
         )
     library, kind = instance(found), type(array)
     if not isinstance(array, found.types()):
@@ -278,65 +281,6 @@ def _shared(
         first = operands[call.extra]
         advice = "" if isinstance(array, own.types()) else instead(name, array, first)
         raise TypeError(f"{name} {message}{advice}") from error
-
-
-def _places(call: Call, libraries: Sequence[ArrayLibrary]) -> str:
-    """Where the operands of a call are."""
-    return ", ".join(
-        f"{name} on the {'host' if library.on_host else 'device'}"
-        for name, library in zip(call.names, libraries, strict=True)
-    )
-
-
-def _described(array: AnyArray) -> str:
-    """What an object is that no library takes."""
-    layout, device = getattr(array, "layout", None), getattr(array, "device", None)
-    details = layout if str(layout) not in ("None", "torch.strided") else device
-    return type(array).__name__ + (f" ({details})" if details is not None else "")
-
-
-def instead(name: str, array: AnyArray, first: AnyArray) -> str:
-    """What to pass for an object that no library takes, where that is known.
-
-    Numbers become an array of the library of the first operand of the loss.
-    """
-    if hasattr(array, "mask") and hasattr(array, "filled"):
-        if name == "where":
-            return ": pass where.filled(False)"
-        return f": pass {name}.data, and where=~{name}.mask"
-    if getattr(array, "is_nested", False):
-        return f", which is nested: pad {name}, and pass where= for what counts"
-    if hasattr(array, "codes") and hasattr(array, "categories"):
-        return f": pass {name}.codes"
-    if hasattr(getattr(array, "cat", None), "codes"):
-        return f": pass {name}.cat.codes.to_numpy()"
-    if hasattr(array, "to_numpy"):
-        return f": pass {name}.to_numpy()"
-    if type(array).__name__.endswith("Tracer"):
-        return (
-            ", which is traced: call the loss outside of jit and grad, or by pure_callback; "
-            "value_and_grad of this package gives the gradient"
-        )
-    is_number = isinstance(array, int | float) and not isinstance(array, bool)
-    if name in ("weight", "sample_weight") and is_number:
-        return f": pass scale={array!r}, which multiplies the whole loss"
-    if isinstance(array, list | tuple | int | float):
-        return f": pass {_made_of(name, first)}"
-    if isinstance(array, Value):
-        return ", of a formula, which calls no loss: write out what the loss computes"
-    if hasattr(array, "__array__"):
-        return f": pass np.asarray({name})"
-    return ""
-
-
-def _made_of(name: str, first: AnyArray) -> str:
-    """The call that makes an array of numbers beside the first operand."""
-    root = type(first).__module__.partition(".")[0]
-    if root == "torch":
-        device = first.device.type
-        where = "" if device == "cpu" else f", device={device!r}"
-        return f"torch.as_tensor({name}{where})"
-    return f"{'cupy' if root == 'cupy' else 'np'}.asarray({name})"
 
 
 class _Returning(ArrayLibrary):
