@@ -66,6 +66,7 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((64, 5, 577, 577), rows.classes),
     ((32, 12, 513, 513), rows.classes),
     ((16, 2000, 4096), rows.classes),
+    ((64, 1000, 32, 32), rows.classes),
     ((8, 8000, 2048), rows.classes),
     ((65, 32000, 64), rows.classes),
     ((8, 21, 1024, 1024), rows.channels_last),

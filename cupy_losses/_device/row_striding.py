@@ -46,14 +46,16 @@ SECTIONS = 16  # of a share, or more, so that they have no more batches than the
 MOST_BATCHES = 32
 MOST_SECTIONS = 64
 
-# Few numbers of threads, as each is a kernel: two of each dtype and pass. With gradients as many as
-# shares work on a row, up to MANY_THREADS: what a multiprocessor works on is in the L2 cache still
-# when it is read again. Rows of more than MOST_SHARES are too long for that.
+# Few numbers of threads, as each is a kernel. With gradients as many as shares work on a row, up to
+# MANY_THREADS: what a multiprocessor works on is in the L2 cache still when it is read again. Rows
+# of more than MOST_SHARES are too long for that.
 MANY_THREADS = 16
 CACHED_THREADS = 8  # with gradients, of up to as many shares
-PAIR_THREADS = 4  # without gradients, of up to PAIR_SHARES of pairs of rows of half precision
-PAIR_SHARES = 16
-ENOUGH_THREADS = 1 << 17  # without gradients one works on another row, if there are as many
+# Without gradients the fewest of these of which all rows have enough, else MANY_THREADS: by the
+# rows of a thread, of up to SHORT_SHARES and of more.
+LOSS_THREADS = {1: ((1, 4, 8), (1, 8)), 2: ((4, 8), ())}
+SHORT_SHARES = 16
+ENOUGH_THREADS = 3 << 15
 
 # Where there are few tiles of long rows, several blocks work on the sections of one, with
 # MANY_THREADS for a row.
@@ -283,10 +285,10 @@ def _in_shares(
     is_split = is_long and tiles <= FEW_TILES
     if gradients:
         threads_per_row = CACHED_THREADS if shares <= CACHED_THREADS else MANY_THREADS
-    elif width == 2:
-        threads_per_row = PAIR_THREADS if shares <= PAIR_SHARES else MANY_THREADS
     else:
-        threads_per_row = 1 if rows >= ENOUGH_THREADS else MANY_THREADS
+        fewer = LOSS_THREADS[width][shares > SHORT_SHARES]
+        enough = (number for number in fewer if number * rows >= ENOUGH_THREADS)
+        threads_per_row = next(enough, MANY_THREADS)
     threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
     of_row = shares * state
     while threads_per_row > 1 and threads // threads_per_row * of_row > STATE_BYTES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -194,14 +195,18 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
 @pytest.mark.quick
 def test_few_kernels_serve_all_lengths() -> None:
 
-    def kernels(size: int, gradients: bool, longest: int) -> int:
-        """How many serve lengths up to the longest, few rows and many; sections are arguments."""
-        cases = itertools.product(range(9, longest), (30, 5000, MANY))
+    def kernels(
+        size: int, gradients: bool, longest: int, of_rows: Sequence[int] = (30, 5000, MANY)
+    ) -> int:
+        """How many serve lengths up to the longest, of so many rows; sections are arguments."""
+        cases = itertools.product(range(9, longest), of_rows)
         teams = (strided_team(n, (size,), STATE, rows, gradients) for n, rows in cases)
         return len({replace(t, section=1, share=1, shares=1, of_block=0) for t in teams})
 
     for size, gradients in itertools.product((2, 4, 8), (False, True)):
         assert kernels(size, gradients, 4097) <= 12
+        for rows in (12_544, 25_088, 65_536):
+            assert kernels(size, gradients, 4097, [rows]) <= 12
     assert kernels(4, False, 100_000) <= 12
 
 
@@ -225,6 +230,22 @@ def test_sections_follow_from_the_length_of_a_row() -> None:
         assert team.section <= row_striding.MOST_BATCHES or columns >= 10**6
         assert team.of_block == 0
     assert strided_team(224, (4,), STATE, MANY, False).sections == 4
+
+
+@pytest.mark.quick
+def test_as_few_threads_of_a_row_as_keep_a_device_busy() -> None:
+    """Of a loss alone; with gradients as many as shares."""
+
+    def threads(size: int, columns: int, rows: int, gradients: bool = False) -> int:
+        return strided_team(columns, (size,), STATE, rows, gradients).threads_per_row
+
+    found = {n: threads(4, 1000, n) for n in (6400, 12_544, 25_088, 61_504, 98_304, MANY)}
+    assert found == {6400: 16, 12_544: 8, 25_088: 4, 61_504: 4, 98_304: 1, MANY: 1}
+    assert [threads(4, 4000, n) for n in (8192, 32_768, MANY)] == [16, 8, 1]
+    halves = [threads(2, 1000, n) for n in (6400, 25_088, 65_536, MANY)]
+    assert halves == [16, 8, 4, 4]
+    assert [threads(2, 4000, n) for n in (8192, 32_768, MANY)] == [16, 16, 16]
+    assert {threads(4, 1000, n, True) for n in (6400, 61_504, MANY)} == {16}
 
 
 @pytest.mark.quick
@@ -278,6 +299,7 @@ def test_the_same_bits_in_one_launch_and_in_two(
     dtype: str, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With some sections of a tile in each block, and with one; with one thread a row and more."""
+    rows = shape[0] * shape[2]
     rng = np.random.default_rng(5)
     x = (3 * rng.standard_normal(shape)).astype(DTYPES[dtype])
     target = rng.integers(0, shape[1], (shape[0], *shape[2:]))
@@ -286,7 +308,13 @@ def test_the_same_bits_in_one_launch_and_in_two(
         monkeypatch.setattr(row_striding, name, 8)
     monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
     bits = set()
-    for few_tiles, threads, enough in ((0, 1, 1), (0, 1, MANY), (64, MANY, 1), (64, 4096, 1)):
+    for few_tiles, threads, enough in (
+        (0, 1, 1),
+        (0, 1, 4 * rows),
+        (0, 1, MANY),
+        (64, MANY, 1),
+        (64, 4096, 1),
+    ):
         monkeypatch.setattr(row_striding, "FEW_TILES", few_tiles)
         monkeypatch.setattr(row_striding, "SPLIT_THREADS", threads)
         monkeypatch.setattr(row_striding, "ENOUGH_THREADS", enough)
