@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from .._core.arguments import described
 from .._core.dtypes import FLOATING, dtype_name
@@ -131,7 +131,7 @@ def vjp(
     call, library, operands = _resolved(loss, primals, options)
     wanted = operands_of(call, operands, wanted_numbers)
     shape = _shape_of_value(call, operands)
-    factor = _beside(call, library, operands, call.extra, cotangent, "the cotangent", shape)
+    factor = _beside(call, library, operands, call.extra, cotangent, "cotangent", shape)
     request = Request(value=False, wanted=wanted, vjp=True)
     given = call.loss.grad_output_operand(call, factor), *operands
     gradients = library.run(call, request, given)
@@ -276,9 +276,9 @@ def _along(
         if tangent is None:
             continue
         k = operand_of(call, operands, number)
-        what, shape = f"the tangent of {call.names[k]}", tuple(operands[k].shape)
+        shape = tuple(operands[k].shape)
         varied.append(k)
-        adopted.append(_beside(call, library, operands, k, tangent, what, shape))
+        adopted.append(_beside(call, library, operands, k, tangent, "tangent", shape))
     if not varied:
         raise ValueError("there must be a tangent of some operand, got None for all")
     return tuple(varied), [*adopted, *operands]
@@ -290,13 +290,13 @@ def _beside(
     operands: Sequence[Any],
     k: int,
     array: Any,
-    what: str,
+    name: Literal["cotangent", "tangent"],
     shape: Shape,
 ) -> Any:
     """What is given for a derivative, as an array of the library of operand k, of a shape."""
+    what = "the cotangent" if name == "cotangent" else f"the tangent of {call.names[k]}"
     if find(array) is None:
-        own = what.split()[1]  # "the tangent of input"
-        advice = instead(own, array, operands[call.extra])
+        advice = instead(name, array, operands[call.extra])
         raise TypeError(
             f"{what} must be an array as {call.names[k]} is, got {type(array).__name__}{advice}"
         )

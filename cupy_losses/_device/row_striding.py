@@ -55,7 +55,7 @@ CACHED_THREADS = 8  # with gradients, of up to as many shares
 # rows of a thread, of up to SHORT_SHARES and of more.
 LOSS_THREADS = {1: ((1, 4, 8), (1, 8)), 2: ((4, 8), ())}
 SHORT_SHARES = 16
-ENOUGH_THREADS = 3 << 15
+ENOUGH_THREADS = 3 << 15  # of all rows together
 
 # Where there are few tiles of long rows, several blocks work on the sections of one, with
 # MANY_THREADS for a row.
