@@ -19,9 +19,14 @@ def places(call: Call, on_host: Sequence[bool]) -> str:
 
 def described(array: AnyArray) -> str:
     """What an object is that no library takes."""
-    layout, device = getattr(array, "layout", None), getattr(array, "device", None)
-    details = layout if str(layout) not in ("None", "torch.strided") else device
+    details = array.layout if is_sparse(array) else getattr(array, "device", None)
     return type(array).__name__ + (f" ({details})" if details is not None else "")
+
+
+def is_sparse(array: AnyArray) -> bool:
+    """Whether an array is a torch tensor that is not dense."""
+    layout = str(getattr(array, "layout", None))
+    return layout.startswith("torch.") and layout != "torch.strided"
 
 
 def instead(name: str, array: AnyArray, first: AnyArray) -> str:
@@ -35,6 +40,10 @@ def instead(name: str, array: AnyArray, first: AnyArray) -> str:
         return f": pass {name}.data, and where=~{name}.mask"
     if getattr(array, "is_nested", False):
         return f", which is nested: pad {name}, and pass where= for what counts"
+    if is_sparse(array):
+        return f": pass {name}.to_dense()"
+    if hasattr(array, "toarray"):  # of sparse arrays of SciPy and CuPy
+        return f": pass {name}.toarray()"
     if hasattr(array, "codes") and hasattr(array, "categories"):
         return f": pass {name}.codes"
     if hasattr(getattr(array, "cat", None), "codes"):

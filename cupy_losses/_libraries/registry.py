@@ -19,7 +19,7 @@ from .._core.cache import keep
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Request
 from .._core.types import AnyArray
-from .advice import described, instead, places
+from .advice import described, instead, is_sparse, places
 
 
 class Located(NamedTuple):
@@ -279,7 +279,8 @@ def _shared(
             why += f", got {dtype_name(array.dtype)}"
         message = f"cannot be shared as a {target.name} array: {why}"
         first = operands[call.extra]
-        advice = "" if isinstance(array, own.types()) else instead(name, array, first)
+        is_known = isinstance(array, own.types()) and not is_sparse(array)
+        advice = "" if is_known else instead(name, array, first)
         raise TypeError(f"{name} {message}{advice}") from error
 
 

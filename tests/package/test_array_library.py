@@ -280,6 +280,13 @@ class Series:
         raise AssertionError("must not be converted")
 
 
+class Sparse:
+    shape = (2,)
+
+    def toarray(self) -> Any:
+        raise AssertionError("must not be converted")
+
+
 class JitTracer:
     shape = (3,)
 
@@ -295,6 +302,7 @@ JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch
         (np.ma.masked_array([1.0]), r": pass target.data, and where=~target.mask"),
         (Series(), r"Series: pass target.to_numpy\(\)"),
         (JAGGED, "NestedTensor .*, which is nested: pad target, and pass where= for what counts$"),
+        (Sparse(), r"Sparse: pass target.toarray\(\)$"),
         (JitTracer(), "JitTracer, which is traced: call the loss outside of jit and grad"),
         (None, "got NoneType$"),
     ],
@@ -304,6 +312,14 @@ def test_what_to_pass_instead(array: Any, instead: str) -> None:
     for library in (np.ones(2), torch.ones(2)):
         with pytest.raises(TypeError, match=f"target must be a NumPy, CuPy or .*{instead}"):
             mse_loss(library, array)
+
+
+def test_sparse_tensors() -> None:
+    sparse = torch.ones(2).to_sparse()
+    with pytest.raises(TypeError, match=r"input .*to_dense\(\)"):
+        mse_loss(sparse, sparse)
+    with pytest.raises(TypeError, match=r"target .*: pass target.to_dense\(\)$"):
+        mse_loss(np.ones(2), sparse)
 
 
 def test_a_masked_mask() -> None:
