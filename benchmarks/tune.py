@@ -106,6 +106,7 @@ CONSTANTS = [
     Constant(row_striding, "BATCH", (8, 16, 32), strided=True),
     Constant(row_striding, "SHARE_WORDS", (32, 64, 128), strided=True),
     Constant(row_striding, "MANY_THREADS", (8, 16, 32), strided=True),
+    Constant(row_striding, "SECTOR_THREADS", (256, 512, 1024), strided=True),
     Constant(row_striding, "ENOUGH_THREADS", (1 << 16, 3 << 15, 1 << 17), strided=True),
     Constant(row_striding, "SEGMENTS", (2048, 4096, 8192), strided=True),
     Constant(row_striding, "SEGMENTS_OF_HALVES", (1024, 2048, 4096), strided=True),

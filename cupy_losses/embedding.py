@@ -232,6 +232,7 @@ _TRIPLET_MARGIN = {
         roles=dict.fromkeys(("anchor", "positive", "negative"), ELEMENTS),
         parameters=("margin", "p", "eps"),
         options=(norm, swap),
+        sums=2 + swap,
         broadcasts=True,
     )
     for norm in (0, 1, 2, _OTHER, _INFINITE)

@@ -164,6 +164,7 @@ _CROSS_ENTROPY = {
         overwrites=overwrites,
         precise=True,
         hides=not smoothed,
+        sums=3 if smoothed else 1,
         other_form="; probabilities must have a floating dtype",
     )
     for smoothed, z, overwrites in _VARIANTS
@@ -366,6 +367,7 @@ _MULTI_MARGIN = {
         roles={"input": ELEMENTS, "target": INDEX},
         parameters=("margin",),
         options=(squared,),
+        sums=2,
         weights=True,
         hides=True,
     )

@@ -6,16 +6,18 @@
 
 // What cupy_losses/_device/row_striding.py chooses.
 struct StridedTeamParameters {
-  int threads, threads_per_row;  // of a block, and of a row
-  int width;                     // the neighbouring rows that a thread works on
-  int count;                     // the elements of a batch
-  int sure;                      // how many of them are there at least
+  int threads;          // of a block
+  int threads_per_row;  // 0 where the launch says how many
+  int width;            // the neighbouring rows that a thread works on
+  int count;            // the elements of a batch
+  int sure;             // how many of them are there at least
   // Whether a row stays in registers: each thread has a batch of it, of every threads_per_row-th
   // element, which is its share.
   bool stays;
   bool ahead;       // whether few elements are loaded while a thread works on the rows before
   int resident;     // how many blocks a multiprocessor is to hold
   int state_bytes;  // the room for a state, of each share and of each section
+  int row_bytes;    // the room for what is kept of a row besides, if several threads work on it
   // Bit k: the elements of array k in `width` rows are one access, and in no array does the last
   // dimension end between these rows.
   unsigned vectors;
@@ -23,25 +25,34 @@ struct StridedTeamParameters {
   int overlap;   // how many rows of a tile the next one has, too
 };
 
-// The threads of neighbouring rows.
+// The threads of a block: 2^log_neighbours next to each other work on as many neighbouring rows, or
+// on WIDTH rows each, and the others on other elements of the same rows.
 template <StridedTeamParameters GIVEN>
 struct StridedTeam {
-  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
-                       WIDTH = GIVEN.width, RESIDENT = GIVEN.resident;
+  static constexpr int THREADS = GIVEN.threads, WIDTH = GIVEN.width, RESIDENT = GIVEN.resident;
+  static constexpr bool ALONE = GIVEN.threads_per_row == 1;
   static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure;
   static constexpr bool STAYS = GIVEN.stays, AHEAD = GIVEN.ahead, IN_STEP = GIVEN.in_step;
-  static_assert(!AHEAD || (STAYS && THREADS_PER_ROW == 1), "a thread has all elements of its rows");
-  static constexpr int STEP = STAYS ? THREADS_PER_ROW : 1;  // between the elements of a batch
+  static_assert(!AHEAD || (STAYS && ALONE), "a thread has all elements of its rows");
+  static constexpr int STEP = STAYS ? GIVEN.threads_per_row : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = GIVEN.vectors;
-  static constexpr int NEIGHBOURS = THREADS / THREADS_PER_ROW,
-                       ROWS = NEIGHBOURS * WIDTH;  // of a tile
-  static constexpr int OVERLAP = GIVEN.overlap, OWN_ROWS = ROWS - OVERLAP;
-  static constexpr int STATE_BYTES = GIVEN.state_bytes;
+  static constexpr int OVERLAP = GIVEN.overlap;
+  static constexpr int STATE_BYTES = GIVEN.state_bytes, ROW_BYTES = GIVEN.row_bytes;
+  int log_neighbours;
 
-  static DEVICE int thread() { return THREADS_PER_ROW == 1 ? 0 : int(threadIdx.x) / NEIGHBOURS; }
-  static DEVICE int neighbour() { return int(threadIdx.x % unsigned(NEIGHBOURS)); }
-  // The first one of its rows in a tile.
-  static DEVICE int row() { return neighbour() * WIDTH; }
+  // Constant where it can be.
+  DEVICE unsigned neighbours() const {
+    constexpr bool IS_GIVEN = GIVEN.threads_per_row != 0;
+    return IS_GIVEN ? THREADS / (GIVEN.threads_per_row + !IS_GIVEN) : 1u << log_neighbours;
+  }
+  DEVICE int threads_per_row() const { return int(THREADS / neighbours()); }
+  DEVICE int rows() const { return int(neighbours()) * WIDTH; }  // of a tile
+  DEVICE int own_rows() const { return rows() - OVERLAP; }
+  // Which of the threads of its rows a thread is, which of the neighbours, and the first one of its
+  // rows in a tile.
+  DEVICE int thread() const { return ALONE ? 0 : int(threadIdx.x / neighbours()); }
+  DEVICE int neighbour() const { return int(threadIdx.x % neighbours()); }
+  DEVICE int row() const { return neighbour() * WIDTH; }
 };
 
 // A batch of one thread: elements of each of its rows, STEP columns apart, of every array that the

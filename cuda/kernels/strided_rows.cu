@@ -3,8 +3,8 @@
 // or loss and gradients together.
 //
 // Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
-// A row has shares. A thread has WIDTH rows for itself, or THREADS_PER_ROW threads have some shares
-// of them each. If there is room for all elements in registers, each is read once. Few elements are
+// A row has shares. A thread has WIDTH rows for itself, or several threads have some shares of
+// them each. If there is room for all elements in registers, each is read once. Few elements are
 // on their way while the thread works on the rows before. Shares of longer rows have sections. For
 // gradients their elements are read again; with many threads for a row they are in the L2 cache
 // still, if it is not too long. Where there are few rows, the sections of a tile are the work of
@@ -51,6 +51,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
+  const Team team;
   const Index n;
   const long long columns, section_batches;  // batches of a section
 
@@ -63,7 +64,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   };
   DEVICE auto locate(Index row) const { return layout.rows.locate(row); }
   DEVICE ThreadRows rows_of(Index tile) const {
-    const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n - WIDTH);
+    const Index first = tile * team.own_rows() + team.row(), there = min(first, n - WIDTH);
     const auto at = locate(there);
     // By name: without, g++ 12 may clear part of it where the emulator's flags give it a pattern.
     ThreadRows rows{{located<V>(at, there)...}, first, first < n};
@@ -108,8 +109,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE Tile load_tile(Index index) const {
     Tile tile;
     tile.rows = rows_of(index);
-    if constexpr (Team::STAYS) tile.batch = load<Team::SURE, false>(tile.rows, Team::thread());
-    if constexpr (Team::THREADS_PER_ROW == 1) {
+    if constexpr (Team::STAYS) tile.batch = load<Team::SURE, false>(tile.rows, team.thread());
+    if constexpr (Team::ALONE) {
       ((tile.prefetched[V] = loss.prefetch(row_at(tile.rows, V))), ...);
     }
     return tile;
@@ -122,7 +123,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                             Index tile, unsigned char* memory, bool leaves) const {
     const ThreadRows& rows = own.rows;
     // Of rows that the next tile has, too, that one leaves the contexts.
-    const Index own_end = (tile + 1) * Team::OWN_ROWS;
+    const Index own_end = (tile + 1) * team.own_rows();
     const Index left_end = own_end < n ? own_end : own_end + Team::OVERLAP;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
@@ -131,21 +132,21 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       if (PHASE == SPLIT && leaves && index < left_end) left<Context>(memory, index) = found;
       return found;
     };
-    if constexpr (Team::THREADS_PER_ROW == 1) {
+    if constexpr (Team::ALONE) {
       ((contexts[V] = context(row_at(rows, V), own.prefetched[V], rows.first + V, rows.present)),
        ...);
     } else {
       const int mine = threadIdx.x;
       Context of_mine{};  // without {} ptxas spills more
-      if (mine < Team::ROWS) {
-        const Index index = tile * Team::OWN_ROWS + mine;
+      if (mine < team.rows()) {
+        const Index index = tile * team.own_rows() + mine;
         const Row row = row_at(index);
         of_mine = context(row, loss.prefetch(row), index, index < n);
       }
       if constexpr (Team::OVERLAP != 0) __syncthreads();  // those of the tile before have been read
-      if (mine < Team::ROWS) contexts_of_rows[mine] = of_mine;
+      if (mine < team.rows()) contexts_of_rows[mine] = of_mine;
       __syncthreads();
-      ((contexts[V] = contexts_of_rows[Team::row() + V]), ...);
+      ((contexts[V] = contexts_of_rows[team.row() + V]), ...);
     }
   }
   template <bool FIRST_BATCH>
@@ -156,9 +157,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What SPLIT leaves of a section, behind the contexts of all rows.
   DEVICE State& left_state(unsigned char* memory, long long tiles, long long section, int v) const {
-    const long long states = (section * WIDTH + v) * Team::NEIGHBOURS;
-    unsigned char* const behind = memory + LEFT_BYTES * Team::ROWS * tiles;
-    return reinterpret_cast<State*>(behind)[states + Team::neighbour()];
+    const long long states = (section * WIDTH + v) * team.neighbours();
+    unsigned char* const behind = memory + LEFT_BYTES * team.rows() * tiles;
+    return reinterpret_cast<State*>(behind)[states + team.neighbour()];
   }
   // What is accumulated of a section.
   DEVICE void accumulate(State (&states)[WIDTH], const ThreadRows& rows, int section,
@@ -197,11 +198,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       if (rows.present) (write_target(batch, row_at(rows, V), contexts[V], done[V]), ...);
     }
   }
-  // The same for sections of which each thread of a row takes every THREADS_PER_ROW-th one.
+  // The same for sections of which each thread of a row takes one of so many.
   DEVICE void differentiate_sections(int begin, int end, const ThreadRows& rows,
                                      const Context (&contexts)[WIDTH],
                                      const Finished (&done)[WIDTH]) const {
-    for (int section = begin + Team::thread(); section < end; section += Team::THREADS_PER_ROW) {
+    for (int section = begin + team.thread(); section < end; section += team.threads_per_row()) {
       each_batch<true>(rows, section,
                        [&](const auto& part) { differentiate(part, rows, contexts, done); });
     }
@@ -216,19 +217,19 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     using E = typename Row::template Element<Row::INPUTS>;
     constexpr int SECTOR = Team::OVERLAP;
     static_assert(SECTOR * sizeof(E) == 32, "the elements of a sector");
-    const Index begin = tile * Team::OWN_ROWS, end = begin + Team::OWN_ROWS;
+    const Index begin = tile * team.own_rows(), end = begin + team.own_rows();
     const unsigned place = place_in_sector(begin), place_of_next = place_in_sector(end);
     const unsigned step = unsigned(layout.template step<Row::INPUTS>());
-    const Column parts = Column(blocks) * Team::THREADS_PER_ROW;
-    for (Column part = Column(block) * Team::THREADS_PER_ROW + Team::thread();; part += parts) {
+    const Column parts = Column(blocks) * team.threads_per_row();
+    for (Column part = Column(block) * team.threads_per_row() + team.thread();; part += parts) {
       const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
       if (first >= Column(columns)) break;
       const unsigned behind = unsigned(first) * step;
       // Rows up to a sector that begins in this tile, or in the next one. No tile is ahead of 0.
       const int ahead = begin == 0 ? 0 : int(-(place + behind) % SECTOR);
       const int ahead_of_next = int(-(place_of_next + behind) % SECTOR);
-      const int own = ahead + Team::row();
-      if (own >= Team::OWN_ROWS + ahead_of_next || begin + own >= n) continue;
+      const int own = ahead + team.row();
+      if (own >= team.own_rows() + ahead_of_next || begin + own >= n) continue;
       const ThreadRows rows{{locate(begin + own)}, begin + own, true};
       Context context[WIDTH];
       context[0] = contexts_of_rows[own];  // as it was written there, without padding at its end
@@ -348,14 +349,15 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A row has
 // `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the sections
-// of a tile; `memory` is what SPLIT leaves. The dynamic shared memory holds the states of all
-// shares of a tile, if several threads work on a row.
+// of a tile, and 2^`log_neighbours` threads side by side; `memory` is what SPLIT leaves. If several
+// threads work on a row, the dynamic shared memory holds what is kept of each row of a tile, and
+// the states of all of their shares.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     strided_rows(Loss loss, double scale, Layout layout, long long section_batches,
-                 int share_sections, int shares, int per_block, long long n, long long columns,
-                 long long segments, double divisor, const double* denominator,
+                 int share_sections, int shares, int per_block, int log_neighbours, long long n,
+                 long long columns, long long segments, double divisor, const double* denominator,
                  const Result* grad_output, double* anticipation_or_output, Result* value,
                  unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -367,21 +369,23 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Finished = typename Work::Finished;
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
-  constexpr int WIDTH = Team::WIDTH, ROWS = Team::ROWS, OWN_ROWS = Team::OWN_ROWS,
-                THREADS_PER_ROW = Team::THREADS_PER_ROW;
+  constexpr int WIDTH = Team::WIDTH;
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, pointers, Index(n), columns, section_batches};
+  const Team team{log_neighbours};
+  const Work work{loss, layout, pointers, team, Index(n), columns, section_batches};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
-  const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS - 1)) / OWN_ROWS;
+  const int tile_rows = team.rows(), own_rows = team.own_rows(),
+            threads_per_row = team.threads_per_row();
+  const Index all = Index(segments), tiles = (Index(n) + (own_rows - 1)) / own_rows;
   const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
@@ -392,11 +396,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Index segment = block / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
-  constexpr bool ALONE = THREADS_PER_ROW == 1;
-  constexpr bool OVERLAPS = Team::OVERLAP != 0;
-  Context* const contexts_of_rows = states_of_block<Context, ALONE ? 1 : ROWS, 0>();
-  Finished* const finished = states_of_block<Finished, ALONE || !GRADIENTS ? 1 : ROWS, 1>();
-  State* const states_of_shares = reinterpret_cast<State*>(shared);
+  constexpr bool ALONE = Team::ALONE, OVERLAPS = Team::OVERLAP != 0;
+  constexpr int CONTEXT_BYTES = (sizeof(Context) + 7) / 8 * 8;  // aligned for all types
+  static_assert(ALONE || CONTEXT_BYTES + GRADIENTS * sizeof(Finished) <= Team::ROW_BYTES,
+                "more than there is room for");
+  Context* const contexts_of_rows = reinterpret_cast<Context*>(shared);
+  Finished* const finished = reinterpret_cast<Finished*>(shared + CONTEXT_BYTES * tile_rows);
+  State* const states_of_shares = reinterpret_cast<State*>(shared + Team::ROW_BYTES * tile_rows);
   const int mine = threadIdx.x;
   using Tile = typename Work::Tile;
   [[maybe_unused]] Select<Team::AHEAD, Tile, Nothing> coming;
@@ -426,7 +432,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         return work.left_state(memory, tiles, tile * sections + section, v);
       };
       if constexpr (PHASE == SPLIT) {
-        for (int section = begin + Team::thread(); section < end; section += THREADS_PER_ROW) {
+        for (int section = begin + team.thread(); section < end; section += threads_per_row) {
           State states[WIDTH];
           work.accumulate(states, rows, section, contexts);
 #pragma unroll
@@ -449,15 +455,15 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           if constexpr (ALONE) {
             states[v] = merge(states[v], of_share[v]);
           } else {
-            states_of_shares[share * ROWS + Team::row() + v] = of_share[v];
+            states_of_shares[share * tile_rows + team.row() + v] = of_share[v];
           }
         }
       };
       if constexpr (Team::STAYS) {
         work.template add<true>(states, batch, rows, contexts);
-        if constexpr (!ALONE) add_share(Team::thread(), states);
+        if constexpr (!ALONE) add_share(team.thread(), states);
       } else {
-        for (int share = Team::thread(); share < shares; share += THREADS_PER_ROW) {
+        for (int share = team.thread(); share < shares; share += threads_per_row) {
           State of_share[WIDTH];
           work.template accumulate_share<PHASE>(of_share, rows, share * share_sections,
                                                 share_sections, contexts, left_of);
@@ -478,16 +484,16 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       } else {
         __syncthreads();
-        if (mine < ROWS) {
+        if (mine < tile_rows) {
           State state = State::empty();
           for (int share = 0; share < shares; ++share) {
-            state = merge(state, states_of_shares[share * ROWS + mine]);
+            state = merge(state, states_of_shares[share * tile_rows + mine]);
           }
-          const Index index = tile * OWN_ROWS + mine;
+          const Index index = tile * own_rows + mine;
           const auto outcome = outcome_of<GRADIENTS>(
               loss, work.row_at(index), contexts_of_rows[mine], merged_in_warp<1>(state),
               VALUES != NO_VALUES, factor, reciprocal);
-          if (index < work.n && mine < OWN_ROWS && split == 0) {
+          if (index < work.n && mine < own_rows && split == 0) {
             take<VALUES, Loss>(outcome, index, value, sum, counted);
           }
           if constexpr (GRADIENTS) finished[mine] = outcome.done;
@@ -495,7 +501,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         if constexpr (GRADIENTS) {
           __syncthreads();
 #pragma unroll
-          for (int v = 0; v < WIDTH; ++v) done[v] = finished[Team::row() + v];
+          for (int v = 0; v < WIDTH; ++v) done[v] = finished[team.row() + v];
         }
       }
     }

@@ -74,6 +74,13 @@ def state_bytes(operands: RowOperands) -> int:
     return (2 * operands.loss.sums + 1) * number_bytes(operands)
 
 
+def row_bytes(operands: RowOperands, gradients: bool) -> int:
+    """At most the bytes of the context of a row and of what its gradients need, a multiple of 8."""
+    context = 24 + 2 * number_bytes(operands)
+    finished = (2 * max(operands.loss.sums, 3) + 1) * number_bytes(operands)
+    return -(-(context + finished * gradients) // 8) * 8
+
+
 def _loss_type(operands: RowOperands, elements: int) -> str:
     """The C++ type of the loss of a row that counts; `elements`: see `loss_function`."""
     problem, loss = operands.problem, operands.loss

@@ -46,19 +46,16 @@ SECTIONS = 16  # of a share, or more, so that they have no more batches than the
 MOST_BATCHES = 32
 MOST_SECTIONS = 64
 
-# Few numbers of threads, as each is a kernel. With gradients as many as shares work on a row, up to
-# MANY_THREADS: what a multiprocessor works on is in the L2 cache still when it is read again. Rows
-# of more than MOST_SHARES are too long for that.
+# With gradients each share has a thread: what a multiprocessor works on is in the L2 cache still
+# when it is read again. Without, rows have the fewest of these threads of which all rows have
+# enough, else MANY_THREADS: by the rows of a thread, of up to SHORT_SHARES and of more. These are
+# few, as each is a kernel; with gradients a kernel serves any number.
 MANY_THREADS = 16
-CACHED_THREADS = 8  # with gradients, of up to as many shares
-# Without gradients the fewest of these of which all rows have enough, else MANY_THREADS: by the
-# rows of a thread, of up to SHORT_SHARES and of more.
 LOSS_THREADS = {1: ((1, 4, 8), (1, 8)), 2: ((4, 8), ())}
 SHORT_SHARES = 16
 ENOUGH_THREADS = 3 << 15  # of all rows together
 
-# Where there are few tiles of long rows, several blocks work on the sections of one, with
-# MANY_THREADS for a row.
+# Where there are few tiles of long rows, several blocks work on the sections of one.
 FEW_TILES = 96
 SPLIT_THREADS = 1 << 18  # of a launch over few tiles, about
 
@@ -72,15 +69,14 @@ SEGMENTS_OF_HALVES = 2048  # the same in half precision
 # gradients begin within sectors.
 THREADS = 128  # of a block
 WIDE_THREADS = 256  # the same for such gradients, or of longer rows
+SHARED_THREADS = 512  # the same with gradients of longer rows, at least
 WIDE_WORDS = 32  # of a row that stays with one thread, at most; else few blocks are resident
 NEIGHBOURS = 32  # at least so many rows side by side, or pairs of them, of threads that share some
-MOST_THREADS = 1024  # of a block, for such gradients of longer rows
+MOST_THREADS = 1024  # of a block
 OVERLAPPED = 4  # as many rows that two tiles share, or more, are in one
-STATE_BYTES = 56 << 10  # of the states of the shares of a tile; with more it has fewer rows
-# The same with MOST_THREADS. What else is kept of their rows is about as much as of two shares; any
-# device has room for all of it.
-STATE_BYTES_OF_MANY = 62 << 10
-BESIDES = 2
+# Of the shared memory of a block, for what is kept of the rows of a tile and the states of their
+# shares; with more it has fewer rows. Any device has as much.
+TILE_BYTES = 60 << 10
 
 # The threads that a multiprocessor is to hold, by the most words that each holds: of a loss alone
 # where rows stay and a thread has one of up to four bytes an element; of gradients of such rows
@@ -100,6 +96,7 @@ class StridedTeam:
     Attributes:
         threads: The threads of a block.
         threads_per_row: The threads of a row.
+        varies: Whether the kernel serves any number of them.
         count: The elements of a batch.
         sure: How many of them are there, in all rows of this count.
         stays: Whether a thread holds all of its elements of a row.
@@ -125,6 +122,7 @@ class StridedTeam:
     pairs: bool
     resident: int
     segments: int
+    varies: bool = False
     section: int = 1
     share: int = 1
     shares: int = 1
@@ -140,9 +138,14 @@ class StridedTeam:
         return 2 if self.pairs else 1
 
     @property
+    def neighbours(self) -> int:
+        """The threads that work on different rows."""
+        return self.threads // self.threads_per_row
+
+    @property
     def tile_rows(self) -> int:
         """The rows of a tile, which a block works on at a time."""
-        return self.threads // self.threads_per_row * self.rows_per_thread
+        return self.neighbours * self.rows_per_thread
 
     @property
     def sections(self) -> int:
@@ -154,6 +157,7 @@ def strided_team(
     columns: int,
     sizes: Sequence[int],
     state: int,
+    kept: int,
     rows: int,
     gradients: bool,
     *,
@@ -165,11 +169,12 @@ def strided_team(
 ) -> StridedTeam:
     """The team of rows of `columns` elements, given the bytes of one of each array that is read.
 
-    One array at least is floating. `state`: the bytes of what is accumulated of a row. `rows`: how
-    many there are. `in_parts`: the gradients begin within sectors of memory. `overlap`: how many
-    rows two tiles may share so that the gradients of one are whole sectors; 0 if they may not.
-    `in_pairs`: the elements of two rows, of two bytes each, are one access; they would be at some
-    address where `lie_in_pairs`. `heavy`: see RowMemory.
+    One array at least is floating. `state`: the bytes of what is accumulated of a row. `kept`: the
+    bytes of what is kept of it besides, for its threads. `rows`: how many there are. `in_parts`:
+    the gradients begin within sectors of memory. `overlap`: how many rows two tiles may share so
+    that the gradients of one are whole sectors; 0 if they may not. `in_pairs`: the elements of two
+    rows, of two bytes each, are one access; they would be at some address where `lie_in_pairs`.
+    `heavy`: see RowMemory.
     """
     narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
     width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
@@ -198,7 +203,8 @@ def strided_team(
         columns,
         width,
         words,
-        state=state * width,
+        state=state,
+        kept=kept,
         rows=max(1, rows // width),
         gradients=gradients,
         in_parts=in_parts,
@@ -261,6 +267,7 @@ def _in_shares(
     words: int,
     *,
     state: int,
+    kept: int,
     rows: int,
     gradients: bool,
     in_parts: bool,
@@ -284,21 +291,21 @@ def _in_shares(
     is_long = columns * words > SHARE_WORDS * MOST_SHARES
     is_split = is_long and tiles <= FEW_TILES
     if gradients:
-        threads_per_row = CACHED_THREADS if shares <= CACHED_THREADS else MANY_THREADS
+        threads_per_row = 1 << (shares - 1).bit_length()
     else:
         fewer = LOSS_THREADS[width][shares > SHORT_SHARES]
         enough = (number for number in fewer if number * rows >= ENOUGH_THREADS)
         threads_per_row = next(enough, MANY_THREADS)
-    threads = max(WIDE_THREADS, NEIGHBOURS * threads_per_row)
-    of_row = shares * state
-    while threads_per_row > 1 and threads // threads_per_row * of_row > STATE_BYTES:
-        threads //= 2
-    of_many = MOST_THREADS // threads_per_row * (shares + BESIDES) * (state // width)
     # A sector has so many rows of half precision that only those too long for the cache gain.
-    gains = width == 1 or (is_long and not in_pairs)
-    if in_parts and gains and of_many <= STATE_BYTES_OF_MANY:
-        threads = MOST_THREADS
-    overlaps = gains and OVERLAPPED * overlap <= threads // threads_per_row
+    in_sectors = in_parts and (width == 1 or (is_long and not in_pairs))
+    neighbours = max(NEIGHBOURS, OVERLAPPED * overlap) if in_sectors else NEIGHBOURS
+    threads_per_row = min(threads_per_row, MOST_THREADS // neighbours)
+    varies = gradients and threads_per_row > 1
+    threads = max(SHARED_THREADS if varies else WIDE_THREADS, neighbours * threads_per_row)
+    of_thread = (kept + shares * state) * (width if in_pairs else 1)
+    while threads_per_row > 1 and threads // threads_per_row * of_thread > TILE_BYTES:
+        threads //= 2
+    overlaps = in_sectors and OVERLAPPED * overlap <= threads // threads_per_row
     # One thread has the states and contexts of two rows besides.
     held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
     resident = _resident(threads, held, THREADS_BY_WORDS)
@@ -313,6 +320,7 @@ def _in_shares(
         threads,
         threads_per_row,
         count,
+        varies=varies,
         sure=0,
         stays=False,
         pairs=in_pairs,

@@ -8,7 +8,7 @@ from .._core.dtypes import item_size
 from .launch import int32, int64
 from .plan import NO_ADDRESS, Address, bits, tuned
 from .row_arrays import SECTOR_BYTES, RowArray
-from .row_function import state_bytes
+from .row_function import row_bytes, state_bytes
 from .row_operands import RowOperands
 from .row_schedule import LEFT_BYTES, Results, Schedule
 from .row_striding import StridedTeam, strided_team
@@ -25,6 +25,7 @@ def strided_team_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
         rows.columns,
         [item_size(array.dtype) for array in read],
         state_bytes(operands),
+        row_bytes(operands, bool(outputs)),
         rows.number,
         bool(outputs),
         in_parts=in_parts,
@@ -48,19 +49,21 @@ def strided_rows_schedule(
     is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
     of_block = team.of_block if is_divided else team.sections
     sections = int64(team.section), *map(int32, (team.share, team.shares, of_block))
-    merges = team.threads_per_row > 1 and phase != "SPLIT"
-    states = team.shares * team.tile_rows if merges else 0
+    log_neighbours = int32(team.neighbours.bit_length() - 1)
+    states = team.shares if phase != "SPLIT" else 0
+    kept = row_bytes(operands, bool(results.wanted))
+    of_row = kept + states * state_bytes(operands)
     tiles = -(-operands.rows.number // (team.tile_rows - team.overlap))
     segments = min(tiles, team.segments)
     return Schedule(
         kernel="strided_rows",
-        types=(layout, _team_type(operands, team, arrays), phase),
-        arguments=(fields, *sections),
+        types=(layout, _team_type(operands, team, arrays, kept), phase),
+        arguments=(fields, *sections, log_neighbours),
         threads=team.threads,
         segments=segments,
         workers=segments,
         blocks=-(-team.sections // of_block),
-        shared=state_bytes(operands) * states,
+        shared=of_row * team.tile_rows if team.threads_per_row > 1 else 0,
         memory=(memory,),
     )
 
@@ -72,14 +75,16 @@ def bytes_between_sections(operands: RowOperands, team: StridedTeam) -> int:
     return of_row * team.tile_rows * tiles
 
 
-def _team_type(operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArray]) -> str:
-    """The C++ type of the threads of a row."""
+def _team_type(
+    operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArray], kept: int
+) -> str:
+    """The C++ type of the threads of a row; `kept`: what `row_bytes` says."""
     rows = operands.rows
     pairs = [k for k, a in enumerate(arrays) if team.pairs and rows.has_pairs(a, arrays)]
     return tuned(
         "StridedTeam",
         threads=team.threads,
-        threads_per_row=team.threads_per_row,
+        threads_per_row=0 if team.varies else team.threads_per_row,
         width=team.rows_per_thread,
         count=team.count,
         sure=team.sure,
@@ -87,6 +92,7 @@ def _team_type(operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArr
         ahead=team.ahead,
         resident=team.resident,
         state_bytes=state_bytes(operands),
+        row_bytes=kept,
         vectors=bits(pairs),
         in_step=team.in_step,
         overlap=team.overlap,

@@ -192,9 +192,9 @@ def test_who_works_on_rows_beside_each_other() -> None:
     """A byte takes a register, as two of them do; pairs are of what has two bytes."""
     for columns, state in itertools.product((2, 21, 70, 230, 900, 1100, 5000), (28, 136)):
         for of_bytes, of_numbers in (((1, 4), (4, 4)), ((1, 2), (2, 2)), ((1, 8), (4, 8))):
-            team = strided_team(columns, of_bytes, state, 100, False)
-            assert team == strided_team(columns, of_numbers, state, 100, False)
-            assert team == strided_team(columns, of_bytes[::-1], state, 100, False)
+            team = strided_team(columns, of_bytes, state, 64, 100, False)
+            assert team == strided_team(columns, of_numbers, state, 64, 100, False)
+            assert team == strided_team(columns, of_bytes[::-1], state, 64, 100, False)
 
 
 SPECS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {

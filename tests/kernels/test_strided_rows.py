@@ -45,6 +45,7 @@ CASES = [case for case in STRUCTURES if case is not NLL and "p=1.5" not in str(c
 FAST = CASES[0]
 OF_VECTORS = SAMPLED[11], SAMPLED[13], SAMPLED[14]  # with masks and weights of rows
 STATE = 28  # bytes of three sums in float32
+KEPT = 32  # bytes of its context
 MANY = 1 << 20  # rows
 
 
@@ -76,9 +77,11 @@ def test_threads_of_heavy_losses_have_more_registers() -> None:
     """Forward, but for single rows of half precision; no thread has other elements."""
 
     def resident(size: int, gradients: bool, heavy: bool, in_pairs: bool) -> int:
-        team = strided_team(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs, heavy=heavy)
+        team = strided_team(
+            1000, (size,), STATE, KEPT, MANY, gradients, in_pairs=in_pairs, heavy=heavy
+        )
         assert replace(team, resident=0) == replace(
-            strided_team(1000, (size,), STATE, MANY, gradients, in_pairs=in_pairs), resident=0
+            strided_team(1000, (size,), STATE, KEPT, MANY, gradients, in_pairs=in_pairs), resident=0
         )
         return team.resident * team.threads
 
@@ -97,7 +100,7 @@ def test_threads_follow_from_the_length_of_a_row() -> None:
     ):
         words = sum(max(1, size // 4) for size in sizes)
         for columns in range(2, 5000):
-            team = strided_team(columns, sizes, STATE, MANY, gradients)
+            team = strided_team(columns, sizes, STATE, KEPT, MANY, gradients)
             assert team.threads % 32 == 0
             assert team.threads // team.threads_per_row >= 32  # rows side by side
             least = min(
@@ -126,14 +129,14 @@ def test_threads_of_rows_that_do_not_stay() -> None:
     """A byte takes a register, as two do; pairs of rows are of what has two bytes."""
     lengths = 230, 1000, 2000, 2100, 32_000
     for sizes, threads, with_gradients in (
-        ((4,), [1, 1, 1, 1, 1], [8, 16, 16, 16, 16]),
-        ((1, 4), [1, 1, 1, 1, 1], [8, 16, 16, 16, 16]),
-        ((2,), [4, 4, 16, 16, 16], [8, 16, 16, 16, 16]),
-        ((2, 8), [4, 16, 16, 16, 16], [16, 16, 16, 16, 16]),
-        ((8,), [1, 1, 1, 1, 1], [8, 16, 16, 16, 16]),
+        ((4,), [1, 1, 1, 1, 1], [4, 16, 32, 32, 32]),
+        ((1, 4), [1, 1, 1, 1, 1], [8, 32, 32, 32, 32]),
+        ((2,), [4, 4, 16, 16, 16], [4, 16, 32, 32, 32]),
+        ((2, 8), [4, 16, 16, 16, 16], [16, 32, 32, 32, 32]),
+        ((8,), [1, 1, 1, 1, 1], [8, 32, 32, 32, 32]),
     ):
         for gradients, wanted in ((False, threads), (True, with_gradients)):
-            teams = [strided_team(n, sizes, STATE, MANY, gradients) for n in lengths]
+            teams = [strided_team(n, sizes, STATE, KEPT, MANY, gradients) for n in lengths]
             assert [team.threads_per_row for team in teams] == wanted
 
 
@@ -145,31 +148,31 @@ def test_gradients_that_begin_within_sectors_have_wide_tiles() -> None:
         (60, 128, True, 0),
         (80, 128, False, 0),
         (150, 64, False, 0),
-        (300, 128, False, 8),
-        (1000, 64, False, 8),
-        (2000, 64, False, 8),
-        (5000, 64, False, 8),
+        (300, 64, False, 8),
+        (1000, 32, False, 8),
+        (2000, 32, False, 8),
+        (5000, 32, False, 8),
     ):
-        team = strided_team(columns, (4,), STATE, MANY, True, in_parts=True, overlap=8)
+        team = strided_team(columns, (4,), STATE, KEPT, MANY, True, in_parts=True, overlap=8)
         assert (team.threads // team.threads_per_row, team.in_step) == (rows_of_tile, in_step)
         assert team.overlap == overlap
-        aligned = strided_team(columns, (4,), STATE, MANY, gradients=True)
+        aligned = strided_team(columns, (4,), STATE, KEPT, MANY, gradients=True)
         assert not aligned.in_step
         assert aligned.overlap == 0
         assert aligned.count == team.count
         assert aligned.threads <= team.threads
     for columns, in_pairs, rows_of_tile, overlap in (
-        (300, False, 32, 0),
+        (300, False, 64, 0),
         (2000, False, 32, 0),
         (2100, False, 64, 16),  # too long for the cache
         (2100, True, 32, 0),  # pairs of rows
     ):
         team = strided_team(
-            columns, (2,), STATE, MANY, True, in_parts=True, overlap=16, in_pairs=in_pairs
+            columns, (2,), STATE, KEPT, MANY, True, in_parts=True, overlap=16, in_pairs=in_pairs
         )
         assert team.threads // team.threads_per_row == rows_of_tile
         assert team.overlap == overlap
-    few = strided_team(5000, (4,), STATE, 1000, True, in_parts=True, overlap=8)
+    few = strided_team(5000, (4,), STATE, KEPT, 1000, True, in_parts=True, overlap=8)
     assert few.of_block > 0
     assert few.overlap == 8
 
@@ -180,7 +183,7 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
     for sizes in ((4,), (2,), (8,), (2, 2)):
         for columns in (20, 100, 230, 700, 1000, 1025, 5000, 32_000, 10**6):
             teams = {
-                strided_team(columns, sizes, state, rows, gradients, in_parts=in_parts)
+                strided_team(columns, sizes, state, KEPT, rows, gradients, in_parts=in_parts)
                 for state in (STATE, 2 * STATE)
                 for rows in (1, 30, 4160, MANY)
                 for gradients, in_parts in ((False, False), (True, False), (True, True))
@@ -188,7 +191,9 @@ def test_the_order_follows_from_the_length_of_a_row_alone() -> None:
             orders = {(t.count, t.stays, t.section, t.share, t.shares) for t in teams}
             assert len(orders) == 1
             if columns == 1000 and 2 not in sizes:
-                few, many = (strided_team(columns, sizes, STATE, n, False) for n in (30, MANY))
+                few, many = (
+                    strided_team(columns, sizes, STATE, KEPT, n, False) for n in (30, MANY)
+                )
                 assert few.threads_per_row > many.threads_per_row
 
 
@@ -198,10 +203,15 @@ def test_few_kernels_serve_all_lengths() -> None:
     def kernels(
         size: int, gradients: bool, longest: int, of_rows: Sequence[int] = (30, 5000, MANY)
     ) -> int:
-        """How many serve lengths up to the longest, of so many rows; sections are arguments."""
+        """How many serve lengths up to the longest, of so many rows.
+
+        Sections are arguments, and so are threads where they vary.
+        """
         cases = itertools.product(range(9, longest), of_rows)
-        teams = (strided_team(n, (size,), STATE, rows, gradients) for n, rows in cases)
-        return len({replace(t, section=1, share=1, shares=1, of_block=0) for t in teams})
+        teams = (strided_team(n, (size,), STATE, KEPT, rows, gradients) for n, rows in cases)
+        arguments: dict[str, Any] = {"section": 1, "share": 1, "shares": 1, "of_block": 0}
+        varied = {**arguments, "threads_per_row": 2}
+        return len({replace(t, **(varied if t.varies else arguments)) for t in teams})
 
     for size, gradients in itertools.product((2, 4, 8), (False, True)):
         assert kernels(size, gradients, 4097) <= 12
@@ -221,7 +231,7 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
 @pytest.mark.quick
 def test_sections_follow_from_the_length_of_a_row() -> None:
     for size, columns in itertools.product((2, 4, 8), (230, 1000, 1025, 32_000, 10**6, 2**31)):
-        team = strided_team(columns, (size,), STATE, MANY, False)
+        team = strided_team(columns, (size,), STATE, KEPT, MANY, False)
         of_share = team.section * team.share * team.count
         assert (team.shares - 1) * of_share < columns <= team.shares * of_share
         assert team.shares <= row_striding.MOST_SHARES
@@ -229,7 +239,7 @@ def test_sections_follow_from_the_length_of_a_row() -> None:
         assert team.section <= row_striding.LEAST_BATCHES or columns >= 32_000
         assert team.section <= row_striding.MOST_BATCHES or columns >= 10**6
         assert team.of_block == 0
-    assert strided_team(224, (4,), STATE, MANY, False).sections == 4
+    assert strided_team(224, (4,), STATE, KEPT, MANY, False).sections == 4
 
 
 @pytest.mark.quick
@@ -237,7 +247,7 @@ def test_as_few_threads_of_a_row_as_keep_a_device_busy() -> None:
     """Of a loss alone; with gradients as many as shares."""
 
     def threads(size: int, columns: int, rows: int, gradients: bool = False) -> int:
-        return strided_team(columns, (size,), STATE, rows, gradients).threads_per_row
+        return strided_team(columns, (size,), STATE, KEPT, rows, gradients).threads_per_row
 
     found = {n: threads(4, 1000, n) for n in (6400, 12_544, 25_088, 61_504, 98_304, MANY)}
     assert found == {6400: 16, 12_544: 8, 25_088: 4, 61_504: 4, 98_304: 1, MANY: 1}
@@ -245,23 +255,23 @@ def test_as_few_threads_of_a_row_as_keep_a_device_busy() -> None:
     halves = [threads(2, 1000, n) for n in (6400, 25_088, 65_536, MANY)]
     assert halves == [16, 8, 4, 4]
     assert [threads(2, 4000, n) for n in (8192, 32_768, MANY)] == [16, 16, 16]
-    assert {threads(4, 1000, n, True) for n in (6400, 61_504, MANY)} == {16}
+    for columns, shares in ((250, 4), (300, 8), (1000, 16), (4000, 32), (10**6, 32)):
+        assert {threads(4, columns, n, True) for n in (6400, 61_504, MANY)} == {shares}
 
 
 @pytest.mark.quick
 def test_several_blocks_work_on_few_tiles_of_long_rows() -> None:
     for size, columns, n in itertools.product((2, 4, 8), (5000, 10**6), (1, 30, 1000)):
-        team = strided_team(columns, (size,), STATE, n, False)
+        team = strided_team(columns, (size,), STATE, KEPT, n, False)
         blocks = -(-team.sections // team.of_block)
         of_tile = team.threads // team.threads_per_row * (2 if size == 2 else 1)
         tiles = -(-n // of_tile)
         assert blocks > 1
         assert team.of_block % team.threads_per_row == 0
         assert blocks * tiles * team.threads <= row_striding.SPLIT_THREADS
-        states = team.threads // team.threads_per_row * (2 if size == 2 else 1) * team.shares
-        assert states * STATE <= row_striding.STATE_BYTES
+        assert of_tile * (KEPT + STATE * team.shares) <= row_striding.TILE_BYTES
     for columns, n in ((1000, 30), (5000, MANY)):
-        assert strided_team(columns, (4,), STATE, n, False).of_block == 0
+        assert strided_team(columns, (4,), STATE, KEPT, n, False).of_block == 0
 
 
 def phases(device: Any) -> set[str]:
@@ -278,7 +288,7 @@ def test_sections_of_every_structure(
     case: RowCase, shape: tuple[int, int], launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block works on a tile alone, or several share it; shares have several sections."""
-    for name in ("LEAST_BATCHES", "SHARE_WORDS", "MANY_THREADS"):
+    for name in ("LEAST_BATCHES", "SHARE_WORDS", "MOST_SHARES", "MANY_THREADS"):
         monkeypatch.setattr(row_striding, name, 4)
     monkeypatch.setattr(row_striding, "FEW_TILES", 0 if launches == 1 else 64)
     operands = case.draw(np.random.default_rng(3), shape, np.float32)
@@ -327,18 +337,16 @@ def test_the_same_bits_in_one_launch_and_in_two(
     assert len(bits) == 1
 
 
-@pytest.mark.parametrize(("dtype", "threads"), [("float32", 16), ("float16", 16), ("float16", 32)])
+@pytest.mark.parametrize(("dtype", "threads"), [("float32", 8), ("float16", 8), ("float16", 16)])
 def test_teams_of_long_rows(dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they work on shorter ones, of several sections in a share."""
     monkeypatch.setattr(row_striding, "SHARE_WORDS", 4)
     monkeypatch.setattr(row_striding, "LEAST_BATCHES", 1)
-    monkeypatch.setattr(row_striding, "MOST_SHARES", threads // 2)
+    monkeypatch.setattr(row_striding, "MOST_SHARES", threads)
     monkeypatch.setattr(row_striding, "FEW_TILES", 0)
-    monkeypatch.setattr(row_striding, "MANY_THREADS", threads // 2)
-    monkeypatch.setattr(row_striding, "CACHED_THREADS", 1)
     size = DTYPES[dtype].itemsize
-    team = strided_team(530, (size,), STATE, 140, True)
-    assert team.threads_per_row == threads // 2
+    team = strided_team(530, (size,), STATE, KEPT, 140, True)
+    assert team.threads_per_row == threads
     assert team.share > 1
     rng = np.random.default_rng(3)
     x = (3 * rng.standard_normal((2, 530, 70))).astype(DTYPES[dtype])
@@ -726,7 +734,7 @@ def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
         for lie_in_pairs in {False, rows % 2 == 0}:
             teams = [
                 strided_team(
-                    *(columns, (size,), STATE, rows, gradients),
+                    *(columns, (size,), STATE, KEPT, rows, gradients),
                     in_parts=in_parts,
                     in_pairs=in_pairs,
                     lie_in_pairs=lie_in_pairs,
@@ -741,9 +749,9 @@ def test_the_tiles_of_few_elements_follow_from_their_shape() -> None:
             assert not (teams[0].pairs and rows % 2)
             if size == 2 and not lie_in_pairs:
                 assert teams[0].pairs == (rows % 2 == 0 and columns <= 3)
-    assert strided_team(12, (4,), STATE, MANY, False).few
-    assert not strided_team(13, (4,), STATE, MANY, False).few
-    assert not strided_team(12, (8,), STATE, MANY, False).few
+    assert strided_team(12, (4,), STATE, KEPT, MANY, False).few
+    assert not strided_team(13, (4,), STATE, KEPT, MANY, False).few
+    assert not strided_team(12, (8,), STATE, KEPT, MANY, False).few
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
@@ -830,8 +838,8 @@ def test_few_elements_of_rows_that_do_not_count(dtype: str) -> None:
 
 def test_probabilities_take_more_words() -> None:
     """Two arrays that are read: a thread holds half as many classes."""
-    assert strided_team(40, (4,), STATE, MANY, False).stays
-    assert not strided_team(40, (4, 4), STATE, MANY, False).stays
+    assert strided_team(40, (4,), STATE, KEPT, MANY, False).stays
+    assert not strided_team(40, (4, 4), STATE, KEPT, MANY, False).stays
     operands = PROBABILITIES.draw(np.random.default_rng(11), (70, 40), np.float32)
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, PROBABILITIES, operands, "transposed")
