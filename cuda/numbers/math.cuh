@@ -178,10 +178,12 @@ DEVICE Dual<X> with_value_of_at_least(Dual<X> x, auto floor) {
   return dual(with_value_of_at_least(x.value, floor), x.slope);
 }
 
-// x to the power of a constant.
+// x to the power of a constant. With 1/2 it is the square root, as NumPy and torch have it: NaN at
+// -inf, where the power is inf.
 template <class T>
 DEVICE Real<T> pow(Real<T> x, auto exponent) {
-  return Real<T>(pow(x.value, T(plain(exponent))));
+  const T constant = T(plain(exponent));
+  return Real<T>(constant == T(0.5) ? T(sqrt(x.value)) : T(pow(x.value, constant)));
 }
 template <class T>
 DEVICE Real<T> pow(Parameter<T> x, auto exponent) {

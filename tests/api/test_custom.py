@@ -145,6 +145,21 @@ def test_value_of_several_operands(library: Library) -> None:
         np.testing.assert_allclose(each.get(), expected, rtol=3e-7)
 
 
+def test_a_power_of_one_half_is_a_square_root() -> None:
+    """Of infinities and zeros, too, whether the exponent is a literal or a parameter."""
+    emulator.require()
+    x = np.array([4.0, 0.0, -0.0, np.inf, -np.inf, -1.0, np.nan], np.float32)
+    with np.errstate(invalid="ignore"), installed(seed=1) as device:
+        for loss in (
+            pointwise_loss("by_parameter", lambda input, p=0.5: input**p),
+            pointwise_loss("by_literal", lambda input: input**0.5),
+        ):
+            for results in (loss(x, reduction="none"), loss(device.asarray(x), reduction="none")):
+                got = np.asarray(results.get() if hasattr(results, "get") else results)
+                np.testing.assert_array_equal(got, np.sqrt(x))
+                np.testing.assert_array_equal(np.signbit(got[:5]), np.signbit(np.sqrt(x[:5])))
+
+
 def test_more_operands(torch_library: Library) -> None:
     import torch
 
