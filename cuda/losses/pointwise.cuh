@@ -96,12 +96,15 @@ struct SigmoidFocal {
   Parameter<T> alpha, gamma;
   template <class X>
   DEVICE auto operator()(X input, auto target) const {
-    const X tail = sigmoid_tail(input), head = 1.0 - tail;
+    // How much of the target is of the less likely class, and of the more likely one.
     const bool negative = input < 0.0;
-    auto miss = target * (negative ? head : tail) + (1.0 - target) * (negative ? tail : head);
-    auto loss = focus(miss) * cross_entropy(input, target);
+    const auto rest = 1.0 - target;
+    const auto against = negative ? target : rest, with = negative ? rest : target;
+    const X tail = sigmoid_tail(input), distance = distance_from_zero(input);
+    auto miss = multiply_add(with, tail, against * (1.0 - tail));
+    auto loss = focus(miss) * multiply_add(against, distance, softplus_tail(input));
     if constexpr (BALANCED) {
-      return (alpha * target + (1.0 - alpha) * (1.0 - target)) * loss;
+      return multiply_add(alpha, target, (1.0 - alpha) * rest) * loss;
     } else {
       return loss;
     }

@@ -21,6 +21,9 @@ DEVICE Approximate operator-(Approximate a, Approximate b) {
 DEVICE Approximate operator*(Approximate a, Approximate b) {
   return Approximate(a.value * b.value);
 }
+DEVICE Approximate multiply_add(Approximate a, Approximate b, Approximate c) {
+  return Approximate(fmaf(a.value, b.value, c.value));
+}
 DEVICE Approximate operator-(Approximate a) { return Approximate(-a.value); }
 DEVICE Approximate fabs(Approximate x) { return Approximate(fabsf(x.value)); }
 

@@ -181,6 +181,10 @@ DEVICE auto operator-(A a, B b) {
   }
 }
 
+// a b + c of scalars. That of Approximate ones is rounded once.
+DEVICE float multiply_add(float a, float b, float c) { return a * b + c; }
+DEVICE double multiply_add(double a, double b, double c) { return a * b + c; }
+
 template <class A, class B, If<are_numbers<A, B>> = 0>
 DEVICE auto operator*(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
@@ -191,7 +195,7 @@ DEVICE auto operator*(A a, B b) {
   } else if constexpr (order<A> < order<B>) {
     return dual(a * b.value, a * b.slope);
   } else {
-    return dual(a.value * b.value, a.slope * b.value + a.value * b.slope);
+    return dual(a.value * b.value, multiply_add(a.slope, b.value, a.value * b.slope));
   }
 }
 
@@ -279,5 +283,32 @@ DEVICE auto value_at(N n) {
     return n.value;
   } else {
     return n;
+  }
+}
+
+// a b + c of numbers.
+template <class A, class B, class C, If<are_numbers<A, B>> = 0>
+DEVICE auto multiply_add(A a, B b, C c) {
+  if constexpr (order<A> < order<B>) {
+    return multiply_add(b, a, c);
+  } else if constexpr (are_order_zero<A, C>) {
+    using T = typename ScalarOf<A>::type;
+    return Real<T>(multiply_add(T(plain(a)), T(plain(b)), T(plain(c))));
+  } else {
+    constexpr int ORDER = order<A> > order<C> ? order<A> : order<C>;
+    const auto x = value_at<ORDER>(a);
+    const auto y = value_at<ORDER>(b);
+    const auto value = multiply_add(x, y, value_at<ORDER>(c));
+    if constexpr (order<A> < ORDER) {
+      return dual(value, c.slope);
+    } else if constexpr (order<B> < ORDER && order<C> < ORDER) {
+      return dual(value, a.slope * y);
+    } else if constexpr (order<B> < ORDER) {
+      return dual(value, multiply_add(a.slope, y, c.slope));
+    } else if constexpr (order<C> < ORDER) {
+      return dual(value, multiply_add(a.slope, y, x * b.slope));
+    } else {
+      return dual(value, multiply_add(a.slope, y, multiply_add(x, b.slope, c.slope)));
+    }
   }
 }

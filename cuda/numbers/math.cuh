@@ -93,16 +93,19 @@ DEVICE T over_one_plus(T x) {
   return quotient(x, T(1) + x);
 }
 
-// 1 or -1, by the side of 0; its derivative is 0.
-template <class N>
-DEVICE N side(N x) {
-  return x < 0.0 ? N(-1.0) : N(1.0);
+// y or -y, by the side of 0 that x is on.
+template <class N, class Y>
+DEVICE Y with_side_of(N x, Y y) {
+  return x < 0.0 ? -y : y;
 }
+
+// |x|, with the derivative of the positive side at 0.
+FUNCTION(distance_from_zero, fabs(x), with_side_of(x, X(1.0)))
 
 // sigmoid(-|x|), at most 1/2, and log(1 + exp(-|x|)): what a sigmoid and a softplus are away from
 // their asymptotes, without cancellation. At 0 they have the derivative of the positive side.
-FUNCTION(sigmoid_tail, over_one_plus(exp(-fabs(x))), -side(x) * (y * (1.0 - y)))
-FUNCTION(softplus_tail, log1p_of_fraction(exp(-fabs(x))), -side(x) * sigmoid_tail(x))
+FUNCTION(sigmoid_tail, over_one_plus(exp(-fabs(x))), -with_side_of(x, y * (1.0 - y)))
+FUNCTION(softplus_tail, log1p_of_fraction(exp(-fabs(x))), -with_side_of(x, sigmoid_tail(x)))
 
 // 1 / cosh(x)^2, the derivative of tanh(x), made of e = exp(-|2 x|). It takes an exponential more
 // than 1 - tanh(x)^2, which cancels far out.

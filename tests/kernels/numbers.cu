@@ -28,6 +28,10 @@ struct Expression {
       return logaddexp(x, y) * logaddexp(p, y) + logaddexp(x * y, 0.0) * logaddexp(x, x);
     }
     if constexpr (WHICH == 16) return tanh(x - y) * tanh(p) + y * tanh(x * y);
+    if constexpr (WHICH == 17) {
+      return multiply_add(x, y, x * p) * multiply_add(p, x, y) +
+             multiply_add(y, x * y, 1.5) * multiply_add(p, 2.0, x);
+    }
   }
 };
 

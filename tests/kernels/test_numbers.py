@@ -51,6 +51,7 @@ EXPRESSIONS: list[Callable[[Any, Any], Any]] = [
         np.logaddexp(x, y) * np.logaddexp(P, y) + np.logaddexp(x * y, 0.0) * np.logaddexp(x, x)
     ),
     lambda x, y: np.tanh(x - y) * np.tanh(P) + y * np.tanh(x * y),
+    lambda x, y: (x * y + x * P) * (P * x + y) + (y * (x * y) + 1.5) * (P * 2.0 + x),
 ]
 
 
