@@ -74,7 +74,8 @@ def gathered_rows_schedule(
     of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_WITHOUT_GRADIENTS
     resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
-    team = tuned("GatheringTeam", threads=THREADS, resident=resident, writing=gathering.writing)
+    writing = gathering.writing if outputs else "IN_VECTORS"  # a loss alone writes nothing so
+    team = tuned("GatheringTeam", threads=THREADS, resident=resident, writing=writing)
     return Schedule(
         kernel="gathered_rows",
         types=(layout, team),
