@@ -23,9 +23,9 @@ struct CountingTeam {
   static constexpr int TILE = THREADS * ROWS;  // rows
 };
 
-// VALUES, Result, divisor, scale and anticipation_or_output are as in kernels/pointwise.cu. With an
-// anticipation nothing is counted if the last call had all rows. Each block has one of the
-// segments.
+// It has the arguments of all kernels of rows, see kernels/pointwise.cu; of these `scale` and
+// `divisor` are 1, and the pointers of a denominator and of grad_output null. With an anticipation
+// nothing is counted if the last call had all rows. Each block has one of the segments.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
-  static_assert(WANTED == 0 && Loss::READS == 0, "the elements of rows are not read");
+  static_assert(WANTED == 0 && TANGENTS == 0 && !VJP && Loss::READS == 0,
+                "a term of the denominator, without derivatives");
 
   if constexpr (VALUES == COUNT) {
     if (Factor::anticipates(anticipation_or_output, n)) {
@@ -53,14 +54,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const auto index_of = [&](Index tile, int k) {
     return tile * Team::TILE + k * Team::THREADS + threadIdx.x;
   };
-  // Behind the last row it stands for that, and nothing of it is used.
   const auto row_of = [&](Index index) {
-    return Row{layout, pointers, layout.rows.locate(min(index, end - 1)),
-               typename Row::Column(columns)};
+    return Row::at_index(layout, pointers, index, end, typename Row::Column(columns));
   };
   Sum<T> sum = Sum<T>::zero();
   for (Index tile = blockIdx.x; tile * Team::TILE < end; tile += gridDim.x) {
-    decltype(loss.prefetch(row_of(0))) prefetched[Team::ROWS];
+    PrefetchedOf<Loss, Row> prefetched[Team::ROWS];
 #pragma unroll
     for (int k = 0; k < Team::ROWS; ++k) {
       prefetched[k] = loss.prefetch(row_of(index_of(tile, k)));

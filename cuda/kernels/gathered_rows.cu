@@ -10,9 +10,9 @@
 // with gradients of s bytes s more for each element, and a sector of these.
 //
 // Order of summation: the rows of a thread in a segment, then those of a block, then segments.
-// Tiles follow from the shape and the dtypes alone, and so do segments.
+// Tiles follow from the shape, the strides and the dtypes, and so do segments.
 #include "kernels/row_epilogue.cuh"
-#include "kernels/row_states.cuh"
+#include "memory/shared_array.cuh"
 #include "memory/tile_copy.cuh"
 
 // What the rows of a tile leave for those that write their gradients: the column of the one that is
@@ -24,14 +24,13 @@ struct OneOfEachRow {
 
   // Writes the gradients of so many rows, which are one stretch of memory.
   template <int THREADS>
-  DEVICE void write(E* to, int rows, unsigned columns, const Reciprocal32& by_columns) const {
+  DEVICE void write(E* to, int rows, unsigned columns, const FastDivision& by_columns) const {
     constexpr int WIDTH = 16 / sizeof(E);
-    const auto at = [&](auto width, unsigned element) {
-      Vector<E, decltype(width)::value> vector = zeros<decltype(width)::value>();
+    const auto at = [&]<int W>(Constant<W>, unsigned element) {
+      Vector<E, W> vector = this->template zeros<W>();
       unsigned row = by_columns.quotient(element);
       // Where the row begins in the vector: most often ahead of it.
-      for (int begin = int(row * columns - element); begin < decltype(width)::value;
-           begin += int(columns), ++row) {
+      for (int begin = int(row * columns - element); begin < W; begin += int(columns), ++row) {
         put(vector, column[row] < 0 ? -1 : begin + column[row], row);
       }
       return vector;
@@ -115,7 +114,7 @@ template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     gathered_rows(Loss loss, double scale, Layout layout, int rows, int slices,
-                  Reciprocal32 by_columns, long long n, long long columns, long long segments,
+                  FastDivision by_columns, long long n, long long columns, long long segments,
                   double divisor, const double* denominator, const Result* grad_output,
                   double* anticipation_or_output, Result* value, unsigned* counter,
                   double* partials, P... pointer) {
@@ -141,10 +140,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const auto is_present = [&](Index tile) {
     return threadIdx.x < rows && tile * rows + threadIdx.x < Index(n);
   };
-  // Behind the last row it stands for that, and nothing of it is used.
   const auto row_of = [&](Index tile) {
-    const Index index = min(tile * rows + threadIdx.x, Index(n) - 1);
-    return Row{layout, pointers, layout.rows.locate(index), Column(columns)};
+    return Row::at_index(layout, pointers, tile * rows + threadIdx.x, Index(n), Column(columns));
   };
   for (Index segment = blockIdx.x / slices; segment < all; segment += workers) {
     // The class of a row is read two tiles ahead, its element one tile ahead.
@@ -180,8 +177,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           write_beside<G>(row_of(tile), is_present(tile), column, own, others, begin,
                           min(begin + size, Column(columns)));
         } else {
-          const OneOfEachRow<E> ones{states_of_block<int, Team::THREADS>(),
-                                     states_of_block<E, Team::THREADS>()};
+          const OneOfEachRow<E> ones{shared_array<int, Team::THREADS>(),
+                                     shared_array<E, Team::THREADS>()};
           ones.column[threadIdx.x] = int(column);
           ones.number[threadIdx.x] = own;
           __syncthreads();

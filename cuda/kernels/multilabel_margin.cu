@@ -127,8 +127,7 @@ struct MarginWorker {
   };
 
   DEVICE Row row_at(typename Layout::Index index) const {
-    const auto there = min(index, typename Layout::Index(n) - 1);
-    return {layout, pointers, layout.rows.locate(there), columns};
+    return Row::at_index(layout, pointers, index, typename Layout::Index(n), columns);
   }
 
   // The value of a row, in the first of its threads, and its term of the denominator. Writes its
@@ -180,7 +179,7 @@ struct MarginWorker {
   // The total of the sums of all threads of a row, in each of them.
   DEVICE N total_of_row(const RunningSum<N>& own) const {
     if constexpr (Team::ACROSS && !Team::ALONE) {
-      auto* const parts = states_of_block<RunningSum<N>, Team::THREADS>();
+      auto* const parts = shared_array<RunningSum<N>, Team::THREADS>();
       __syncthreads();  // the previous row may still be read
       parts[threadIdx.x] = own;
       __syncthreads();
@@ -538,6 +537,7 @@ struct MarginWorker {
     } else {
 #pragma unroll
       for (int t = 0; t < PIECE; t += 2) {
+        static_assert(PIECE % 2 == 0, "two counts share a register");
         unsigned both = unsigned(counted[t]) | unsigned(counted[t + 1]) << 16;
 #pragma unroll
         for (int distance = 1; distance < 32 && distance < Team::THREADS_PER_ROW; distance *= 2) {
@@ -670,7 +670,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
                   Column(columns),
                   Column(window),
                   reinterpret_cast<unsigned*>(shared),
-                  *states_of_block<typename Work::Lists, 1>()};
+                  *shared_array<typename Work::Lists, 1>()};
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
@@ -696,7 +696,6 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
         reduction.template add<true>(segment, sum, counted);
       }
       reduction.finish_groups(segment, reduction.arrive_in_group(segment));
-      __syncthreads();  // the totals may still be read
     }
   }
 }

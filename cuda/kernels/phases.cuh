@@ -1,4 +1,4 @@
-// Two launches over rows whose parts are divided among blocks. SPLIT leaves in device memory what
+// Two launches over rows whose parts are divided among blocks. SPLIT records in a workspace what
 // each part accumulates. MERGE merges the parts of a row, and writes the gradients.
 #pragma once
 #include "numbers/device.cuh"
@@ -11,11 +11,11 @@ DEVICE unsigned own_block() {
   return PHASE == MERGE ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
 
-// The bytes of what SPLIT leaves for MERGE at most: of a row, or of one of its splits.
-constexpr int LEFT_BYTES = 256;
+// The bytes of a record that SPLIT writes for MERGE, at most: of a row, or of one of its splits.
+constexpr int RECORD_BYTES = 256;
 
-template <class Left>
-DEVICE Left& left(unsigned char* memory, long long index) {
-  static_assert(sizeof(Left) <= LEFT_BYTES, "more than there is room for");
-  return *reinterpret_cast<Left*>(memory + index * LEFT_BYTES);
+template <class Record>
+DEVICE Record& record(unsigned char* workspace, long long index) {
+  static_assert(sizeof(Record) <= RECORD_BYTES, "more than there is room for");
+  return *reinterpret_cast<Record*>(workspace + index * RECORD_BYTES);
 }

@@ -8,8 +8,8 @@
 //
 // Order of summation: the elements form tiles of Tile::ELEMENTS, the tiles form segments. A thread
 // adds its elements of a segment in order, a block adds its threads, the last block adds the
-// segments. Tiles and segments follow from the shape and the dtypes; the grid only decides which
-// block computes which segment.
+// segments. Tiles and segments follow from the shape, the strides and the dtypes; the grid only
+// decides which block computes which segment.
 #include "kernels/elements.cuh"
 
 // The blocks that a multiprocessor is to hold: two, of 64 registers a thread; one, of 128, where

@@ -1,7 +1,7 @@
 // Where rows lie, and what the arrays of a row are.
 #pragma once
 #include "losses/row_combinators.cuh"
-#include "losses/sums.cuh"
+#include "losses/row_formula.cuh"  // OfSums, which the text of a kernel may name
 #include "memory/layout.cuh"
 
 // Where rows lie: their iteration space, and the step of each array along its row. Bit k of
@@ -62,6 +62,13 @@ struct RowOf {
   const Pointers& pointers;
   typename decltype(Layout::rows)::Location at;
   Column columns;
+
+  // Row `index` of n. Behind the last one it stands for that, and nothing of it is used.
+  static DEVICE RowOf at_index(const Layout& layout, const Pointers& pointers,
+                               typename Layout::Index index, typename Layout::Index n,
+                               Column columns) {
+    return {layout, pointers, layout.rows.locate(min(index, n - 1)), columns};
+  }
 
   template <int K>
   DEVICE auto* address(Column column) const {

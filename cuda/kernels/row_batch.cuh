@@ -31,9 +31,9 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   static constexpr int FIRST = Row::FIRST, VECTORS = VECTORS_, LENGTH = LENGTH_;
   static constexpr bool ARE_ALL = PRESENT == ALL;
   // Sums have the places of a vector, or four.
-  static constexpr int NUMBERS = VECTORS * LENGTH, PLACES = NUMBERS < 4 ? NUMBERS : 4;
-  static constexpr int WIDTH = LENGTH < 4 ? PLACES : LENGTH;
-  static constexpr int COUNT = (NUMBERS + WIDTH - 1) / WIDTH;
+  static constexpr int NUMBERS = VECTORS * LENGTH, FOUR = NUMBERS < 4 ? NUMBERS : 4;
+  static constexpr int PLACES = LENGTH < 4 ? FOUR : LENGTH;
+  static constexpr int OF_PLACE = (NUMBERS + PLACES - 1) / PLACES;
   // The weights of the classes are the same in all rows. They are read where they are needed: the
   // cache of the multiprocessor has them, and there are no registers for all of a batch.
   static constexpr int CLASSES = FIRST + Loss::OPERANDS;
@@ -56,17 +56,12 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     const E* at;
     long long step;
   };
-  static constexpr auto no_weights() {
-    if constexpr (WEIGHS) {
-      return OfClasses<typename Row::template Element<CLASSES>>();
-    } else {
-      return Nothing();
-    }
-  }
 
   Column first, stride, end;
   Tuple<Kept<K>...> vectors[VECTORS];
-  decltype(no_weights()) weights;
+  // Another array stands for one that is not there.
+  Select<WEIGHS, OfClasses<typename Row::template Element<WEIGHS ? CLASSES : FIRST>>, Nothing>
+      weights;
 
   // Vector p of array S.
   template <int S>
@@ -208,7 +203,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       const auto wide = widened(p, true);
 #pragma unroll
       for (int j = 0; j < LENGTH; ++j) {
-        const int place = (p * LENGTH + j) % WIDTH;
+        const int place = (p * LENGTH + j) % PLACES;
         const auto x = numbers(wide, j);
         if constexpr (PRESENT != SOME) {
           f(place, column(p) + j, x);

@@ -1,7 +1,8 @@
 // How the states of the threads of a row become one: of a warp, of a block, of a cluster.
 #pragma once
-#include "losses/rows.cuh"
+#include "losses/row_loss.cuh"
 #include "memory/cluster.cuh"
+#include "memory/shared_array.cuh"
 
 template <int THREADS>
 struct LargestInWarp {
@@ -39,18 +40,13 @@ template <int THREADS>
 DEVICE auto merged_in_warp(const auto& state) {
   return merge_rescaled_in_warp<THREADS>(rescale_to(state, LargestInWarp<THREADS>()));
 }
-
-// States of a type that a block has in shared memory. Those of another type, number or PLACE are
-// others.
-template <class State, int COUNT, int PLACE = 0>
-DEVICE State* states_of_block() {
-  alignas(State) __shared__ unsigned char memory[COUNT * sizeof(State)];
-  return reinterpret_cast<State*>(memory);
-}
+// A state that is merged with no other one, as what the merged ones are.
+DEVICE auto as_merged(const auto& state) { return rescale_to(state, LargestInWarp<1>()); }
 
 // The states of all threads of a row together, in each of them.
 template <class Team>
 DEVICE auto merged(const auto& state) {
+  static_assert(Team::THREADS_PER_ROW <= 32 || Team::ROWS == 1, "a block would have several rows");
   constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
   auto of_warp = merged_in_warp<NEIGHBOURS>(state);
   using Merged = decltype(of_warp);
@@ -59,7 +55,7 @@ DEVICE auto merged(const auto& state) {
     __syncwarp();
     if constexpr (Team::THREADS_PER_ROW > 32) {
       constexpr int WARPS = Team::THREADS / 32;
-      Merged* const parts = states_of_block<Merged, WARPS>();
+      Merged* const parts = shared_array<Merged, WARPS>();
       __syncthreads();
       if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = of_warp;
       __syncthreads();

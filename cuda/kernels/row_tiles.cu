@@ -58,9 +58,6 @@ struct TileTeam {
 // its threads have the same one then, and are merged without rescaling.
 template <class Loss, class State>
 constexpr bool finds_maximum = !Loss::ANCHORED && requires(State state) { state.maximum; };
-struct SameMaximum {
-  static constexpr int COUNT = 1;
-};
 
 // What one thread has of a row: every THREADS_PER_ROW-th unit, of each operand that the loss reads.
 template <class Row, class Loss, class Team, class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
@@ -72,10 +69,10 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
   static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
-  static constexpr int COUNT = 2;                       // more than one element of each place
-  static constexpr int WIDTH = is_half<First> ? 2 : 4;  // the places that they are in
+  static constexpr int OF_PLACE = 2;                     // more than one element of each place
+  static constexpr int PLACES = is_half<First> ? 2 : 4;  // that they are in
 
-  static_assert(!Team::PAIRED || WIDTH == 2, "the sums of even and of odd columns change places");
+  static_assert(!Team::PAIRED || PLACES == 2, "the sums of even and of odd columns change places");
 
   const Row row;
   T maximum = lowest<T>();  // the largest number of the first operand in the row
@@ -89,18 +86,19 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
   DEVICE void each(auto f) const {
-    each_unit(part, [&](auto size, auto aligned, int place, int column) {
-      constexpr int SIZE = decltype(size)::value;
-      const auto numbers = this->template load_all<SIZE, decltype(aligned)::value>(column);
+    each_unit(part,
+              [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int place, int column) {
+                const auto numbers = this->template load_all<SIZE, bool(ALIGNED)>(column);
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) f((place + j) % WIDTH, column + j, element_of(numbers, j));
-    });
+                for (int j = 0; j < SIZE; ++j)
+                  f((place + j) % PLACES, column + j, element_of(numbers, j));
+              });
   }
   // f(size, aligned, column, xs) for each unit of all parts, element_of(xs, j) being one such x.
   DEVICE void each_vector(auto f) const {
-    each_unit_of_all([&](auto size, auto aligned, int, int column) {
-      f(size, aligned, column,
-        this->template load_all<decltype(size)::value, decltype(aligned)::value>(column));
+    each_unit_of_all([&]<int SIZE, int ALIGNED>(Constant<SIZE> size, Constant<ALIGNED> aligned, int,
+                                                int column) {
+      f(size, aligned, column, this->template load_all<SIZE, bool(ALIGNED)>(column));
     });
   }
   static DEVICE auto element_of(const auto& numbers, int j) {
@@ -117,11 +115,11 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   DEVICE T own_largest() const {
     T found = lowest<T>();
     First of_pairs[2] = {convert<First>(found), convert<First>(found)};
-    each_unit_of_all([&](auto size, auto aligned, int, int column) {
-      take_larger(found, of_pairs,
-                  load_elements<decltype(size)::value, decltype(aligned)::value>(
-                      row.template address<FIRST>(column)));
-    });
+    each_unit_of_all(
+        [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int, int column) {
+          take_larger(found, of_pairs,
+                      load_elements<SIZE, bool(ALIGNED)>(row.template address<FIRST>(column)));
+        });
     if constexpr (HAS_PAIRS) {
       found = larger(found, larger(convert<T>(of_pairs[0]), convert<T>(of_pairs[1])));
     }
@@ -183,7 +181,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     for (; unit + (BATCH - 1) * STEP < units; unit += BATCH * STEP) {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
-        f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % WIDTH,
+        f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % PLACES,
           begin + (unit + k * STEP) * UNIT);
       }
     }
@@ -292,7 +290,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
-  using Accumulated = decltype(rescale_to(State(), SameMaximum()));
+  using Merged = decltype(as_merged(State()));
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS>;
@@ -320,11 +318,11 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // To shared memory, without waiting.
-  DEVICE void load(const Copies& copies, unsigned turn, Index tile, unsigned char* stage) const {
+  DEVICE void load(unsigned turn, Index tile, unsigned char* stage) const {
     if (threadIdx.x >= Copies::COPYING) return;
     if constexpr (WANTED != 0) Copies::wait_for_stores();
-    (load_array<K>(copies, turn, tile, stage), ...);
-    copies.commit(turn);
+    (load_array<K>(turn, tile, stage), ...);
+    Copies::commit(turn);
   }
   // The pointers, to shared memory where a tile is there.
   DEVICE Pointers staged(unsigned char* stage) const {
@@ -357,8 +355,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return elements;
   }
   // What the threads of a row accumulate together, in all of them.
-  DEVICE Accumulated accumulate(Elements& elements, const auto& context) const {
-    const Accumulated own = accumulate<Team::PARTS>(elements, context, 0);
+  DEVICE Merged accumulate(Elements& elements, const auto& context) const {
+    const Merged own = accumulate<Team::PARTS>(elements, context, 0);
     if constexpr (Loss::ANCHORED) return merged_in_warp<Team::THREADS_PER_ROW>(own);
     return merge_rescaled_in_warp<Team::THREADS_PER_ROW>(own);
   }
@@ -367,35 +365,32 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void fill(const Row& row, Status status) const {
     const T number = without_loss<T>(status);
     for (int column = Team::thread(); column < columns; column += Team::THREADS_PER_ROW) {
-      each_bit<WANTED>(
-          [&](auto which) { set<FIRST + decltype(which)::value>(row, column, number); });
+      each_bit<WANTED>([&]<int I>(Constant<I>) { set<FIRST + I>(row, column, number); });
     }
   }
   // The same for an active row.
   DEVICE void differentiate(const Elements& elements, const auto& context,
                             const Finished& done) const {
     const Row& row = elements.row;
-    elements.each_vector([&](auto size, auto aligned, int column, const auto& xs) {
-      constexpr int SIZE = decltype(size)::value;
-      constexpr bool ALIGNED = decltype(aligned)::value;
-      each_bit<WANTED>([&](auto which) {
-        constexpr int I = decltype(which)::value;
-        using E = typename Row::template Element<FIRST + I>;
-        Vector<E, SIZE> slopes;
+    elements.each_vector(
+        [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int column, const auto& xs) {
+          each_bit<WANTED>([&]<int I>(Constant<I>) {
+            using E = typename Row::template Element<FIRST + I>;
+            Vector<E, SIZE> slopes;
 #pragma unroll
-        for (int j = 0; j < SIZE; ++j) {
-          const N slope = loss.template gradient<I, N>(row, done, Elements::element_of(xs, j));
-          slopes.at[j] = convert<E>(derivative(slope));
-        }
-        E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
-        if constexpr (ALIGNED) {
-          store_vector_in_block(place, slopes);
-        } else {
+            for (int j = 0; j < SIZE; ++j) {
+              const N slope = loss.template gradient<I, N>(row, done, Elements::element_of(xs, j));
+              slopes.at[j] = convert<E>(derivative(slope));
+            }
+            E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
+            if constexpr (ALIGNED) {
+              store_vector_in_block(place, slopes);
+            } else {
 #pragma unroll
-          for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
-        }
-      });
-    });
+              for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
+            }
+          });
+        });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (Team::has(context.column)) {
         const N slope = loss.gradient_of_target(done);
@@ -406,8 +401,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   // From shared memory to the gradients.
   DEVICE void store(Index tile, const Pointers& staged) const {
-    each_bit<WANTED>([&](auto which) {
-      constexpr int I = decltype(which)::value, G = Row::template GRADIENT<WANTED, I>;
+    each_bit<WANTED>([&]<int I>(Constant<I>) {
+      constexpr int G = Row::template GRADIENT<WANTED, I>;
       Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
                     rows_of(tile) * columns);
     });
@@ -419,11 +414,10 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return (long long)(tile) * (places.rows * count<S>());
   }
   template <int S>
-  DEVICE void load_array(const Copies& copies, unsigned turn, Index tile,
-                         unsigned char* stage) const {
+  DEVICE void load_array(unsigned turn, Index tile, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
-      copies.load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
-                  rows_of(tile) * count<S>());
+      Copies::load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
+                   rows_of(tile) * count<S>());
     }
   }
   template <int S>
@@ -436,15 +430,15 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // What this thread accumulates of COUNT parts, from `part` on.
   template <int COUNT>
-  DEVICE Accumulated accumulate(Elements& elements, const auto& context, int part) const {
+  DEVICE Merged accumulate(Elements& elements, const auto& context, int part) const {
     if constexpr (COUNT == 1) {
       State state = State::empty();
       elements.part = part;
       if (context.status == ACTIVE) add(state, elements, context);
-      return rescale_to(state, SameMaximum());
+      return as_merged(state);
     } else {
-      const Accumulated half = accumulate<COUNT / 2>(elements, context, part);
-      const Accumulated other = accumulate<COUNT / 2>(elements, context, part + COUNT / 2);
+      const Merged half = accumulate<COUNT / 2>(elements, context, part);
+      const Merged other = accumulate<COUNT / 2>(elements, context, part + COUNT / 2);
       if constexpr (Loss::ANCHORED) return merge(half, other);
       return merge_rescaled(half, other);
     }
@@ -482,7 +476,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
-  [[maybe_unused]] T factor = T(given.value);
+  const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   // Opaque: of a number whose upper half it knows the compiler computes products with that half.
   const int length = int(opaque(unsigned(columns)));
@@ -496,18 +490,18 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
   Index segment = blockIdx.x, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
-  const auto copies = Work::Copies::begin();
-  if (tile < tiles) work.load(copies, 0, tile, shared);
+  Work::Copies::begin();
+  if (tile < tiles) work.load(0, tile, shared);
   for (unsigned turn = 0; segment < all; ++turn) {
     // The next tile of the segment, or the first one of the next segment.
     const bool ends = tile + all >= tiles;
     const Index next = ends ? segment + gridDim.x : tile + all;
     if (!ends || next < all) {
-      work.load(copies, turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
+      work.load(turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
     } else {
-      copies.commit(turn + 1);  // of nothing
+      Work::Copies::commit(turn + 1);  // of nothing
     }
-    copies.wait(turn);
+    Work::Copies::wait(turn);
     // Opaque: computed once, and not for each row.
     unsigned char* const stage = shared + opaque(turn % 2 * unsigned(places.bytes));
     const Pointers staged = work.staged(stage);
@@ -534,11 +528,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       // One thread does the prologue and the epilogue of a row, THREADS_PER_ROW threads do the
       // rest.
       using Context = ContextOf<Loss, typename Work::Row>;
-      using State = typename Work::Accumulated;
+      using State = typename Work::Merged;
       using Finished = typename Work::Finished;
-      Context* const contexts = states_of_block<Context, Team::MOST_ROWS, 0>();
-      State* const states = states_of_block<State, Team::MOST_ROWS, 1>();
-      Finished* const finished = states_of_block<Finished, GRADIENTS ? Team::MOST_ROWS : 1, 2>();
+      Context* const contexts = shared_array<Context, Team::MOST_ROWS, 0>();
+      State* const states = shared_array<State, Team::MOST_ROWS, 1>();
+      Finished* const finished = shared_array<Finished, GRADIENTS ? Team::MOST_ROWS : 1, 2>();
       const int mine = threadIdx.x;
       if (mine < rows) contexts[mine] = work.prologue(work.row_at(tile, mine, staged));
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;

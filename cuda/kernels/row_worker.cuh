@@ -34,8 +34,8 @@ struct Team {
   static constexpr bool HELD = GIVEN.rows_ahead != 0;
   static constexpr int ROWS_AHEAD = HELD ? GIVEN.rows_ahead : 1;
   static_assert(ROWS_AHEAD <= 2, "there are no registers for more");
-  // The slots of the last batch, where batches have `slots` and most threads have all of it.
-  static constexpr int rest_of(int slots) { return THREADS_PER_ROW > 32 ? SLOTS % slots : 0; }
+  // The slots of the last batch, where it is not full and most threads have all of it; else 0.
+  static constexpr int REST = THREADS_PER_ROW > 32 ? SLOTS % BATCH : 0;
   // The slots whose gradients are written at a time where rows may begin anywhere: few, as slots in
   // which a row begins or ends go one by one.
   static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 2 : 3;
@@ -120,13 +120,12 @@ struct RowWorker {
     int shift;  // of the row, behind the beginning of a line
   };
   DEVICE Row row_at(typename Layout::Index index) const {
-    // Behind the last row it stands for that, and nothing of it is used.
-    const auto there = min(index, typename Layout::Index(n) - 1);
-    return {layout, pointers, layout.rows.locate(there), Column(columns)};
+    return Row::at_index(layout, pointers, index, typename Layout::Index(n), Column(columns));
   }
   DEVICE Share share_of(const Row& row, bool present, int rank, long long slots) const {
     constexpr int STRETCHES = Team::THREADS_PER_ROW / Team::NEIGHBOURS;
-    // Columns behind the row are Columns, too: of 32 bits where a row has fewer than 2^30.
+    // Columns behind the end of the row do not overflow: a Column has 32 bits only where a row has
+    // fewer than 2^30.
     const Column size = Column(slots) * SLOT;
     const Column begin = Column(rank * STRETCHES + Team::stretch_of_row()) * size;
     Column end = begin;
@@ -149,7 +148,7 @@ struct RowWorker {
   template <class Full, class Rest, class AtTheEnd, class Whole = AtTheEnd>
   DEVICE void batch(const Share& share, long long slot, auto f) const {
     constexpr Column STRIDE = Team::NEIGHBOURS * Full::LENGTH;
-    constexpr int SLOTS = Team::BATCH, REST = Team::rest_of(SLOTS);
+    constexpr int SLOTS = Team::BATCH, REST = Team::REST;
     constexpr int STEP = AtTheEnd::NUMBERS / WIDTH;
     const Column begin = share.begin + Column(slot) * SLOT;  // the same for all neighbours
     const Column first = begin + Column(Team::neighbour()) * Full::LENGTH;
@@ -194,11 +193,11 @@ struct RowWorker {
       }
     } else {
       using Whole = Select<Loss::HIDES, WordsAtTheEnd, Words<1>>;
-      batch<Words<SLOTS>, Words<Team::rest_of(SLOTS)>, WordsAtTheEnd, Whole>(share, slot, f);
+      batch<Words<SLOTS>, Words<Team::REST>, WordsAtTheEnd, Whole>(share, slot, f);
     }
   }
   DEVICE void batch_of_vectors(const Share& share, long long slot, auto f) const {
-    batch<Elements, Vectors<Team::rest_of(Team::BATCH)>, AtTheEnd>(share, slot, f);
+    batch<Elements, Vectors<Team::REST>, AtTheEnd>(share, slot, f);
   }
 
   // The state of a share, read from device memory.
@@ -297,13 +296,13 @@ struct RowWorker {
     for (int group = 0; group < Team::GROUPS; ++group) prefetch(share, group);
   }
 
-  // Writes the gradients of a batch of an aligned share; its elements are in shared memory where
-  // SHARED.
-  template <bool SHARED>
+  // Writes the gradients of a batch of an aligned share. ON_CHIP: its elements are in shared
+  // memory, or in registers if they are HELD. Else they are loaded from device memory once more.
+  template <bool ON_CHIP>
   DEVICE void differentiate(const Share& share, long long first_slot, const auto& context,
                             const Finished& done, bool releases = false) const {
     const auto write = [&](auto elements, long long slot) {
-      differentiate_elements<SHARED>(share.row, elements, slot, context, done, releases);
+      differentiate_elements<ON_CHIP>(share.row, elements, slot, context, done, releases);
     };
     if constexpr (!Team::SHIFTS) {
       batch_of_vectors(share, first_slot, write);
@@ -326,7 +325,7 @@ struct RowWorker {
   }
   // Writes the gradients of the elements behind the last slot of a row that is not aligned: fewer
   // than a line.
-  template <bool SHARED>
+  template <bool ON_CHIP>
   DEVICE void differentiate_rest(const Share& share, long long slots, const auto& context,
                                  const Finished& done) const {
     if constexpr (Team::SHIFTS) {
@@ -335,7 +334,7 @@ struct RowWorker {
       const bool ends = share.begin < share.end && share.end == Column(columns);
       if (ends && Team::neighbour() < Team::ALIGNMENT && first < share.end) {
         const AtTheEnd elements{first, SLOT, share.end};
-        differentiate_elements<SHARED>(share.row, elements, slots, context, done, false);
+        differentiate_elements<ON_CHIP>(share.row, elements, slots, context, done, false);
       }
     }
   }
@@ -368,7 +367,7 @@ struct RowWorker {
     wait_for_copies<BEHIND>();
   }
   DEVICE void prefetch_batch(const Share& share, int slot) const {
-    constexpr int REST = Team::rest_of(Team::BATCH);
+    constexpr int REST = Team::REST;
     if constexpr (Team::SHIFTS) {
       if (prefetch_beyond<Elements>(share, slot)) return;
       if constexpr (REST != 0) {
@@ -399,15 +398,15 @@ struct RowWorker {
     }
   }
 
-  template <bool SHARED>
+  template <bool ON_CHIP>
   DEVICE void differentiate_elements(const Row& row, auto elements, long long slot,
                                      const auto& context, const Finished& done,
                                      bool releases) const {
-    if (SHARED && releases) elements.release(row);
+    if (ON_CHIP && releases) elements.release(row);
     // Of rows in registers, neighbouring threads would take both ways of a branch, and write parts
     // of sectors in each: their gradients are selected. Of more elements than FEW the stores would
     // be further apart, which takes longer.
-    constexpr bool SELECTS = SHARED && Team::HELD && FEW<decltype(elements)>;
+    constexpr bool SELECTS = ON_CHIP && Team::HELD && FEW<decltype(elements)>;
     const bool active = context.status == ACTIVE;
     const T number = without_loss<T>(context.status);
     if (!SELECTS && !active) {
@@ -415,15 +414,15 @@ struct RowWorker {
       write(row, elements, [&](auto, const auto&) { return number; });
       return;
     }
-    if constexpr (SHARED && Team::HELD) {
+    if constexpr (ON_CHIP && Team::HELD) {
       elements = own;
-    } else if constexpr (SHARED) {
+    } else if constexpr (ON_CHIP) {
       elements.template fetch<Team>(row, shared, int(slot));
     } else {
       elements.load(row);
     }
-    write(row, elements, [&](auto which, const auto& x) {
-      const T slope = derivative(loss.template gradient<decltype(which)::value, N>(row, done, x));
+    write(row, elements, [&]<int I>(Constant<I>, const auto& x) {
+      const T slope = derivative(loss.template gradient<I, N>(row, done, x));
       return !SELECTS || active ? slope : number;
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {

@@ -10,10 +10,10 @@
 // whole block; or a cluster of blocks, each with a share of the row (its rank) in its shared
 // memory. Longer rows are those of kernels/split_rows.cu.
 //
-// Order of summation: the neighbours of a warp have a stretch of a rank, and each of them every
-// 32nd word of it, in batches; then threads in pairs, then ranks in order. Ranks, threads and
-// batches follow from the shape and the dtypes alone. The bits do not depend on gradients, nor on
-// the block that computes a rank.
+// Order of summation: the neighbours of a row, its threads in a warp, have a stretch of a rank; of
+// n neighbours each has every n-th word of it, in batches; then threads in pairs, then ranks in
+// order. Ranks, threads and batches follow from the length of a row, the step along it and the
+// dtypes. The bits do not depend on gradients, nor on the block that computes a rank.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
@@ -65,7 +65,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #if CLUSTERS
   [[maybe_unused]] unsigned turn = 0;
   if constexpr (Team::CLUSTER) {
-    Arrivals::begin();
+    FullBarriers::begin();
     cluster_barrier();
   }
 #endif
@@ -167,7 +167,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, own_denominator);
       }
     }
-    // Ahead of the last gradients, which take what this waits for.
+    // Before the last gradients are written: their writes hide the latency of the addition.
     if constexpr (REDUCES_EACH) {
       // That of the row before has arrived meanwhile.
       if (rank == 0 && segment != group) reduction.finish_groups(segment, before);

@@ -1,14 +1,15 @@
 // Losses over rows that are too long for the memory of a few multiprocessors, or whose ranks are
 // not to be computed by a cluster: the same results as of kernels/rows.cu, in two launches.
 //
-// Each row is divided into splits, a block each. SPLIT leaves in device memory what each split
+// Each row is divided into splits, a block each. SPLIT records in a workspace what each split
 // accumulates. MERGE merges the splits of a row; its blocks, again one for each split, write the
 // gradients, for which the row is read once more. Bytes of device memory an element, with operands
 // and gradients of s bytes: the loss of one operand s, with its gradient 3s.
 //
 // Order of summation: batches of a thread in order, then threads in pairs; then up to MAX_RANKS
 // splits in order, as in kernels/rows.cu, which has the same bits; of more splits every THREADS-th
-// in order, then these sums in pairs. All that follows from the shape and the dtypes.
+// in order, then these sums in pairs. All that follows from the shape,
+// the strides and the dtypes.
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
@@ -17,14 +18,14 @@ constexpr int MAX_RANKS = 16;  // in cupy_losses/_device/row_team.py
 
 // The other arguments are those of kernels/rows.cu. A split has `slots` vectors of each thread.
 // Blocks, or groups of `splits` blocks, stride over rows. The sum of one of them is a segment.
-// `memory` is what SPLIT leaves.
+// `workspace` has the records of SPLIT.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
                long long n, long long columns, long long segments, double divisor,
                const double* denominator, const Result* grad_output, double* anticipation_or_output,
-               Result* value, unsigned* counter, double* partials, unsigned char* memory,
+               Result* value, unsigned* counter, double* partials, unsigned char* workspace,
                P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const auto share = work.share_of(row, true, split, slots);
       const Merged state = merged<Team>(work.accumulate(share, slots, context));
       if (threadIdx.x == 0) {
-        left<Merged>(memory, n + index * splits + split) = state;
-        if (split == 0) left<Context>(memory, index) = context;
+        record<Merged>(workspace, n + index * splits + split) = state;
+        if (split == 0) record<Context>(workspace, index) = context;
       }
     }
   } else {
@@ -65,17 +66,18 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     unsigned before = 0;
     for (Index index = worker; index < end; index += step) {
       const Row row = work.row_at(index);
-      const Context context = left<Context>(memory, index);  // elements may be overwritten already
+      const Context context =
+          record<Context>(workspace, index);  // elements may be overwritten already
       Merged state;
       if (splits <= MAX_RANKS) {
-        state = left<Merged>(memory, n + index * splits);
+        state = record<Merged>(workspace, n + index * splits);
         for (int r = 1; r < int(splits); ++r) {
-          state = merge(state, left<Merged>(memory, n + index * splits + r));
+          state = merge(state, record<Merged>(workspace, n + index * splits + r));
         }
       } else {
-        state = merged_in_warp<1>(Work::State::empty());
+        state = as_merged(Work::State::empty());
         for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
-          state = merge(state, left<Merged>(memory, n + index * splits + r));
+          state = merge(state, record<Merged>(workspace, n + index * splits + r));
         }
         state = merged<Team>(state);
       }
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         take<VALUES, Loss>(outcome, index, value, sum, counted);
       }
       if constexpr (REDUCED) {
-        // Ahead of the last gradients, which take what this waits for.
+        // Before the last gradients are written: their writes hide the latency of the addition.
         if (split == 0 && index + step >= end) {
           reduction.template add<true>(worker, sum, counted);
           before = reduction.arrive_in_group(worker);

@@ -42,8 +42,11 @@ struct StridedTeam {
 
   // Constant where it can be.
   DEVICE unsigned neighbours() const {
-    constexpr bool IS_GIVEN = GIVEN.threads_per_row != 0;
-    return IS_GIVEN ? THREADS / (GIVEN.threads_per_row + !IS_GIVEN) : 1u << log_neighbours;
+    if constexpr (GIVEN.threads_per_row != 0) {
+      return THREADS / GIVEN.threads_per_row;
+    } else {
+      return 1u << log_neighbours;
+    }
   }
   DEVICE int threads_per_row() const { return int(THREADS / neighbours()); }
   DEVICE int rows() const { return int(neighbours()) * WIDTH; }  // of a tile
@@ -100,7 +103,8 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   }
 
   // Where a column is: a bit for each place. One instruction makes seven predicates of bits, but
-  // only one of a comparison. Of few elements the column is compared, as find() does.
+  // only one of a comparison. Of elements that are loaded ahead the column is compared, as find()
+  // does.
   struct Bits {
     static constexpr int WORDS = (BATCH + 31) / 32;
     unsigned bits[WORDS];
@@ -168,11 +172,10 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     return numbers<V>(Range<Loss::OPERANDS + int(Loss::WEIGHTED)>(), row, k);
   }
 
-  // Those of row V.
+  // The elements of row V, as losses/row_loss.cuh wants them.
   template <int V>
-  struct Of {
-    // Places for sums.
-    static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) / WIDTH;
+  struct RowElements {
+    static constexpr int PLACES = BATCH < 4 ? BATCH : 4, OF_PLACE = (BATCH + PLACES - 1) / PLACES;
     const StridedBatch& batch;
     const Row& row;
     T largest_of_row;  // where it is found for all rows at once
@@ -211,9 +214,9 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
         if (!batch.counts(k)) continue;
         const auto x = batch.template numbers<V>(row, k);
         if constexpr (TELLS) {
-          f(k % WIDTH, batch.column(k), x, !hidden.has(k));
+          f(k % PLACES, batch.column(k), x, !hidden.has(k));
         } else {
-          f(k % WIDTH, batch.column(k), x);
+          f(k % PLACES, batch.column(k), x);
         }
       }
     }

@@ -74,7 +74,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return {layout, pointers, rows.at[v], Column(columns)};
   }
   DEVICE Row row_at(Index row) const {
-    return {layout, pointers, locate(min(row, n - 1)), Column(columns)};
+    return Row::at_index(layout, pointers, row, n, Column(columns));
   }
   // f(batch) for each batch of a section. LAST: its elements are not read again.
   template <bool LAST>
@@ -116,20 +116,21 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return tile;
   }
   // The contexts of the rows of a thread in a tile. Where several threads work on a row, one reads
-  // its context, for all of them. Elements may be overwritten already where another launch has left
-  // the context, see SPLIT: there the first block of a tile `leaves` it.
+  // its context, for all of them. Elements may be overwritten already where another launch has
+  // recorded the context, see SPLIT: there the first block of a tile `records` it.
   template <Phase PHASE>
   DEVICE void find_contexts(Context (&contexts)[WIDTH], Context* contexts_of_rows, const Tile& own,
-                            Index tile, unsigned char* memory, bool leaves) const {
+                            Index tile, unsigned char* workspace, bool records) const {
     const ThreadRows& rows = own.rows;
-    // Of rows that the next tile has, too, that one leaves the contexts.
+    // Of rows that the next tile has, too, that one records the contexts.
     const Index own_end = (tile + 1) * team.own_rows();
-    const Index left_end = own_end < n ? own_end : own_end + Team::OVERLAP;
+    const Index recorded_end = own_end < n ? own_end : own_end + Team::OVERLAP;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
-      if constexpr (PHASE == MERGE) return left<Context>(memory, index);
+      if constexpr (PHASE == MERGE) return record<Context>(workspace, index);
       const Context found = prologue_of(loss, row, present, prefetched);
-      if (PHASE == SPLIT && leaves && index < left_end) left<Context>(memory, index) = found;
+      if (PHASE == SPLIT && records && index < recorded_end)
+        record<Context>(workspace, index) = found;
       return found;
     };
     if constexpr (Team::ALONE) {
@@ -155,10 +156,11 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     const auto largest = batch.largest_of_rows();
     (add_of<FIRST_BATCH, V>(states[V], batch, row_at(rows, V), contexts[V], largest.at[V]), ...);
   }
-  // What SPLIT leaves of a section, behind the contexts of all rows.
-  DEVICE State& left_state(unsigned char* memory, long long tiles, long long section, int v) const {
+  // What SPLIT records of a section, behind the contexts of all rows.
+  DEVICE State& state_record(unsigned char* workspace, long long tiles, long long section,
+                             int v) const {
     const long long states = (section * WIDTH + v) * team.neighbours();
-    unsigned char* const behind = memory + LEFT_BYTES * team.rows() * tiles;
+    unsigned char* const behind = workspace + RECORD_BYTES * team.rows() * tiles;
     return reinterpret_cast<State*>(behind)[states + team.neighbour()];
   }
   // What is accumulated of a section.
@@ -169,16 +171,17 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                       [&](auto batch) { add<false>(states, batch, rows, contexts); });
   }
   // What is accumulated of a share, whose sections begin with `first`. MERGE takes what SPLIT has
-  // left of them.
+  // recorded of them.
   template <Phase PHASE>
   DEVICE void accumulate_share(State (&states)[WIDTH], const ThreadRows& rows, int first,
-                               int sections, const Context (&contexts)[WIDTH], auto left_of) const {
+                               int sections, const Context (&contexts)[WIDTH],
+                               auto record_of) const {
     ((states[V] = State::empty()), ...);
 #pragma unroll(PHASE == MERGE ? 4 : 1)
     for (int s = 0; s < sections; ++s) {
       State part[WIDTH];
       if constexpr (PHASE == MERGE) {
-        ((part[V] = left_of(first + s, V)), ...);
+        ((part[V] = record_of(first + s, V)), ...);
       } else {
         accumulate(part, rows, first + s, contexts);
       }
@@ -254,7 +257,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       return locate(first + R);
     }
   }
-  // Where the gradient of a row begins in column 0, in elements, modulo those of a sector.
+  // The place of the gradient of a row in column 0, in elements of memory. What counts is its
+  // remainder by a sector, so that 32 bits are enough.
   DEVICE unsigned place_in_sector(Index row) const {
     const auto* const gradient = row_at(row).template address<Row::INPUTS>(Column(0));
     return unsigned(reinterpret_cast<unsigned long long>(gradient) / sizeof(*gradient));
@@ -299,7 +303,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void add_of(State& state, B& batch, const Row& row, auto& context, T largest) const {
     // Of few elements those of ignored rows are added, too: a branch would take longer.
     if (!Team::AHEAD && context.status != ACTIVE) return;
-    typename B::template Of<R> elements{batch, row, largest, {}};
+    typename B::template RowElements<R> elements{batch, row, largest, {}};
     if constexpr (Team::AHEAD) loss.find(context, elements);
     if constexpr (B::TELLS) {
       elements.hidden = batch.place_of(context.column);
@@ -349,9 +353,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A row has
 // `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the sections
-// of a tile, and 2^`log_neighbours` threads side by side; `memory` is what SPLIT leaves. If several
-// threads work on a row, the dynamic shared memory holds what is kept of each row of a tile, and
-// the states of all of their shares.
+// of a tile, and 2^`log_neighbours` threads side by side; `workspace` has the records of SPLIT. If
+// several threads work on a row, the dynamic shared memory holds what is kept of each row of a
+// tile, and the states of all of their shares.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
@@ -359,7 +363,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                  int share_sections, int shares, int per_block, int log_neighbours, long long n,
                  long long columns, long long segments, double divisor, const double* denominator,
                  const Result* grad_output, double* anticipation_or_output, Result* value,
-                 unsigned* counter, double* partials, unsigned char* memory, P... pointer) {
+                 unsigned* counter, double* partials, unsigned char* workspace, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -373,7 +377,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
-  [[maybe_unused]] T factor = T(given.value);
+  const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Team team{log_neighbours};
   const Work work{loss, layout, pointers, team, Index(n), columns, section_batches};
@@ -427,9 +431,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     Finished done[WIDTH];
     // Rows that are not there are left out where no other thread waits for this one.
     if (!Team::AHEAD || rows.present) {
-      work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, memory, split == 0);
-      const auto left_of = [&](int section, int v) -> State& {
-        return work.left_state(memory, tiles, tile * sections + section, v);
+      work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, workspace,
+                                         split == 0);
+      const auto record_of = [&](int section, int v) -> State& {
+        return work.state_record(workspace, tiles, tile * sections + section, v);
       };
       if constexpr (PHASE == SPLIT) {
         for (int section = begin + team.thread(); section < end; section += threads_per_row) {
@@ -437,7 +442,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           work.accumulate(states, rows, section, contexts);
 #pragma unroll
           for (int v = 0; v < WIDTH; ++v) {
-            left_of(section, v) = states[v];
+            record_of(section, v) = states[v];
           }
         }
         segment = next_segment;
@@ -466,7 +471,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         for (int share = team.thread(); share < shares; share += threads_per_row) {
           State of_share[WIDTH];
           work.template accumulate_share<PHASE>(of_share, rows, share * share_sections,
-                                                share_sections, contexts, left_of);
+                                                share_sections, contexts, record_of);
           add_share(share, of_share);
         }
       }
@@ -475,8 +480,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) {
           const auto outcome = outcome_of<GRADIENTS, Team::AHEAD>(
-              loss, work.row_at(rows, v), contexts[v], merged_in_warp<1>(states[v]),
-              VALUES != NO_VALUES, factor, reciprocal);
+              loss, work.row_at(rows, v), contexts[v], as_merged(states[v]), VALUES != NO_VALUES,
+              factor, reciprocal);
           if (rows.present && split == 0) {
             take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
           }
@@ -490,9 +495,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
             state = merge(state, states_of_shares[share * tile_rows + mine]);
           }
           const Index index = tile * own_rows + mine;
-          const auto outcome = outcome_of<GRADIENTS>(
-              loss, work.row_at(index), contexts_of_rows[mine], merged_in_warp<1>(state),
-              VALUES != NO_VALUES, factor, reciprocal);
+          const auto outcome =
+              outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
+                                    as_merged(state), VALUES != NO_VALUES, factor, reciprocal);
           if (index < work.n && mine < own_rows && split == 0) {
             take<VALUES, Loss>(outcome, index, value, sum, counted);
           }

@@ -3,10 +3,10 @@
 // gradients of the elements, or loss and gradients together.
 //
 // A tile is of neighbouring rows. Each of its columns is one stretch of memory, of any alignment.
-// The copy engine moves it to shared memory, while a block works on the tile before, and gradients
-// back: they take the place of the elements that they belong to. So whole sectors of memory are
-// written, wherever a column begins. The last warp of a block does nothing but that. A thread of
-// the others has a row at a time, with all of its elements in registers. Bytes of device memory an
+// The kernel is warp-specialised. The last warp is the producer: by bulk copies (TMA) it loads the
+// tile after next, and stores gradients, which take the place of the elements that they belong to.
+// So whole sectors of memory are written, wherever a column begins. The other warps are consumers:
+// a thread has a row at a time, with all of its elements in registers. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
 //
 // Order of summation: that of rows which stay with one thread in kernels/strided_rows.cu. Tiles
@@ -31,7 +31,7 @@ template <StridedTileTeamParameters GIVEN>
 struct StridedTileTeam {
   static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
   static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure, PITCH = GIVEN.pitch;
-  static constexpr int COMPUTING = THREADS - 32;  // all but the warp that copies
+  static constexpr int CONSUMERS = THREADS - 32;  // all but the producer warp
   static constexpr unsigned NUMBERS = GIVEN.numbers;
   // What a StridedBatch asks for.
   static constexpr int WIDTH = 1;
@@ -43,7 +43,7 @@ struct StridedTileTeam {
 template <int ARRAYS>
 struct StridedTilePlaces {
   int rows, bytes, begin[ARRAYS], of_line;
-  Reciprocal32 reciprocal;
+  FastDivision reciprocal;
 };
 
 // The work of a block on its tiles. `pointers` are those to device memory.
@@ -60,12 +60,12 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   using Finished = typename Loss::template Finished<N>;
   using Batch = StridedBatch<Row, Loss, Team, Team::SURE, Loss::HIDES, 1>;
   using Places = StridedTilePlaces<Layout::ARRAYS>;
-  using Computed = BarriersOfTurns<Team::COMPUTING / 32, 1>;  // of all warps but one
+  using EmptyBarriers = TwoStageBarriers<Team::CONSUMERS / 32, 1>;  // of the consumer warps
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
   static constexpr int FIRST = Row::FIRST;
   using Element = typename Row::template Element<FIRST>;
   static constexpr int PITCH = Team::PITCH / int(sizeof(Element));
-  static_assert(ARRIVALS, "the copy engine");
+  static_assert(BULK_COPIES, "the producer needs them");
   static_assert((WANTED & ~1u) == 0 && (TANGENTS & 1u) == 0, "one array has elements of rows");
 
   const Loss& loss;
@@ -90,12 +90,12 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     return {first, int(min(Index(places.rows), end - first))};
   }
 
-  // To shared memory, without waiting: the work of the warp that copies.
+  // To shared memory, without waiting: the work of the producer.
   DEVICE void load(unsigned turn, Index tile, unsigned char* stage) const {
     const TileRows rows = rows_of(tile);
     (load_array<K>(turn, rows, stage), ...);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(Arrivals::barrier(turn));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(FullBarriers::barrier(turn));
   }
   // The pointers, to shared memory where a tile is there, and how rows lie then.
   DEVICE Pointers staged(const TileRows& rows, unsigned char* stage) const {
@@ -140,7 +140,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   // Those of rows that are not active are added, too: a branch would take longer.
   DEVICE State accumulate(const Batch& batch, const Row& row, const auto& context) const {
     State state = State::empty();
-    typename Batch::template Of<0> elements{batch, row, batch.largest_of_rows().at[0], {}};
+    typename Batch::template RowElements<0> elements{batch, row, batch.largest_of_rows().at[0], {}};
     if constexpr (Batch::TELLS) elements.hidden = batch.place_of(context.column);
     loss.template add<true>(state, row, context, elements);
     return state;
@@ -166,11 +166,11 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   static DEVICE void arrive(unsigned turn) {
     fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(Computed::barrier(turn));
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(EmptyBarriers::barrier(turn));
   }
 
-  // From shared memory to the gradients, and waits until that has been read: the work of the warp
-  // that copies.
+  // From shared memory to the gradients, and waits until that has been read: the work of the
+  // producer.
   DEVICE void store(Index tile, unsigned char* stage) const {
     constexpr int G = Row::template GRADIENT<WANTED, 0>;
     const TileRows rows = rows_of(tile);
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
-  [[maybe_unused]] T factor = T(given.value);
+  const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, Index(n), int(columns)};
   if (denominator != nullptr) divisor = *denominator;
@@ -260,12 +260,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     return ends(turn) ? Turn{segment, segment} : Turn{turn.segment, turn.tile + all};
   };
   const auto stage = [&](unsigned turn) { return shared + turn % 2 * places.bytes; };
-  Arrivals::begin();
-  Work::Computed::begin();
+  FullBarriers::begin();
+  Work::EmptyBarriers::begin();
   __syncthreads();
   Turn at{blockIdx.x, blockIdx.x}, coming = at;
-  const bool copies = threadIdx.x >= Team::COMPUTING;
-  if (copies) {
+  const bool is_producer = threadIdx.x >= Team::CONSUMERS;
+  if (is_producer) {
     for (unsigned turn = 0; turn < 2 && coming.segment < all; ++turn, coming = next(coming)) {
       work.load(turn, coming.tile, stage(turn));
     }
@@ -273,23 +273,23 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Layout in_stage = work.staged_layout();
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   for (unsigned turn = 0; at.segment < all; ++turn, at = next(at)) {
-    if (copies) {
-      Work::Computed::wait(turn);
+    if (is_producer) {
+      Work::EmptyBarriers::wait(turn);
       if constexpr (GRADIENTS) work.store(at.tile, stage(turn));
       if (coming.segment < all) {
         work.load(turn + 2, coming.tile, stage(turn));
         coming = next(coming);
       }
     } else {
-      Arrivals::wait(turn);
+      FullBarriers::wait(turn);
       const auto rows = work.rows_of(at.tile);
       const Pointers staged = work.staged(rows, stage(turn));
 #pragma unroll 1
-      for (int own = threadIdx.x; own < rows.count; own += Team::COMPUTING) {
+      for (int own = threadIdx.x; own < rows.count; own += Team::CONSUMERS) {
         const auto row = work.row_at(rows, own, in_stage, staged);
         const auto context = work.prologue(row);
         const auto batch = work.elements_of(row);
-        const auto state = merged_in_warp<1>(work.accumulate(batch, row, context));
+        const auto state = as_merged(work.accumulate(batch, row, context));
         const auto outcome = outcome_of<GRADIENTS, true>(loss, row, context, state,
                                                          VALUES != NO_VALUES, factor, reciprocal);
         take<VALUES, Loss>(outcome, rows.first + own, value, sum, counted);

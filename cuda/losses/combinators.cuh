@@ -1,6 +1,6 @@
-// Losses made from losses. All but Approximately add operands in front of those of the loss that
-// they wrap, so that weights, masks, vector-Jacobian products and second derivatives need no kernel
-// of their own.
+// Losses made from losses. All but Approximately add operands to those of the loss that they wrap,
+// Masked in place AT and the others in front, so that weights, masks, vector-Jacobian products and
+// second derivatives need no kernel of their own. Identity and One, at the end, are to be summed.
 #pragma once
 #include "numbers/approximate.cuh"
 #include "numbers/dual.cuh"

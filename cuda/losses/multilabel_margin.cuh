@@ -6,7 +6,7 @@
 // number of elements that violate it, as often as it is listed, over C. Both are constant but for
 // jumps, so that along a tangent they are 0.
 #pragma once
-#include "losses/rows.cuh"
+#include "losses/row_loss.cuh"
 
 template <class T>
 struct MultilabelMargin : OfRow {

@@ -3,6 +3,7 @@
 //
 // To add a loss: write its struct here and its public function in cupy_losses/.
 #pragma once
+#include "losses/binary_cross_entropy.cuh"
 #include "numbers/math.cuh"
 
 template <class T>
@@ -68,14 +69,12 @@ struct BinaryCrossEntropy {
   }
 };
 
-// target softplus(-logit) + (1 - target) softplus(logit), so that no term cancels another one.
-DEVICE auto cross_entropy(auto logit, auto target) {
-  return ((logit < 0.0 ? 0.0 : 1.0) - target) * logit + softplus_tail(logit);
-}
-
+// target softplus(-input) + (1 - target) softplus(input), so that no term cancels another one.
 template <class T>
 struct BinaryCrossEntropyWithLogits {
-  DEVICE auto operator()(auto input, auto target) const { return cross_entropy(input, target); }
+  DEVICE auto operator()(auto input, auto target) const {
+    return ((input < 0.0 ? 0.0 : 1.0) - target) * input + softplus_tail(input);
+  }
 };
 
 // pos_weight target softplus(-logit) + (1 - target) softplus(logit), in the same way.

@@ -1,5 +1,5 @@
 // Losses of rows made from losses of rows: their denominator, and those with a mask or a weight of
-// each row. Each reads arrays behind those of the loss that it wraps.
+// each row. Sampled reads arrays behind those of the loss that it wraps.
 #pragma once
 #include "losses/rows.cuh"
 
@@ -76,8 +76,8 @@ struct Sampled : Loss {
   }
   // Where the loss is a Denominator.
   DEVICE auto denominator(const auto& sample) const {
-    const auto own = Loss::denominator(sample);
-    return own * sample_weight<decltype(+own)>(sample);
+    auto own = Loss::denominator(sample);
+    return own * sample_weight<decltype(own)>(sample);
   }
 };
 

@@ -1,13 +1,13 @@
-// Barriers on which bytes arrive in the shared memory of a block, from the copy engine or from
-// other blocks of its cluster. They need an architecture that has ARRIVALS.
+// Barriers on which bytes arrive in the shared memory of a block, by bulk copies or from other
+// blocks of its cluster. They need an architecture that has BULK_COPIES.
 #pragma once
 #include "memory/instructions.cuh"
 
-// Two barriers, for two places that turns 0, 1, ... use alternately: while threads wait for one
-// turn, the next may be on its way. A turn ends when ARRIVING threads have arrived. Barriers of
-// another PLACE are others.
+// The barriers of two stages, which turns 0, 1, ... use alternately: while threads wait for one
+// turn, the next may be on its way. Turn t uses stage t % 2, in its phase t / 2. A turn ends when
+// ARRIVING threads have arrived. Barriers of another PLACE are others.
 template <int ARRIVING, int PLACE = 0>
-struct BarriersOfTurns {
+struct TwoStageBarriers {
   static DEVICE unsigned barrier(unsigned turn) {
     __shared__ unsigned long long barriers[2];
     return shared_address(&barriers[turn % 2]);
@@ -21,5 +21,5 @@ struct BarriersOfTurns {
     while (!mbarrier_try_wait(barrier(turn), turn / 2 % 2)) continue;
   }
 };
-// Those of bytes: one thread arrives when it has said how many are to come.
-using Arrivals = BarriersOfTurns<1>;
+// Those of bytes: one thread arrives when it has said how many are to come. The stage is full then.
+using FullBarriers = TwoStageBarriers<1>;

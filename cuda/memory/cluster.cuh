@@ -1,5 +1,5 @@
-// Clusters: blocks that run at the same time, and reach the shared memory of one another. A kernel
-// without clusters computes in each block what other blocks would have sent.
+// Clusters: blocks that run at the same time, and reach the shared memory of one another. On
+// the emulator, which has none, each block computes what other blocks would have sent.
 #pragma once
 #include "memory/arrivals.cuh"
 #include "memory/vector.cuh"
@@ -12,8 +12,8 @@ DEVICE void cluster_barrier() {
           : "memory");
 }
 
-// As mbarrier_try_wait, also of what other blocks of the cluster have sent. It takes longer: it
-// makes this multiprocessor forget what it holds of device memory.
+// As mbarrier_try_wait, also of what other blocks of the cluster have sent. It takes longer: an
+// acquire at the scope of the cluster invalidates the L1 cache of the multiprocessor.
 DEVICE bool mbarrier_try_wait_cluster(unsigned barrier, unsigned parity) {
   unsigned done;
   asm volatile(
@@ -42,16 +42,16 @@ struct ClusterExchange {
   // Sends the value of this block, without waiting for anything else that it has written.
   static DEVICE void send(const Value& value, unsigned turn) {
     if (threadIdx.x == 0) {
-      asm volatile(
-          "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Arrivals::barrier(turn)),
-          "r"(unsigned(sizeof(Parts)))
-          : "memory");
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                       FullBarriers::barrier(turn)),
+                   "r"(unsigned(sizeof(Parts)))
+                   : "memory");
     }
     const WordsOf<Value> own{value};
     if (threadIdx.x < RANKS) {
       const unsigned to = shared_address(parts(turn)[blockIdx.x % RANKS]);
       const unsigned place = address_in_cluster(to, threadIdx.x);
-      const unsigned barrier = address_in_cluster(Arrivals::barrier(turn), threadIdx.x);
+      const unsigned barrier = address_in_cluster(FullBarriers::barrier(turn), threadIdx.x);
 #pragma unroll
       for (int w = 0; w < WORDS; ++w) {
         asm volatile(
@@ -64,7 +64,7 @@ struct ClusterExchange {
   }
   // Waits for the values of all blocks in a turn.
   static DEVICE void wait(unsigned turn) {
-    while (!mbarrier_try_wait_cluster(Arrivals::barrier(turn), turn / 2 % 2)) continue;
+    while (!mbarrier_try_wait_cluster(FullBarriers::barrier(turn), turn / 2 % 2)) continue;
   }
   // The value that a rank has sent in a turn. Call wait() first.
   static DEVICE Value received(unsigned turn, int rank) {

@@ -1,5 +1,5 @@
 // Copies of columns of a tile, each of which is a stretch of neighbouring elements, between device
-// memory and shared memory, where there is a copy engine.
+// memory and shared memory, by bulk copies (TMA).
 #pragma once
 #include "memory/tile_copy.cuh"
 
@@ -8,14 +8,15 @@
 struct ColumnCopies {
   static constexpr int PIECE = Pieces::BYTES;
 
-  // Copies a column of a turn: the work of one thread. If it MAY read what is around it in pieces,
-  // it copies that too.
+  // Copies a column of a turn: the work of one thread. If it `reads_around`, it may read what is
+  // around the column in pieces, and copies that too.
   template <class E>
-  static DEVICE void load(unsigned turn, unsigned char* to, const E* from, int count, bool may) {
+  static DEVICE void load(unsigned turn, unsigned char* to, const E* from, int count,
+                          bool reads_around) {
     constexpr int SIZE = sizeof(E);
     Pieces pieces(from, count * SIZE);
     const auto* source = reinterpret_cast<const unsigned char*>(from);
-    if (may) {
+    if (reads_around) {
       const int ahead = misalignment(from);
       source -= ahead;
       to -= ahead;
@@ -30,7 +31,7 @@ struct ColumnCopies {
       fence_proxy_async();  // a later copy may come to the same place
     }
     if (pieces.whole == 0) return;
-    const unsigned barrier = Arrivals::barrier(turn);
+    const unsigned barrier = FullBarriers::barrier(turn);
     mbarrier_expect_tx(barrier, pieces.whole);
     cp_async_bulk_load(shared_address(to + pieces.lead), source + pieces.lead, pieces.whole,
                        barrier);

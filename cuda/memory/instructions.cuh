@@ -14,8 +14,9 @@
 
 // Copies from device memory to shared memory that a thread need not wait for.
 constexpr bool ASYNCHRONOUS_COPIES = ARCHITECTURE >= 800;
-// Barriers on which bytes arrive in shared memory, and an engine that copies long stretches to it.
-constexpr bool ARRIVALS = ARCHITECTURE >= 900;
+// Bulk copies between device memory and shared memory, by the Tensor Memory Accelerator (TMA), and
+// the barriers on which their bytes arrive.
+constexpr bool BULK_COPIES = ARCHITECTURE >= 900;
 
 #ifdef __CUDA_ARCH__
 // The number, of which the compiler then assumes nothing. It takes no instruction.
@@ -73,7 +74,7 @@ DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// The copy engine and other blocks of a cluster see the barrier too.
+// Bulk copies and other blocks of a cluster see the barrier too.
 DEVICE void mbarrier_init(unsigned barrier, unsigned threads) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(threads) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -98,7 +99,7 @@ DEVICE bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
   return done != 0;
 }
 
-// The copy engine moves multiples of 16 bytes, between addresses that 16 divides.
+// Bulk copies move multiples of 16 bytes, between addresses that 16 divides.
 DEVICE void cp_async_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -119,6 +120,7 @@ DEVICE void cp_async_bulk_commit_group() {
 DEVICE void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// Makes the writes of this thread to shared memory visible to later work of the copy engine.
+// Makes the writes of this thread to shared memory visible to later bulk copies: these belong to
+// another proxy than ordinary accesses.
 DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif

@@ -4,7 +4,7 @@
 #include "numbers/tuple.cuh"
 
 // The division of numbers below 2^31 by one that is at least 2 (Granlund and Montgomery, 1994).
-struct Reciprocal32 {
+struct FastDivision {
   unsigned multiplier, shift;
   DEVICE unsigned quotient(unsigned x) const { return __umulhi(x, multiplier) >> shift; }
 };
@@ -23,7 +23,7 @@ template <int DIMS_, int OPERANDS_, unsigned VECTORISED, class Index, class Offs
 struct Layout {
   static constexpr int DIMS = DIMS_, OPERANDS = OPERANDS_;
   long long size[DIMS];
-  Reciprocal32 reciprocal[DIMS];
+  FastDivision reciprocal[DIMS];
   long long stride[OPERANDS][DIMS];
 
   struct AmongRows {

@@ -1,6 +1,6 @@
 // Copies of neighbouring elements, of any alignment, between device memory and shared memory. Most
-// of them move in whole pieces of 16 bytes, which is the work of the copy engine where there is
-// one; the few elements before and after these move one by one.
+// of them move in whole pieces of 16 bytes, by bulk copies (TMA) where there are such; the few
+// elements before and after these move one by one.
 #pragma once
 #include "memory/arrivals.cuh"
 #include "memory/async_copy.cuh"
@@ -41,50 +41,49 @@ struct Pieces {
 // it works on what is at the other place. The turns are 0, 1, ...
 template <int THREADS>
 struct TileCopies {
-  static constexpr int COPYING = ARRIVALS ? 32 : THREADS;  // threads that load
+  static constexpr int COPYING = BULK_COPIES ? 32 : THREADS;  // threads that load
 
   // All threads of the block call this first.
-  static DEVICE TileCopies begin() {
-    if constexpr (ARRIVALS) {
-      Arrivals::begin();
+  static DEVICE void begin() {
+    if constexpr (BULK_COPIES) {
+      FullBarriers::begin();
       __syncthreads();
     }
-    return {};
   }
   // Waits until the stores that the first thread has begun have read shared memory.
   static DEVICE void wait_for_stores() {
-    if constexpr (ARRIVALS) {
+    if constexpr (BULK_COPIES) {
       cp_async_bulk_wait_group_read();
       __syncwarp();
     }
   }
   // All loads of a turn have begun, by the threads that load.
-  DEVICE void commit(unsigned turn) const {
-    if constexpr (ARRIVALS) {
+  static DEVICE void commit(unsigned turn) {
+    if constexpr (BULK_COPIES) {
       __syncwarp();
-      if (threadIdx.x == 0) mbarrier_arrive(Arrivals::barrier(turn));
+      if (threadIdx.x == 0) mbarrier_arrive(FullBarriers::barrier(turn));
     } else {
       end_group_of_copies();
     }
   }
   // Waits for the loads of a turn, the last but one that has begun.
-  DEVICE void wait(unsigned turn) const {
-    if constexpr (ARRIVALS) {
-      Arrivals::wait(turn);
+  static DEVICE void wait(unsigned turn) {
+    if constexpr (BULK_COPIES) {
+      FullBarriers::wait(turn);
     } else {
       wait_for_copies<1>();
       __syncthreads();
     }
   }
-  // Makes the writes of this thread to shared memory visible to later work of the copy engine.
+  // Makes the writes of this thread to shared memory visible to later bulk copies.
   static DEVICE void fence() {
-    if constexpr (ARRIVALS) fence_proxy_async();
+    if constexpr (BULK_COPIES) fence_proxy_async();
   }
 
   // Copies elements to shared memory, as far behind a multiple of 16 as they are in device memory:
   // the work of the threads that load.
   template <class E>
-  DEVICE void load(unsigned turn, unsigned char* to, const E* from, int count) const {
+  static DEVICE void load(unsigned turn, unsigned char* to, const E* from, int count) {
     constexpr int SIZE = sizeof(E);
     const Pieces pieces(from, count * SIZE);
     const auto* const source = reinterpret_cast<const unsigned char*>(from);
@@ -118,18 +117,18 @@ struct TileCopies {
  private:
   static DEVICE void load_pieces(unsigned turn, unsigned char* to, const unsigned char* from,
                                  const Pieces& pieces) {
-    if constexpr (ARRIVALS) {
+    if constexpr (BULK_COPIES) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
-      mbarrier_expect_tx(Arrivals::barrier(turn), pieces.whole);
+      mbarrier_expect_tx(FullBarriers::barrier(turn), pieces.whole);
       cp_async_bulk_load(shared_address(to + pieces.lead), from + pieces.lead, pieces.whole,
-                         Arrivals::barrier(turn));
+                         FullBarriers::barrier(turn));
     } else {
       pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
     }
   }
   static DEVICE void store_pieces(unsigned char* to, const unsigned char* from,
                                   const Pieces& pieces) {
-    if constexpr (ARRIVALS) {
+    if constexpr (BULK_COPIES) {
       if (threadIdx.x != 0 || pieces.whole == 0) return;
       cp_async_bulk_store(to + pieces.lead, shared_address(from + pieces.lead), pieces.whole);
       cp_async_bulk_commit_group();

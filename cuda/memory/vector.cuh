@@ -128,7 +128,8 @@ DEVICE Vector<E, W> vector_of(const E (&elements)[W]) {
   return vector;
 }
 // Two elements of half precision are packed at once, which saves an instruction.
-template <class E, If<(sizeof(E) == 2)> = 0>
+template <class E>
+  requires(sizeof(E) == 2)
 DEVICE Vector<E, 2> vector_of(const E (&elements)[2]) {
   const auto half = [&](int j) { return bits_as<unsigned short>(elements[j]); };
   return bits_as<Vector<E, 2>>(__byte_perm(half(0), half(1), 0x5410));
@@ -162,7 +163,8 @@ DEVICE Vector<T, W> widen(const Vector<E, W>& vector) {
   for (int j = 0; j < W; ++j) wide.at[j] = convert<T>(vector.at[j]);
   return wide;
 }
-template <class T, int W, If<(W % 2 == 0)> = 0>
+template <class T, int W>
+  requires(W % 2 == 0)
 DEVICE Vector<T, W> widen(const Vector<__nv_bfloat16, W>& vector) {
   union {
     Vector<__nv_bfloat16, W> vector;
@@ -176,7 +178,8 @@ DEVICE Vector<T, W> widen(const Vector<__nv_bfloat16, W>& vector) {
   }
   return wide;
 }
-template <class T, int W, If<(W % 2 == 0)> = 0>
+template <class T, int W>
+  requires(W % 2 == 0)
 DEVICE Vector<T, W> widen(const Vector<__half, W>& vector) {
   Vector<T, W> wide;
 #pragma unroll

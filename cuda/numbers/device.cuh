@@ -1,4 +1,5 @@
-// The qualifiers of every function that is not a kernel: it runs on the device and is inlined.
+// The qualifiers of every function that runs and is not a kernel: it is inlined. Functions for
+// constants and types alone have no code.
 #pragma once
 
 #define DEVICE __device__ __forceinline__

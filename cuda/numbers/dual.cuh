@@ -10,15 +10,6 @@
 #pragma once
 #include "numbers/device.cuh"
 
-template <bool CONDITION>
-struct EnableIf {};
-template <>
-struct EnableIf<true> {
-  using type = int;
-};
-template <bool CONDITION>
-using If = typename EnableIf<CONDITION>::type;
-
 // A where CONDITION, else B.
 template <bool CONDITION, class A, class B>
 struct Selected {
@@ -42,30 +33,22 @@ struct Parameter {
   T value, reciprocal, remainder;
 };
 
+// How often a number carries a derivative; -1 of a literal.
 template <class N>
-struct Order {
-  static constexpr int value = -1;  // a literal
-};
+constexpr int order = -1;
 template <class T>
-struct Order<Real<T>> {
-  static constexpr int value = 0;
-};
+constexpr int order<Real<T>> = 0;
 template <class T>
-struct Order<Parameter<T>> {
-  static constexpr int value = 0;
-};
+constexpr int order<Parameter<T>> = 0;
 template <class X>
-struct Order<Dual<X>> {
-  static constexpr int value = Order<X>::value + 1;
-};
-template <class N>
-constexpr int order = Order<N>::value;
+constexpr int order<Dual<X>> = order<X> + 1;
 
 template <class T>
 struct Real {
   T value;
   Real() = default;
-  template <class N, If<(order<N> < 0)> = 0>
+  template <class N>
+    requires(order<N> < 0)
   DEVICE Real(N literal) : value(T(literal)) {}
   DEVICE Real(Parameter<T> p) : value(p.value) {}
 };
@@ -75,7 +58,8 @@ struct Dual {
   X value, slope;
   Dual() = default;
   DEVICE Dual(X v, X s) : value(v), slope(s) {}
-  template <class N, If<(order<N> <= order<X>)> = 0>
+  template <class N>
+    requires(order<N> <= order<X>)
   DEVICE Dual(N constant) : value(constant), slope(0) {}
 };
 
@@ -95,7 +79,8 @@ DEVICE auto varied(const N& x) {
 }
 
 // The plain number inside, whatever the order.
-template <class N, If<(order<N> < 0)> = 0>
+template <class N>
+  requires(order<N> < 0)
 DEVICE N plain(N literal) {
   return literal;
 }
@@ -153,7 +138,8 @@ constexpr bool are_numbers = (order<A> >= 0 || order<B> >= 0);
 template <class A, class B>
 constexpr bool are_order_zero = (order<A> <= 0 && order<B> <= 0);
 
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto operator+(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -167,7 +153,8 @@ DEVICE auto operator+(A a, B b) {
   }
 }
 
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto operator-(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -185,7 +172,8 @@ DEVICE auto operator-(A a, B b) {
 DEVICE float multiply_add(float a, float b, float c) { return a * b + c; }
 DEVICE double multiply_add(double a, double b, double c) { return a * b + c; }
 
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto operator*(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -199,7 +187,8 @@ DEVICE auto operator*(A a, B b) {
   }
 }
 
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto operator/(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -244,30 +233,36 @@ DEVICE Dual<X> operator-(Dual<X> a) {
   return dual(-a.value, -a.slope);
 }
 
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator<(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) < T(plain(b));
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator>(A a, B b) {
   return b < a;
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator<=(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) <= T(plain(b));
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator>=(A a, B b) {
   return b <= a;
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator==(A a, B b) {
   using T = typename Meet<A, B>::type;
   return T(plain(a)) == T(plain(b));
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE bool operator!=(A a, B b) {
   return !(a == b);
 }
@@ -287,7 +282,8 @@ DEVICE auto value_at(N n) {
 }
 
 // a b + c of numbers.
-template <class A, class B, class C, If<are_numbers<A, B>> = 0>
+template <class A, class B, class C>
+  requires are_numbers<A, B>
 DEVICE auto multiply_add(A a, B b, C c) {
   if constexpr (order<A> < order<B>) {
     return multiply_add(b, a, c);

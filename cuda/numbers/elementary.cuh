@@ -10,6 +10,14 @@ constexpr T LN_2 = T(0.6931471805599453);
 template <class T>
 constexpr T LOG2_E = T(1.4426950408889634);
 
+// The lowest number, and the larger one of two, or the one that is not NaN.
+template <class T>
+DEVICE T lowest() {
+  return sizeof(T) == 4 ? T(-3.402823466e38) : T(-1.7976931348623157e308);
+}
+DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+DEVICE double larger(double a, double b) { return fmax(a, b); }
+
 // 2^x, with an error of 2^-22. It is exact where x is a whole number and 2^x is normal. The
 // assembly is volatile because the compiler would otherwise branch around it where its result may
 // not be selected, and would wait for each result before it begins the next.

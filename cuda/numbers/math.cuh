@@ -145,12 +145,14 @@ OF_PARAMETER(softplus)
 OF_PARAMETER(log_sigmoid)
 
 // The larger number; where they are equal, each has half of the derivative. NaN wins.
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto max(A a, B b) {
   using N = Common<A, B>;
   return a > b ? N(a) : b > a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
 }
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto min(A a, B b) {
   using N = Common<A, B>;
   return a < b ? N(a) : b < a ? N(b) : N(0.5 * N(a) + 0.5 * N(b));
@@ -172,13 +174,13 @@ DEVICE Real<T> clamp_min(Parameter<T> x, auto floor) {
 }
 
 // x with its value, but not its derivative, clamped.
-template <class T>
-DEVICE Real<T> with_value_of_at_least(Real<T> x, auto floor) {
-  return x < floor ? Real<T>(floor) : x;
-}
-template <class X>
-DEVICE Dual<X> with_value_of_at_least(Dual<X> x, auto floor) {
-  return dual(with_value_of_at_least(x.value, floor), x.slope);
+template <class N>
+DEVICE N with_value_of_at_least(N x, auto floor) {
+  if constexpr (order<N> == 0) {
+    return clamp_min(x, floor);
+  } else {
+    return N(with_value_of_at_least(x.value, floor), x.slope);
+  }
 }
 
 // x to the power of a constant. With 1/2 it is the square root, as NumPy and torch have it: NaN at
@@ -241,7 +243,8 @@ DEVICE H over_hypot(A a, B b, H h) {
 }
 
 // sqrt(a^2 + b^2), without overflow.
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto hypot(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -257,7 +260,8 @@ DEVICE auto hypot(A a, B b) {
 }
 
 // log(exp(a) + exp(b)), without overflow.
-template <class A, class B, If<are_numbers<A, B>> = 0>
+template <class A, class B>
+  requires are_numbers<A, B>
 DEVICE auto logaddexp(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
     using T = typename Meet<A, B>::type;
@@ -274,55 +278,4 @@ DEVICE auto logaddexp(A a, B b) {
   }
 }
 
-FUNCTION(slope_of_log_cosh, tanh(x), inverse_square_of_cosh(x))
-FUNCTION(log_cosh, log_cosh(x), slope_of_log_cosh(x))
-
-// (p - y) / max(p (1 - p), 1e-12), the derivative of a negative log-likelihood by the probability
-// p. Its own derivative by p is y / p^2 + (1 - y) / (1 - p)^2: that of the quotient cancels near 0
-// and 1.
-template <class T>
-DEVICE Real<T> slope_by_probability(Real<T> p, Real<T> y) {
-  const T variance = p.value * (T(1) - p.value);
-  return Real<T>(quotient(p.value - y.value, variance < T(1e-12) ? T(1e-12) : variance));
-}
-template <class P, class Y, If<(order<P> > 0 || order<Y> > 0)> = 0>
-DEVICE auto slope_by_probability(P probability, Y target) {
-  constexpr int ORDER = order<P> > order<Y> ? order<P> : order<Y>;
-  const auto p = value_at<ORDER>(probability);
-  const auto y = value_at<ORDER>(target);
-  using X = Common<decltype(p), decltype(y)>;
-  const auto rest = 1.0 - p, variance = p * rest;
-  const X inverse = 1.0 / at_least(variance, 1e-12);
-  const X by_p = variance < 1e-12 ? inverse : X(y / (p * p) + (1.0 - y) / (rest * rest));
-  return of_two(X(slope_by_probability(p, y)), probability, by_p, target, X(-inverse));
-}
-
-// The negative log-likelihood of a probability, with torch's bounds: logarithms of at least -100,
-// and a derivative by the probability that stays finite at 0 and 1. It is NaN outside of [0, 1].
-template <class T>
-DEVICE Real<T> binary_cross_entropy(Real<T> probability, Real<T> target) {
-  const T y = target.value;
-  const Logarithms<T> log = logarithms(probability.value);
-  return Real<T>(-fma(y, log.of_p, (T(1) - y) * log.of_rest));
-}
-template <class T>
-DEVICE T bounded_logit(T p) {
-  const T of_p = log(p), of_rest = log1p(-p);
-  return (of_p < T(-100) ? T(-100) : of_p) - (of_rest < T(-100) ? T(-100) : of_rest);
-}
-FUNCTION(logit_of_probability, bounded_logit(x), 1.0 / at_least(x * (1.0 - x), 1e-12))
-template <class P, class Y, If<(order<P> > 0 || order<Y> > 0)> = 0>
-DEVICE auto binary_cross_entropy(P probability, Y target) {
-  constexpr int ORDER = order<P> > order<Y> ? order<P> : order<Y>;
-  const auto p = value_at<ORDER>(probability);
-  const auto y = value_at<ORDER>(target);
-  using X = Common<decltype(p), decltype(y)>;
-  X slope = X(0.0);
-  if constexpr (order<P> == ORDER) {
-    slope = slope + slope_by_probability(p, y) * probability.slope;
-  }
-  if constexpr (order<Y> == ORDER) {
-    slope = slope - logit_of_probability(p) * target.slope;
-  }
-  return dual(X(binary_cross_entropy(p, y)), slope);
-}
+FUNCTION(log_cosh, log_cosh(x), tanh(x))

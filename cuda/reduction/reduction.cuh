@@ -115,8 +115,8 @@ struct Factor {
   bool is_done = false;
   double* counts = nullptr;  // COUNTED and what follows it, where this pass writes them
 
-  // That of a pass that writes GRADIENTS, and has an anticipation; or none, and where the
-  // denominator goes.
+  // The factor of a pass. One that writes GRADIENTS may have an anticipation. Another one has no
+  // factor, and the last argument says where its denominator goes.
   template <bool GRADIENTS>
   static DEVICE auto of(const auto* grad_output, double* anticipation_or_output) {
     if constexpr (GRADIENTS) {
@@ -146,8 +146,9 @@ struct Factor {
   DEVICE Factor(const auto* grad_output, double* anticipation) {
     const bool stores = anticipation != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
     if (grad_output != nullptr) {
-      const bool follows = static_cast<const void*>(grad_output) != anticipation;
-      value = follows ? convert<double>(*grad_output) : anticipation[USED];
+      // A call without a backward pass gives the anticipation itself as grad_output.
+      const bool is_given = static_cast<const void*>(grad_output) != anticipation;
+      value = is_given ? convert<double>(*grad_output) : anticipation[USED];
       if (anticipation != nullptr) {
         is_done = same_bits(value, anticipation[USED]) &&
                   same_bits(anticipation[COUNTED], anticipation[DIVIDED_BY]);
@@ -186,7 +187,7 @@ struct Reduction {
   long long segments;
   double denominator;
   Scaling scaling;
-  double* denominator_output = nullptr;  // where a denominator that is added up goes too
+  double* denominator_output;  // where a denominator that is added up goes too
 
   // One segment is complete. The sums are those of all threads of this block, or of THREAD_0 alone.
   template <bool THREAD_0 = false, class T>
@@ -225,8 +226,9 @@ struct Reduction {
   }
 
   // The same for many segments, in a tree: the last block of each group of FAN_IN segments adds
-  // these up, the last group adds the groups. `counter` has a further number for each group. A
-  // block that arrives ahead of other work waits for less.
+  // these up, the last group adds the groups. `counter` has a further number for each group.
+  // Arriving is a function of its own, so that a block can do other work before it finishes, and
+  // does not wait for the atomic addition.
   static constexpr int FAN_IN = 64;
   DEVICE unsigned arrive_in_group(long long segment) const {
     return has_partials() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;

@@ -30,7 +30,8 @@ struct Sum {
   DEVICE Sum<double> widened() const { return {double(high), isfinite(high) ? double(low) : 0.0}; }
 };
 
-// The work done once a block is in loops. Unrolled it would be half of the code of a kernel.
+// What a block does once is in loops that are not unrolled: unrolled, it would be half of the code
+// of a kernel.
 
 // COUNT sums over a warp, or over so many neighbouring threads, a power of two; the results are
 // those of the first thread.
@@ -121,6 +122,7 @@ DEVICE void block_totals(double (&totals)[COUNT]) {
     if (lane == 0) parts[c][warp] = totals[c];
   }
   __syncthreads();
+  static_assert((WARPS & (WARPS - 1)) == 0, "distances would not be whole");
   if (warp == 0) {
 #pragma unroll
     for (int c = 0; c < COUNT; ++c) totals[c] = lane < WARPS ? parts[c][lane] : 0.0;
@@ -129,9 +131,10 @@ DEVICE void block_totals(double (&totals)[COUNT]) {
   }
 }
 
-// Orders the earlier writes of this thread before its later ones, for the whole device.
-// __threadfence() orders more, and is slower.
-DEVICE void fence() {
+// A fence of acquire and release at the scope of the device: what this thread wrote before is seen
+// by who sees what it writes later, and the other way around. __threadfence() is sequentially
+// consistent, and slower.
+DEVICE void device_fence() {
 #ifdef __CUDA_ARCH__
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #else
@@ -142,13 +145,13 @@ DEVICE void fence() {
 // Counts the blocks that are done. The counter starts at 0 and belongs to one launch alone. Thread
 // 0 of each block adds 1 after what it wrote, and gets the number before that.
 DEVICE unsigned arrive(unsigned* counter) {
-  fence();
+  device_fence();
   return atomicAdd(counter, 1u);
 }
 // True in every thread of the last of `all` blocks, which then sees what all wrote before they
 // arrived. `before` is the result of arrive() in thread 0.
 DEVICE bool is_last(unsigned before, unsigned all) {
   const bool last = threadIdx.x == 0 && before + 1 == all;
-  if (last) fence();
+  if (last) device_fence();
   return __syncthreads_or(last);
 }

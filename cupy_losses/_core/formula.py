@@ -53,7 +53,7 @@ def row_struct_of(name: str) -> str:
 
 
 def row_formula(name: str, program: RowProgram) -> str:
-    """The class template of a formula of rows, as cuda/losses/sums.cuh wants it."""
+    """The class template of a formula of rows, as cuda/losses/row_formula.cuh wants it."""
     operands, parameters = (
         [*map(cpp_name, names)] for names in (program.operands, program.parameters)
     )

@@ -145,10 +145,10 @@ class _Planner(RowLaunches):
         between: int,
         results: Results,
     ) -> None:
-        """Add a launch of parts of rows, which leaves so many bytes, and one that merges them."""
-        memory = self._add_scratch(between)
+        """Add a launch of parts of rows, which records so many bytes, and one that merges them."""
+        records = self._add_scratch(between)
         for phase, made in (("SPLIT", NO_RESULTS), ("MERGE", results)):
-            self._add(function, schedule(made, phase, memory), made)
+            self._add(function, schedule(made, phase, records), made)
 
     def _sum_gradient(self, k: int, array: RowArray, address: Address) -> None:
         """The gradient of an operand that is broadcast, from that of all elements."""

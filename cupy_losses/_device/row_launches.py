@@ -61,7 +61,7 @@ class RowLaunches(Launches):
         factor = results.factor or self._factor(bool(results.wanted), results.values)
         first = results.denominator, *factor, results.value, *workspace
         arrays = (array.address for array in [*function.inputs, *results.outputs])
-        addresses = *first, *schedule.memory, *arrays, *scale
+        addresses = *first, *schedule.records, *arrays, *scale
         launch = partial(_launch, self._operands, function, schedule, len(addresses))
         self._steps.append(Step(kernel, partial(launch, limited=schedule.limited), addresses))
         if GRAD_OUTPUT in factor:

@@ -14,7 +14,7 @@ from .row_operands import RowOperands
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
-LEFT_BYTES = 256  # of a row or a split that one launch leaves for the next, in phases.cuh
+RECORD_BYTES = 256  # of what one launch records of a row or a split, in kernels/phases.cuh
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Results:
     factor: tuple[Address, Address] | None = None
 
 
-NO_RESULTS = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)  # but what is left for the next launch
+NO_RESULTS = Results("NO_VALUES", NO_ADDRESS, NO_ADDRESS)  # but records for the next launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Schedule:
         limited: Whether no more workers are launched than run at once.
         in_groups: Whether groups of FAN_IN segments are added up first.
         shared: The shared memory of a block.
-        memory: What one launch leaves for the next one.
+        records: Where one launch records what the next one needs.
 
     """
 
@@ -63,7 +63,7 @@ class Schedule:
     limited: bool = False
     in_groups: bool = False
     shared: int = 0
-    memory: tuple[Address, ...] = ()
+    records: tuple[Address, ...] = ()
 
     @property
     def groups(self) -> int:

@@ -10,7 +10,7 @@ from .plan import NO_ADDRESS, Address, bits, tuned
 from .row_arrays import SECTOR_BYTES, RowArray
 from .row_function import row_bytes, state_bytes
 from .row_operands import RowOperands
-from .row_schedule import LEFT_BYTES, Results, Schedule
+from .row_schedule import RECORD_BYTES, Results, Schedule
 from .row_striding import StridedTeam, strided_team
 
 
@@ -41,9 +41,9 @@ def strided_rows_schedule(
     team: StridedTeam,
     results: Results,
     phase: str = "WHOLE",
-    memory: Address = NO_ADDRESS,
+    records: Address = NO_ADDRESS,
 ) -> Schedule:
-    """All of kernels/strided_rows.cu, or one of two launches; `memory`: what the first leaves."""
+    """All of kernels/strided_rows.cu, or one of two launches; `records`: of the first."""
     arrays = [*operands.inputs, *results.outputs]
     layout, fields = operands.layout(arrays, operands.class_weights(1))
     is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
@@ -64,14 +64,14 @@ def strided_rows_schedule(
         workers=segments,
         blocks=-(-team.sections // of_block),
         shared=of_row * team.tile_rows if team.threads_per_row > 1 else 0,
-        memory=(memory,),
+        records=(records,),
     )
 
 
 def bytes_between_sections(operands: RowOperands, team: StridedTeam) -> int:
-    """The bytes that the first of two launches leaves for the second one."""
+    """The bytes that the first of two launches records for the second one."""
     tiles = -(-operands.rows.number // (team.tile_rows - team.overlap))
-    of_row = LEFT_BYTES + state_bytes(operands) * team.sections
+    of_row = RECORD_BYTES + state_bytes(operands) * team.sections
     return of_row * team.tile_rows * tiles
 
 

@@ -10,7 +10,7 @@ from .launch import int32, int64
 from .plan import UNSUMMED, Address
 from .row_function import RowFunction
 from .row_operands import RowOperands
-from .row_schedule import LEFT_BYTES, Results, Schedule, blocks_per_multiprocessor
+from .row_schedule import RECORD_BYTES, Results, Schedule, blocks_per_multiprocessor
 from .row_team import MAX_RANKS, RowTeam
 
 
@@ -41,9 +41,9 @@ def split_rows_schedule(
     function: RowFunction,
     results: Results,
     phase: str,
-    memory: Address,
+    records: Address,
 ) -> Schedule:
-    """One of the two launches of kernels/split_rows.cu; `memory`: what the first one leaves."""
+    """One of the two launches of kernels/split_rows.cu; `records`: of the first one."""
     arguments = int64(team.splits), int64(team.slots)
     if team.splits > MAX_RANKS:
         team = replace(team, slots=0)  # the argument says how many
@@ -58,13 +58,13 @@ def split_rows_schedule(
         workers=workers,
         blocks=team.splits if phase == "SPLIT" or results.wanted else 1,
         in_groups=True,
-        memory=(memory,),
+        records=(records,),
     )
 
 
 def bytes_between_splits(operands: RowOperands, team: RowTeam) -> int:
-    """The bytes that the first launch of kernels/split_rows.cu leaves for the second one."""
-    return LEFT_BYTES * operands.rows.number * (1 + team.splits)
+    """The bytes that the first launch of kernels/split_rows.cu records for the second one."""
+    return RECORD_BYTES * operands.rows.number * (1 + team.splits)
 
 
 def _types(

@@ -20,7 +20,7 @@ def strided_tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> Strid
     elements, size = problem.leading, item_size(main.dtype)
     if [k for k, array in enumerate(operands.inputs) if array.streamed] != [elements]:
         return None
-    # The copy engine came with clusters. It reads around a tile what must not be overwritten.
+    # Bulk copies came with clusters. They read around a tile what must not be overwritten.
     if driver.largest_cluster(problem.device) == 1 or operands.loss.overwrites:
         return None
     if main.dtype not in FLOATING or not rows.extent(main) or not rows.lie_apart(main):

@@ -56,7 +56,7 @@ Moment now() {
   const uint32_t warp_syncs = block.warps[running->thread / 32].syncs;
   return {block.id,
           uint16_t(running->thread),
-          running->copy_engine_fences,
+          running->bulk_fences,
           block.barriers,
           warp_syncs,
           running->fences};
@@ -124,7 +124,7 @@ static void release(Fences& channel) {
 
 struct Kind {
   bool reads, writes, atomic;
-  bool copies = false, by_copy_engine = false;
+  bool copies = false, is_bulk = false;
   const char* name() const {
     if (copies) return writes ? "the write of a copy" : "the read of a copy";
     return atomic ? "an atomic access" : writes ? "a write" : "a read";
@@ -147,7 +147,7 @@ static void check_order(const Access& earlier, Kind kind, uint32_t where, const 
 }
 
 static void record(Cell& cell, Kind kind, uint32_t where, const char* space) {
-  const Access access = {now(), where, kind.atomic, kind.copies, kind.by_copy_engine};
+  const Access access = {now(), where, kind.atomic, kind.copies, kind.is_bulk};
   check_order(cell.write, kind, where, space);
   if (kind.writes) {
     for (const Access& read : cell.reads) check_order(read, kind, where, space);
@@ -164,14 +164,14 @@ static void record(Cell& cell, Kind kind, uint32_t where, const char* space) {
   last = access;
 }
 
-// The copy engine sees what a thread has written to shared memory if that has fenced since.
-static void check_copy_engine_sees(const Access& write, uint32_t where) {
-  if (write.where == 0 || write.by_copy_engine) return;
+// A bulk copy sees what a thread has written to shared memory if that has fenced since.
+static void check_bulk_copy_sees(const Access& write, uint32_t where) {
+  if (write.where == 0 || write.is_bulk) return;
   const Fiber& writer = running->block->fibers[write.when.thread];
-  if (writer.copy_engine_fences != write.when.copy_engine_fences) return;
+  if (writer.bulk_fences != write.when.bulk_fences) return;
   if (!reported.insert({write.where, where}).second) return;
   report(
-      "no fence for the copy engine between a write at @%x@ by block %u thread %u and the copy at "
+      "no fence for bulk copies between a write at @%x@ by block %u thread %u and the copy at "
       "@%x@",
       write.where, write.when.block, write.when.thread, where);
 }
@@ -187,7 +187,7 @@ static void access_shared(char* address, size_t bytes, Kind kind, uint32_t where
     if (kind.reads && !cell.initialised && reported.insert({0, where}).second) {
       report("read of uninitialised shared memory at @%x@: %s", where, name_of(*running).c_str());
     }
-    if (kind.by_copy_engine) check_copy_engine_sees(cell.write, where);
+    if (kind.is_bulk) check_bulk_copy_sees(cell.write, where);
     record(cell, kind, where, "shared");
   });
 }
@@ -280,8 +280,8 @@ void expect_device_memory(const void* pointer) {
 }
 
 void begin_accesses(const Copy& copy) {
-  access(copy.from, copy.bytes, {true, false, false, true, copy.by_copy_engine}, copy.where);
-  access(copy.to, copy.bytes, {false, true, false, true, copy.by_copy_engine}, copy.where);
+  access(copy.from, copy.bytes, {true, false, false, true, copy.is_bulk}, copy.where);
+  access(copy.to, copy.bytes, {false, true, false, true, copy.is_bulk}, copy.where);
 }
 
 // Calls visit(cell) for the cells that some accessible memory has.

@@ -1,4 +1,4 @@
-// Asynchronous copies, and the barriers in shared memory at which those of the copy engine arrive.
+// Asynchronous copies, and the barriers in shared memory at which bulk copies arrive.
 // A copy is kept until somebody waits for it, and takes place then: neither its source nor its
 // destination is touched before, which is as late as a device may do it. That it may also do it
 // earlier is for checkers.cpp: from the beginning of a copy to the wait for it, nobody else may
@@ -16,10 +16,10 @@ uint32_t shared_address(const void* place) {
 }
 
 // The copy that the running thread begins.
-static Copy begun(char* to, const void* from, size_t bytes, bool by_copy_engine, uint32_t where) {
+static Copy begun(char* to, const void* from, size_t bytes, bool is_bulk, uint32_t where) {
   char* const source = const_cast<char*>(static_cast<const char*>(from));
-  const Copy copy = {to, source, bytes, by_copy_engine, where, now()};
-  const size_t unit = by_copy_engine ? 16 : bytes;
+  const Copy copy = {to, source, bytes, is_bulk, where, now()};
+  const size_t unit = is_bulk ? 16 : bytes;
   if ((uintptr_t(to) | uintptr_t(from) | bytes) % unit != 0) {
     report("misaligned copy of %zu bytes at @%x@: %s", bytes, where, name_of(*running).c_str());
     abandon();
@@ -131,7 +131,7 @@ void wait_for_bulk_stores() {
   maybe_yield(2);
 }
 
-void fence_for_copy_engine() { ++running->copy_engine_fences; }
+void fence_for_bulk_copies() { ++running->bulk_fences; }
 
 void change_priority(const void* line, size_t bytes) {
   if (uintptr_t(line) % bytes == 0) return;

@@ -81,7 +81,7 @@ class Device:
         shared_memory: The bytes that a block can have. The same holds.
         cache_bytes: The size of the L2 cache. The same holds.
         compute_capability: What kernels are compiled for: "80" has asynchronous copies, "90" a
-            copy engine and clusters. The same holds.
+            bulk copies and clusters. The same holds.
         seed: Of the scheduler; 0 runs threads and blocks in order.
         concurrent: How many blocks run at once.
         check: Whether to watch every access.

@@ -65,12 +65,12 @@ void begin_load(uint32_t to, const void* from, size_t bytes);
 void end_group_of_loads();
 void wait_for_loads(uint32_t groups_left);  // until no more than so many are on their way
 
-// By the copy engine. Its loads arrive at a barrier, and its stores are in groups.
+// Bulk copies: loads arrive at a barrier, and stores are in groups.
 void begin_bulk_load(uint32_t to, const void* from, size_t bytes, uint32_t barrier);
 void begin_bulk_store(void* to, uint32_t from, size_t bytes);
 void end_group_of_bulk_stores();
 void wait_for_bulk_stores();   // until their source has been read
-void fence_for_copy_engine();  // lets it see what this thread has written
+void fence_for_bulk_copies();  // lets them see what this thread has written
 
 // Barriers in shared memory, at which so many threads arrive, and the bytes that are expected.
 void begin_arrivals(uint32_t barrier, uint32_t threads);

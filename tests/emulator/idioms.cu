@@ -307,7 +307,7 @@ __global__ void copy_tail(const int* in, int* out) {
   if (present) out[threadIdx.x % 61] = tile[threadIdx.x];
 }
 
-// Three times, 64 numbers come to shared memory and go from there, by the copy engine.
+// Three times, 64 numbers come to shared memory and go from there, by bulk copies.
 enum Fault { NONE, BEGINNING, BYTES, WAIT, WRITES, THREADS, STORE, END };
 template <Fault LEFT_OUT>
 __device__ void increase(const int* in, int* out) {
@@ -348,7 +348,7 @@ __global__ void wait_for_bytes(const int* in, int* out) {
   increase<(OK ? NONE : WAIT)>(in, out);
 }
 template <bool OK>
-__global__ void fence_for_copy_engine(const int* in, int* out) {
+__global__ void fence_for_bulk_copies(const int* in, int* out) {
   increase<(OK ? NONE : WRITES)>(in, out);
 }
 template <bool OK>
@@ -363,7 +363,7 @@ template <bool OK>
 __global__ void wait_for_last_store(const int* in, int* out) {
   increase<(OK ? NONE : END)>(in, out);
 }
-// What the copy engine has stored is there for the next kernel.
+// What bulk copies have stored is there for the next kernel.
 template <bool OK>
 __global__ void read_what_is_stored(int* out) {
   alignas(16) __shared__ int tile[64];

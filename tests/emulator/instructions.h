@@ -47,4 +47,4 @@ __forceinline__ void cp_async_bulk_store(void* to, unsigned from, unsigned bytes
 }
 __forceinline__ void cp_async_bulk_commit_group() { emu::end_group_of_bulk_stores(); }
 __forceinline__ void cp_async_bulk_wait_group_read() { emu::wait_for_bulk_stores(); }
-__forceinline__ void fence_proxy_async() { emu::fence_for_copy_engine(); }
+__forceinline__ void fence_proxy_async() { emu::fence_for_bulk_copies(); }

@@ -30,10 +30,10 @@ struct Config {
 };
 
 // When a thread did something: how many barriers of its block, synchronisations of its warp and
-// fences of its own came before, and how many of these for the copy engine.
+// fences of its own came before, and how many of these for bulk copies.
 struct Moment {
   uint32_t block = 0;
-  uint16_t thread = 0, copy_engine_fences = 0;
+  uint16_t thread = 0, bulk_fences = 0;
   uint32_t barriers = 0, warp_syncs = 0, fences = 0;
 };
 
@@ -52,7 +52,7 @@ struct Access {
   uint32_t where = 0;  // in the code of the kernel; 0: nobody came yet
   bool atomic = false;
   bool pending = false;  // of a copy that nobody has waited for: ordered before nothing
-  bool by_copy_engine = false;
+  bool is_bulk = false;
 };
 
 struct Cell {
@@ -97,7 +97,7 @@ using Channels = std::unordered_map<uintptr_t, Fences>;
 struct Copy {
   char *to, *from;
   size_t bytes;
-  bool by_copy_engine;
+  bool is_bulk;
   uint32_t where;
   Moment when;
 };
@@ -155,7 +155,7 @@ struct Fiber {
   Fences read;  // by its atomics; known from its next fence on
 
   CopyGroups loads, bulk_stores;
-  uint16_t copy_engine_fences = 0;
+  uint16_t bulk_fences = 0;
 };
 
 struct Warp {
@@ -237,7 +237,7 @@ void test_barrier(char* barrier, const Access& beginning, uint32_t where);
 
 // Reports copies of the running thread that it has not waited for.
 void check_all_waited_for();
-// The same of the loads of the copy engine in a block that is done.
+// The same of bulk loads in a block that is done.
 void check_all_arrived(const Block& block);
 // Adds to what is known.
 void learn(Fences& known, const Fences& more);

@@ -100,7 +100,7 @@ IDIOMS = [
     Idiom("barrier_has_begun", [NUMBERS, OUTS], INCREASED, "race on shared|no barrier has begun"),
     Idiom("expect_all_bytes", [NUMBERS, OUTS], INCREASED, "no end in sight"),
     Idiom("wait_for_bytes", [NUMBERS, OUTS], INCREASED, "race on shared"),
-    Idiom("fence_for_copy_engine", [NUMBERS, OUTS], INCREASED, "no fence for the copy engine"),
+    Idiom("fence_for_bulk_copies", [NUMBERS, OUTS], INCREASED, "no fence for bulk copies"),
     Idiom("wait_for_writers", [NUMBERS, OUTS], INCREASED, "race on shared"),
     Idiom(
         "wait_for_store", [NUMBERS, OUTS], INCREASED, "not waited for before the write of a copy"

@@ -17,7 +17,7 @@ from cupy_losses._device import (
 
 CONSTANTS = {
     ("reduction/reduction.cuh", "FAN_IN"): row_schedule.FAN_IN,
-    ("kernels/phases.cuh", "LEFT_BYTES"): row_schedule.LEFT_BYTES,
+    ("kernels/phases.cuh", "RECORD_BYTES"): row_schedule.RECORD_BYTES,
     ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
     ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,
     ("kernels/row_tiles.cu", "MOST_ROWS"): row_tiling.MOST_ROWS,

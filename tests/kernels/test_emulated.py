@@ -409,8 +409,8 @@ def test_same_bits_whatever_the_grid_and_the_schedule(pair: str) -> None:
 @pytest.mark.parametrize(
     "right",
     [
-        "fence();\n  return atomicAdd(counter, 1u);",  # of a block that arrives
-        "if (last) fence();",  # of the last one
+        "device_fence();\n  return atomicAdd(counter, 1u);",  # of a block that arrives
+        "if (last) device_fence();",  # of the last one
         "__threadfence();\n#endif",  # what both are here
         "",
     ],
@@ -418,7 +418,7 @@ def test_same_bits_whatever_the_grid_and_the_schedule(pair: str) -> None:
 def test_a_missing_fence_is_found(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
     emulator.require()
     if right:
-        wrong = re.sub(r"(__thread)?fence\(\);", ";", right)
+        wrong = re.sub(r"(__thread|device_)fence\(\);", ";", right)
         plant(monkeypatch, "kernels/pointwise.cu", right, wrong)
     ones = np.ones(9001, np.float32)
     with installed(multiprocessors=3, seed=1) as device:

@@ -160,7 +160,7 @@ def test_every_loss_of_one_array(case: RowCase, columns: int) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_where_there_are_no_tiles() -> None:
-    """Without a copy engine; of gradients that do not lie as elements do, or take their place; of
+    """Without bulk copies; of gradients that do not lie as elements do, or take their place; of
     two arrays; of pairs of rows without gradients; of lines that are no longer than a tile."""
     x, target = drawn((2, 12, 130), "float32", 1)
     aligned, halves = x[1:].reshape(2, 12, 130), x[1:].astype(np.float16).reshape(2, 12, 130)

@@ -67,12 +67,17 @@ ROW_FILES = (
     "memory/arrivals.cuh",
     "memory/async_copy.cuh",
     "memory/column_copy.cuh",
+    "memory/shared_array.cuh",
     "memory/tile_copy.cuh",
     "losses/multilabel_margin.cuh",
     "losses/row_combinators.cuh",
-    "losses/row_sums.cuh",
-    "losses/rows.cuh",
-    "losses/sums.cuh",
+    "losses/row_loss.cuh",
+    "losses/running_sum.cuh",
+    "losses/softmax_terms.cuh",
+    "losses/softmax.cuh",
+    "losses/margins.cuh",
+    "losses/distances.cuh",
+    "losses/row_formula.cuh",
 )
 TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
 STRIDED_FILES = (
@@ -99,6 +104,7 @@ FILES = (
     "numbers/math.cuh",
     "numbers/elementary.cuh",
     "numbers/approximate.cuh",
+    "losses/binary_cross_entropy.cuh",
     "losses/pointwise.cuh",
     *ROW_FILES,
 )
@@ -111,7 +117,7 @@ OF_A_GPU = (
     "#if CLUSTERS",
     "#ifdef __CUDA_ARCH__",
 )
-# On which devices the batteries run, by the seed of the scheduler: with and without a copy engine.
+# On which devices the batteries run, by the seed of the scheduler: with and without bulk copies.
 CAPABILITIES = {1: "90", 2: "80"}
 
 # What to look for in a line of code, what to put there, and a name.
@@ -119,7 +125,7 @@ RULES: list[tuple[str, str, str]] = [
     (r"(?:\w+(?:::|\.))*\w*wait\w*(?:<[^<>]*>)?\(\w*\);", ";", "drop a wait"),
     (r"(wait_for_copies<[^<>]*)>", r"\1 + 1>", "wait for a group less"),
     (r"__syncthreads\(\);", ";", "drop a barrier"),
-    (r"\b(?:__thread)?fence(?:_proxy_async)?\(\);", ";", "drop a fence"),
+    (r"\b(?:__thread|device_)?fence(?:_proxy_async)?\(\);", ";", "drop a fence"),
     (r"0xffffffffu", "0x7fffffffu", "drop a lane from a mask"),
     (r" < (?=[a-z0-9T(])", " <= ", "< becomes <="),
     (r" <= ", " < ", "<= becomes <"),
@@ -158,7 +164,7 @@ EQUIVALENT: dict[str, str] = {
         "DEVICE void add_product(int place, auto a, auto b) "
         "{ ::add_product(half[place / 2].sum, a, b); }"
     ): "terms are added in other groups",
-    "const Index left_end = own_end <= n ? own_end : own_end + Team::OVERLAP;": (
+    "const Index recorded_end = own_end <= n ? own_end : own_end + Team::OVERLAP;": (
         "contexts of rows that are not there"
     ),
     "if (first + (Team::COUNT + 1) * SECTOR < Column(columns)) {": (
@@ -242,11 +248,11 @@ EQUIVALENT: dict[str, str] = {
     "if constexpr (S < FIRST + Loss::OPERANDS || Row::template is_read<S>()) {": (
         "elements that nothing takes"
     ),
-    "return {layout, pointers, locate(min(row, n + 1)), Column(columns)};": (
+    "return {layout, pointers, layout.rows.locate(min(index, n + 1)), columns};": (
         "of a row that is not there nothing is read"
     ),
     (
-        "const Index first = tile * Team::OWN_ROWS + Team::row(), there = min(first, n + WIDTH);"
+        "const Index first = tile * team.own_rows() + team.row(), there = min(first, n + WIDTH);"
     ): "of a row that is not there nothing is read",
     "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
@@ -256,13 +262,13 @@ EQUIVALENT: dict[str, str] = {
         "no loss of rows has 32 operands"
     ),
     "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
-    "if (threadIdx.x % 32 == 1) mbarrier_arrive(Arrivals::barrier(turn));": (
+    "if (threadIdx.x % 32 == 1) mbarrier_arrive(FullBarriers::barrier(turn));": (
         "another thread of the warp arrives"
     ),
-    "if (threadIdx.x % 31 == 0) mbarrier_arrive(Arrivals::barrier(turn));": (
+    "if (threadIdx.x % 31 == 0) mbarrier_arrive(FullBarriers::barrier(turn));": (
         "another thread of the last warp arrives"
     ),
-    "if (threadIdx.x % 32 == 1) mbarrier_arrive(Computed::barrier(turn));": (
+    "if (threadIdx.x % 32 == 1) mbarrier_arrive(EmptyBarriers::barrier(turn));": (
         "another thread of each warp arrives"
     ),
     "kernels/strided_tiles.cu: for (int k = 0; k <= Team::COUNT; ++k) {": (
@@ -291,11 +297,10 @@ EQUIVALENT: dict[str, str] = {
     "for (int k = lane; k < columns; k += 31) {": "a column is stored twice: slower",
     "const bool leads = !(plain(ahead) <= T(0));": "neither leads, and both are 1",
     "static constexpr int COUNT = (sizeof(Value) + 3) * 4;": "a larger union",
-    "if (split == 1) left<Context>(memory, index) = context;": "all splits have the same context",
     (
-        "work.template find_contexts<PHASE>"
-        "(contexts, contexts_of_rows, own, tile, memory, split != 0);"
+        "if (split == 1) record<Context>(workspace, index) = context;"
     ): "all splits have the same context",
+    "split != 0);": "all splits have the same context",
     "const bool valued = VALUES != NO_VALUES || threadIdx.x < 32;": "a value that is not used",
     "const bool valued = VALUES != NO_VALUES && threadIdx.x <= 32;": (
         "one more thread whose value is not used"
@@ -354,7 +359,7 @@ EQUIVALENT: dict[str, str] = {
         "&& LINEAR != OF_DISTANCES && sizeof(T) != 4;"
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
-    "if (SHARED || releases) elements.release(row);": "what leaves the cache first",
+    "if (ON_CHIP || releases) elements.release(row);": "what leaves the cache first",
     "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 31 ? Team::THREADS_PER_ROW : 32;": (
         "the same number for every size of team"
     ),
@@ -438,8 +443,8 @@ EQUIVALENT: dict[str, str] = {
         "static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT / 2 == 0;"
     ): "numbers compared one by one: slower",
     "if constexpr (UNIT != 1) {": "units element by element: slower",
-    "f(Constant<UNIT>(), Constant<ALIGNED>(), k + UNIT % WIDTH,": "another one of the sums",
-    "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / WIDTH,": "another one of the sums",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k + UNIT % PLACES,": "another one of the sums",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / PLACES,": "another one of the sums",
     "return (Team::PAIRED || row.columns / UNIT == 0) && (is_aligned<I>() && ...);": (
         "units element by element: slower"
     ),
@@ -454,10 +459,10 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
     "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",
-    "constexpr bool SELECTS = SHARED || Team::HELD && FEW<decltype(elements)>;": (
+    "constexpr bool SELECTS = ON_CHIP || Team::HELD && FEW<decltype(elements)>;": (
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
-    "constexpr bool SELECTS = SHARED && Team::HELD || FEW<decltype(elements)>;": (
+    "constexpr bool SELECTS = ON_CHIP && Team::HELD || FEW<decltype(elements)>;": (
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
     "kernels/denominators.cu: if constexpr (VALUES != COUNT) {": "rows are counted anew: slower",
@@ -478,7 +483,7 @@ EQUIVALENT: dict[str, str] = {
     "const Index all = Index(segments), tiles = (Index(n) + (places.rows + 1)) / places.rows;": (
         "an empty tile"
     ),
-    "if (tile <= tiles) work.load(copies, 0, tile, shared);": "every block has a tile",
+    "if (tile <= tiles) work.load(0, tile, shared);": "every block has a tile",
     (
         "constexpr bool finds_maximum = "
         "!Loss::ANCHORED || requires(State state) { state.maximum; };"
@@ -486,21 +491,19 @@ EQUIVALENT: dict[str, str] = {
     "if (loss.add_anchored(state, context, elements)) ;": (
         "adds all elements again, relative to the largest one: slower"
     ),
-    "work.load(copies, turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": (
-        "the same barrier"
-    ),
-    "copies.commit(turn - 1);": "the same barrier",
-    "work.load(copies, turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": (
-        "the same number"
-    ),
+    "work.load(turn - 1, next, shared + (turn + 1) % 2 * places.bytes);": ("the same barrier"),
+    "Work::Copies::commit(turn - 1);": "the same barrier",
+    "work.load(turn + 1, next, shared + (turn - 1) % 2 * places.bytes);": ("the same number"),
     "static constexpr int WORDS = (BATCH + 31) / 31;": "a word that is not used",
     "static constexpr int WORDS = (BATCH + 31) * 32;": "words that are not used",
-    "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH + 1) / WIDTH;": (
-        "sums of few elements in another order"
-    ),
-    "static constexpr int WIDTH = BATCH < 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) * WIDTH;": (
-        "sums of few elements in another order"
-    ),
+    (
+        "static constexpr int PLACES = BATCH < 4 ? BATCH : 4, OF_PLACE = (BATCH + PLACES + 1) "
+        "/ PLACES;"
+    ): ("sums of few elements in another order"),
+    (
+        "static constexpr int PLACES = BATCH < 4 ? BATCH : 4, OF_PLACE = (BATCH + PLACES - 1) "
+        "* PLACES;"
+    ): ("sums of few elements in another order"),
     "ARCHITECTURE > 800 && is_half<typename Row::template Element<FIRST>>;": (
         "numbers compared one by one: slower"
     ),
@@ -511,7 +514,7 @@ EQUIVALENT: dict[str, str] = {
     "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 1;": (
         "elements that are not there are left out"
     ),
-    "const Index all = Index(segments), tiles = (Index(n) + (OWN_ROWS + 1)) / OWN_ROWS;": (
+    "const Index all = Index(segments), tiles = (Index(n) + (own_rows + 1)) / own_rows;": (
         "a tile of no rows"
     ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
@@ -521,9 +524,10 @@ EQUIVALENT: dict[str, str] = {
     "if (first > Column(columns)) break;": "a batch of no columns",
     "const unsigned behind = unsigned(first) + step;": "parts of sectors: slower",
     "const ThreadRows rows{{locate(begin + own)}, begin - own, true};": "the number is not read",
-    "static constexpr int WIDTH = BATCH <= 4 ? BATCH : 4, COUNT = (BATCH + WIDTH - 1) / WIDTH;": (
-        "the same number"
-    ),
+    (
+        "static constexpr int PLACES = BATCH <= 4 ? BATCH : 4, OF_PLACE = (BATCH + PLACES - "
+        "1) / PLACES;"
+    ): ("the same number"),
     "return Loaded{at(Constant<FIRST - I>()), at(Constant<Loaded::SLOPE>())};": (
         "no loss finds another operand than the first"
     ),
@@ -531,10 +535,7 @@ EQUIVALENT: dict[str, str] = {
         "((contexts[V] = context(row_at(rows, V), own.prefetched[V], rows.first - V, "
         "rows.present)),"
     ): "the number is read by splits alone, which have several threads a row",
-    (
-        "work.template find_contexts<PHASE>"
-        "(contexts, contexts_of_rows, own, tile, memory, split == 1);"
-    ): "all splits have the same context",
+    "split == 1);": "all splits have the same context",
     (
         "const Index next_tile = !ends ? tile + all : next_segment <= all ? next_segment : tiles;"
     ): "a tile more that is loaded, and not used",

@@ -594,7 +594,7 @@ def multilabel(device: Device) -> None:
 def rows(device: Device, first: str = "") -> None:
     """Calls that reach every kernel of losses of rows and every branch of it.
 
-    Those for the struct `first` of losses/rows.cuh come first: they find most of its mutants.
+    Those for the struct `first` of losses/ come first: they find most of its mutants.
     """
     for structs, calls in sorted(ROW_CALLS, key=lambda item: first not in item[0].split()):
         calls(device, np.random.default_rng(len(structs)))

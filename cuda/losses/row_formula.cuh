@@ -7,7 +7,7 @@
 // The gradient of an element is the sum over I of dloss/dsum_I * dterm_I/dx, both by dual numbers,
 // times its part of the sum where that is one of exponentials.
 #pragma once
-#include "losses/rows.cuh"
+#include "losses/softmax.cuh"
 
 // A sum of terms, or the LOG of the sum of their exponentials.
 template <class N, bool LOG>
