@@ -15,8 +15,8 @@ all, and one architecture.
 
 `pytest -m exhaustive` runs the rest: all specialisations, seeds, layouts, dtypes and
 architectures, and a sample of mutants. `pytest -m ""` runs both. CI leaves out those of them that
-are marked `release`: mutants, and kernels on the emulator, which take long to compile. Run them
-before a release and after a change of kernels.
+are marked `release`: mutants, kernels on the emulator, which take long to compile, and of what it
+compiles more examples and architectures. Run them before a release and after a change of kernels.
 
 `pytest -m quick` runs what the default level has on small NumPy arrays, and a few kernels on the
 emulator.
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -162,11 +163,22 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(list(request.node.name.encode()))
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """The package has kept nothing, for a test that hides another package, nor afterwards."""
+    from .emulator.cupy_lookalike import forget
+
+    forget()
+    yield
+    forget()
+
+
 @pytest.fixture(autouse=True)
-def _no_grad_leaks() -> Iterator[Any]:
-    """Tests leave torch's gradient mode as they find it."""
+def _no_grad_leaks(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Tests leave torch's gradient mode as they find it; its numbers depend on the name alone."""
     import torch
 
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
     before = torch.is_grad_enabled()
     yield
     assert torch.is_grad_enabled() == before

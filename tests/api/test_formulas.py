@@ -1065,7 +1065,8 @@ def test_a_copy_of_a_value_is_the_value() -> None:
     assert loss.source == pointwise_loss("copied", lambda x, y: x - y).source
 
 
+@pytest.mark.exhaustive  # SciPy is one of the examples' packages
 def test_functions_of_scipy() -> None:
-    special = pytest.importorskip("scipy.special")
+    special = requirements.imported("scipy.special", "examples")
     with pytest.raises(TypeError, match=r"expit is no function .*: write 0.5 \* \(1 \+ np.tanh"):
         pointwise_loss("own_loss", lambda x: special.expit(x))

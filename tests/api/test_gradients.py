@@ -56,7 +56,7 @@ def device(library: Library) -> str:
     return "cuda" if library.name == "torch cuda" else "cpu"
 
 
-@pytest.mark.parametrize(("case", "size", "dtype"), levels.covering(7, LOSSES, SIZES, DTYPES))
+@pytest.mark.parametrize(("case", "size", "dtype"), levels.covering(16, LOSSES, SIZES, DTYPES))
 def test_value_and_grad(
     case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
 ) -> None:

@@ -68,7 +68,7 @@ def check(
         assert ulps(got, reference, largest) <= limit, (str(case), reduction)
 
 
-@pytest.mark.parametrize(("case", "size", "dtype"), covering(7, LOSSES, SIZES, DTYPES))
+@pytest.mark.parametrize(("case", "size", "dtype"), covering(16, LOSSES, SIZES, DTYPES))
 def test_sizes(
     case: Case, library: Library, size: int, dtype: str, rng: np.random.Generator
 ) -> None:

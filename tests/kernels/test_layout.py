@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cupy_losses._core.shapes import (
@@ -27,6 +27,7 @@ def strides_of(array: np.ndarray[Any, Any]) -> tuple[int, ...]:
     return tuple(step // array.itemsize for step in array.strides)
 
 
+@settings(deadline=None)
 @given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
 def test_a_dense_array_collapses_to_one_dimension(order: list[int], shape: list[int]) -> None:
     array = np.zeros(shape).transpose(order)
@@ -39,6 +40,7 @@ def test_a_dense_array_collapses_to_one_dimension(order: list[int], shape: list[
     assert [made[axis] for axis in moving] == [strides[axis] for axis in moving]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=4))
 def test_dense_strides_in_c_order_are_numpys(shape: list[int]) -> None:
     array = np.zeros(shape)
@@ -82,6 +84,7 @@ def test_broadcast_axes(
     assert broadcast_axes(ArraySpec("float32", own, ()), shape) == axes
 
 
+@settings(deadline=None)
 @given(st.integers(2, 2**31 - 1), st.integers(0, 2**31 - 1))
 @example(2, 2**31 - 1)
 @example(3, 2**31 - 1)

@@ -310,7 +310,6 @@ def check_rows_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(gradient.host_view[last], slopes, rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.exhaustive
 def test_more_than_2_to_the_32_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     check_rows_beyond_32_bits(monkeypatch)
 

@@ -345,6 +345,7 @@ def test_arrays_of_the_cuda_array_interface() -> None:
         np.testing.assert_allclose(value.get(), np.mean(x * x), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_bfloat16_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     x = torch.ones(3, dtype=torch.bfloat16)

@@ -510,7 +510,7 @@ def test_evaluate_sees_errors(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> N
         assert row["gradient_error"] == 1
 
 
-@pytest.mark.parametrize("elements", ["10x21", "1x2000", "3x100x5", "8x8x9"])
+@pytest.mark.parametrize("elements", ["10x21", "1x300", "3x100x5", "8x8x9"])
 @pytest.mark.parametrize("name", losses.names())
 def test_parts_have_the_bits_of_one_piece(
     name: str, elements: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1017,6 +1017,7 @@ def test_columns_that_pandas_numbers_without_an_index(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read("input", str(tmp_path / "some.csv")), [0.0, 1.5])
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_no_cupy(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be installed is what `info` says."""
     monkeypatch.setitem(sys.modules, "cupy", None)
@@ -1114,7 +1115,7 @@ def test_a_closed_output() -> None:
         text=True,
         check=False,
     )
-    assert "Traceback" not in result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def without(folder: Path, *names: str) -> dict[str, str]:

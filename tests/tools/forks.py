@@ -9,20 +9,24 @@ import textwrap
 _HANGS = 600  # seconds, a hundred times what the slowest takes
 
 _PROGRAM = """
-import os, threading
+import os, threading, time
 {imports}
 
 held, forks = threading.Barrier(2), threading.Event()
+# The last one that is registered runs first: ahead of those that wait for a lock.
+os.register_at_fork(before=forks.set)
 
 def hold(lock):
     with lock:
         held.wait()
-        forks.wait(0.2)
+        forks.wait()
+        time.sleep(0.05)  # others come to wait
 
 for lock in ({locks}):
     threading.Thread(target=hold, args=(lock,)).start()
     held.wait()
     child = os.fork()
+    forks.clear()
     if not child:
 {work}
         os._exit(0)

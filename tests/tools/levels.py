@@ -15,7 +15,15 @@ def case(*values: Any, default: bool, id: str | None = None) -> Any:
 
 
 def first(values: Iterable[Any], count: int = 1, ids: Callable[[Any], str] = str) -> list[Any]:
-    """Cases of one parameter of which the first ones run by default."""
+    """Cases of one parameter of which the first ones run by default.
+
+    Raises:
+        ValueError: If all do.
+
+    """
+    values = list(values)
+    if count >= len(values):
+        raise ValueError("all values run by default")
     return [case(value, default=k < count, id=ids(value)) for k, value in enumerate(values)]
 
 

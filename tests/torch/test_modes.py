@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,14 +17,35 @@ pytestmark = pytest.mark.filterwarnings(
 GIVEN = [Given(example, reduction) for example in EXAMPLES for reduction in REDUCTIONS]
 
 
-def cases(modes: Iterable[str], one_in: int, reductions: int = 3) -> list[Any]:
-    """Each mode of each loss with so many reductions; by default one in so many of them."""
+def cases(modes: Iterable[str], one_in: int) -> list[Any]:
+    """Each mode of each example with each reduction; by default one in so many of them."""
     return [
         case(mode, given, default=(7 * k + n) % one_in == 0, id=f"{mode}-{given}")
         for k, mode in enumerate(modes)
         for n, given in enumerate(GIVEN)
-        if (k + n) % 3 < reductions
     ]
+
+
+def compiled_cases(one_in: int) -> list[Any]:
+    """Each mode of each example, with reductions in turn; by default one in so many of them.
+
+    A compiled transform of a loss is that of all its examples: they have it in turn. Before a
+    release each has each.
+    """
+    of_loss = Counter(example.name for example in EXAMPLES)
+    found = []
+    for k, mode in enumerate(COMPILED):
+        before: Counter[str] = Counter()  # the examples of each loss
+        for n, example in enumerate(EXAMPLES):
+            turn = (before[example.name] - k) % of_loss[example.name]
+            before[example.name] += 1
+            default = (7 * k + n) % one_in == 0
+            given = Given(example, REDUCTIONS[(n - k) % len(REDUCTIONS)])
+            marks = [] if default else [pytest.mark.exhaustive]
+            if not default and turn and "(" in mode:
+                marks.append(pytest.mark.release)
+            found.append(pytest.param(mode, given, id=f"{mode}-{given}", marks=marks))
+    return found
 
 
 @pytest.mark.parametrize(("mode", "given"), cases(EAGER, 29))
@@ -38,7 +60,7 @@ def test_tracing(mode: str, given: Given) -> None:
     assert is_right(mode, given)
 
 
-@pytest.mark.parametrize(("mode", "given"), cases(COMPILED, 31, reductions=1))
+@pytest.mark.parametrize(("mode", "given"), compiled_cases(31))
 def test_compiled(mode: str, given: Given) -> None:
     """The loss and its gradients have the bits of eager mode."""
     assert is_right(mode, given)

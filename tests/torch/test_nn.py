@@ -142,7 +142,7 @@ OLD = [(a, b) for a in (None, False, True) for b in (None, False, True) if (a, b
 OF_OLD = [name for name in NAMES if "reduce" in parameters(name)]
 
 
-@pytest.mark.parametrize(("name", "old"), covering(4, OF_OLD, OLD))
+@pytest.mark.parametrize(("name", "old"), covering(8, OF_OLD, OLD))
 def test_deprecated_reductions(name: str, old: tuple[bool | None, bool | None]) -> None:
     """`size_average` and `reduce`, by name and by position, win over `reduction`; they warn."""
     example = next(example for example in EXAMPLES if example.name == name)
