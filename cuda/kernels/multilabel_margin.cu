@@ -696,6 +696,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
         reduction.template add<true>(segment, sum, counted);
       }
       reduction.finish_groups(segment, reduction.arrive_in_group(segment));
+      __syncthreads();  // without, the compiler joins this with the loop over rows
     }
   }
 }

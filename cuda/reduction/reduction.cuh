@@ -222,27 +222,32 @@ struct Reduction {
   // All segments of this block are complete.
   DEVICE void finish() const {
     if (!has_partials()) return;
-    if (is_last(arrive_at(counter), gridDim.x)) finish(partials, segments);
+    if (is_last(arrive_at(counter), gridDim.x)) finish(partials, int(segments));
   }
 
-  // The same for many segments, in a tree: the last block of each group of FAN_IN segments adds
-  // these up, the last group adds the groups. `counter` has a further number for each group.
-  // Arriving is a function of its own, so that a block can do other work before it finishes, and
-  // does not wait for the atomic addition.
+  // The same for many segments: up to MOST_AT_ONCE are one group. More are a tree: the last block
+  // of each group of FAN_IN segments adds these up, the last group adds the groups. `counter` has a
+  // further number for each group. Of a block FAN_IN threads add, so that the bits do not depend on
+  // how many it has. Arriving is a function of its own, so that a block can do other work before it
+  // finishes, and does not wait for the atomic addition.
   static constexpr int FAN_IN = 64;
+  static constexpr int MOST_AT_ONCE = 256;
   DEVICE unsigned arrive_in_group(long long segment) const {
-    return has_partials() ? arrive_at(counter + 1 + segment / FAN_IN) : 0;
+    return has_partials() ? arrive_at(counter + 1 + group_of(int(segment))) : 0;
   }
   DEVICE void finish_groups(long long segment, unsigned before) const {
     if (!has_partials()) return;
-    const long long group = segment / FAN_IN, groups = (segments + FAN_IN - 1) / FAN_IN;
-    const long long members = group + 1 < groups ? FAN_IN : segments - group * FAN_IN;
+    const int all = int(segments), group = group_of(int(segment)), first = group * FAN_IN;
+    const int members = is_one_group() ? all : min(FAN_IN, all - first);
     if (!is_last(before, unsigned(members))) return;
     Sums sums;
-    add_up<1>(sums, partials + group * FAN_IN * SUMS * 2, members);
-    if (groups == 1) {
+    // With 4 loads at once gradients of clusters spilled.
+    constexpr int ADDING = THREADS < FAN_IN ? THREADS : FAN_IN;
+    add_up<ADDING, 2>(sums, partials + first * SUMS * 2, members);
+    if (is_one_group()) {
       if (threadIdx.x == 0) write(sums);
     } else {
+      const int groups = (all + FAN_IN - 1) / FAN_IN;
       double* const of_groups = partials + segments * SUMS * 2;
       if (threadIdx.x == 0) store(of_groups, group, sums);
       if (is_last(arrive_at(counter), unsigned(groups))) finish(of_groups, groups);
@@ -250,6 +255,8 @@ struct Reduction {
   }
 
  private:
+  DEVICE bool is_one_group() const { return segments <= MOST_AT_ONCE; }
+  DEVICE int group_of(int segment) const { return is_one_group() ? 0 : segment / FAN_IN; }
   DEVICE bool has_partials() const { return VALUES != COUNT && value != nullptr && segments > 1; }
   static DEVICE unsigned arrive_at(unsigned* counter) {
     return threadIdx.x == 0 ? arrive(counter) : 0;
@@ -261,14 +268,16 @@ struct Reduction {
       to[(index * SUMS + s) * 2 + 1] = parts[s].low;
     }
   }
-  // Sums up `count` partial sums, of which a thread reads LOADS at a time. Thread 0 alone has the
-  // result.
-  template <int LOADS>
-  static DEVICE void add_up(Sums& sums, const double* from, long long count) {
+  // Sums up `count` partial sums, by ADDING threads, of which each reads LOADS at a time. Thread 0
+  // alone has the result.
+  template <int ADDING, int LOADS>
+  static DEVICE void add_up(Sums& sums, const double* from, int count) {
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) sums[s] = Sum<double>::zero();
+    constexpr bool BREAKS = THREADS > 256;  // with another way out of the loop ptxas spills more
 #pragma unroll(LOADS)
-    for (long long i = threadIdx.x; i < count; i += THREADS) {
+    for (int i = BREAKS || threadIdx.x < ADDING ? threadIdx.x : count; i < count; i += ADDING) {
+      if (BREAKS && threadIdx.x >= ADDING) break;
 #pragma unroll
       for (int s = 0; s < SUMS; ++s) {
         const double2 part = __ldcg(reinterpret_cast<const double2*>(from) + i * SUMS + s);
@@ -277,9 +286,9 @@ struct Reduction {
     }
     block_sums<THREADS>(sums);
   }
-  DEVICE void finish(const double* from, long long count) const {
+  DEVICE void finish(const double* from, int count) const {
     Sums sums;
-    add_up<4>(sums, from, count);
+    add_up<THREADS, 4>(sums, from, count);
     if (threadIdx.x == 0) write(sums);
   }
   DEVICE void write(const Sums& sums) const {

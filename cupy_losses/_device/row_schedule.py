@@ -14,6 +14,7 @@ from .row_operands import RowOperands
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
+MOST_AT_ONCE = 256  # the same
 RECORD_BYTES = 256  # of what one launch records of a row or a split, in kernels/phases.cuh
 
 
@@ -46,7 +47,7 @@ class Schedule:
         blocks: Those of a worker.
         cluster: Those of a cluster.
         limited: Whether no more workers are launched than run at once.
-        in_groups: Whether groups of FAN_IN segments are added up first.
+        in_groups: Whether many segments are added up in groups first.
         shared: The shared memory of a block.
         records: Where one launch records what the next one needs.
 
@@ -68,7 +69,9 @@ class Schedule:
     @property
     def groups(self) -> int:
         """The groups of segments that are added up first."""
-        return -(-self.segments // FAN_IN) if self.in_groups else 0
+        if not self.in_groups:
+            return 0
+        return 1 if self.segments <= MOST_AT_ONCE else -(-self.segments // FAN_IN)
 
     def grid(self, resident_blocks: int, limited: bool) -> tuple[int, int]:
         """The grid of a launch where so many blocks run at once; `limited`: of no more workers."""

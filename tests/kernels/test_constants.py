@@ -17,6 +17,7 @@ from cupy_losses._device import (
 
 CONSTANTS = {
     ("reduction/reduction.cuh", "FAN_IN"): row_schedule.FAN_IN,
+    ("reduction/reduction.cuh", "MOST_AT_ONCE"): row_schedule.MOST_AT_ONCE,
     ("kernels/phases.cuh", "RECORD_BYTES"): row_schedule.RECORD_BYTES,
     ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
     ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,

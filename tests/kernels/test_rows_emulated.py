@@ -29,7 +29,7 @@ from cupy_losses import (
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
-from cupy_losses._device import driver, row_team, row_tiling_schedule, sources
+from cupy_losses._device import driver, row_schedule, row_team, row_tiling_schedule, sources
 from cupy_losses._device.row_team import RowMemory, RowTeam
 from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.numpy import on_host
@@ -167,6 +167,27 @@ def test_every_loss(case: RowCase) -> None:
         cache_bytes=50 << 20,
     ) as device:
         assert exercise(device, case, operands) == first, "the same bits on any device"
+
+
+@pytest.mark.parametrize("at_once", [256, 100])
+def test_segments_in_one_group_and_in_several(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 150 segments, several by each thread, or in groups of 64, 64 and 22."""
+    if at_once != row_schedule.MOST_AT_ONCE:
+        number = f"MOST_AT_ONCE = {row_schedule.MOST_AT_ONCE};"
+        plant(monkeypatch, "kernels/rows.cu", number, f"MOST_AT_ONCE = {at_once};")
+        monkeypatch.setattr(row_schedule, "MOST_AT_ONCE", at_once)
+    rng = np.random.default_rng(2)
+    x, target = rng.standard_normal((150, 2600)).astype(np.float32), rng.integers(0, 2600, 150)
+    bits = set()
+    for multiprocessors in (200, 3):
+        with installed(multiprocessors=multiprocessors, seed=1) as device:
+            value = cross_entropy(device.asarray(x), device.asarray(target)).get()
+            assert max(launch.grid[0] for launch in device.launches) > 100 or multiprocessors == 3
+            bits.add(value.tobytes())
+        np.testing.assert_allclose(value, cross_entropy(x.astype(float), target), rtol=2e-7)
+    assert len(bits) == 1
 
 
 @pytest.mark.parametrize(
