@@ -14,7 +14,7 @@ from .row_operands import RowOperands
 from .row_team import THREADS_OF_MULTIPROCESSOR
 
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
-MOST_AT_ONCE = 256  # the same
+MOST_AT_ONCE = 256  # there, too
 RECORD_BYTES = 256  # of what one launch records of a row or a split, in kernels/phases.cuh
 
 

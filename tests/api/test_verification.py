@@ -12,7 +12,7 @@ import pytest
 
 from cupy_losses import pointwise_loss
 from cupy_losses._core.tracing import trace
-from cupy_losses._device import compiler, driver
+from cupy_losses._device import driver
 from cupy_losses._host import dual
 from cupy_losses._verification import verify as verification
 from cupy_losses._verification.advice import KNOWN, advice
@@ -215,12 +215,12 @@ def test_every_function_compiles() -> None:
     assert pointwise_loss(every_function, check=True)
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def version() -> tuple[int, int]:
         raise RuntimeError("NVRTC cannot be loaded: install it with pip")
 
     monkeypatch.setattr(driver, "nvrtc_version", version)
-    compiler.compile_options.cache_clear()
     with pytest.raises(RuntimeError, match="install it"):
         pointwise_loss("mine", "input - target", check=True)
     report = pointwise_loss("mine", SOUND["square"]).check()
@@ -228,9 +228,9 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.notes == ("it was not compiled: NVRTC cannot be loaded: install it with pip",)
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    driver.cupy.cache_clear()
     report = pointwise_loss("mine", SOUND["square"]).check()
     assert report, report
     (note,) = report.notes

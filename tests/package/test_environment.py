@@ -65,10 +65,10 @@ class cuda:
     assert printed.startswith(start + why)
 
 
+@pytest.mark.usefixtures("forgotten")
 def test_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "nvrtc_version", lambda: (12, 9))
     monkeypatch.setattr(compiler, "include_folders", list)
-    compiler.compile_options.cache_clear()
     with pytest.raises(RuntimeError, match="cuda_fp16.h was not found.*nvidia-cuda-runtime-cu12"):
         compiler.compile_options()
 
