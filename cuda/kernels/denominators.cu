@@ -31,8 +31,8 @@ template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     denominators(Loss loss, double scale, Layout layout, long long n, long long columns,
                  long long segments, double divisor, const double*, const Result* grad_output,
-                 double* anticipation_or_output, Result* value, unsigned* counter, double* partials,
-                 P... pointer) {
+                 double* anticipation_or_output, Result* value, unsigned* counter,
+                 PartOf<T>* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   }
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       Factor::of<false>(grad_output, anticipation_or_output), value, counter, partials, segments,
       divisor, scaling);
   const Index end = Index(n);
@@ -74,6 +74,6 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       count<Loss>(sum, own);
     }
   }
-  reduction.add_totals(blockIdx.x, sum, Sum<T>::zero());
-  reduction.finish();
+  reduction.add(blockIdx.x, sum, Sum<T>::zero());
+  reduction.finish(gridDim.x);
 }

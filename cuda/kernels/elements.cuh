@@ -152,6 +152,6 @@ struct Worker<T, Loss, Layout, WIDTH, VALUES, WANTED, Result, Pointers, Indices<
 
 // The reduction of a pass over elements. Where a mask leaves nothing, derivatives of a mean are 0.
 // A type: of a function that makes it, some kernels took two registers more.
-template <Values VALUES, int THREADS, class Loss, class Result, class Scaling>
+template <class T, Values VALUES, int THREADS, class Loss, class Result, class Scaling>
 using ReductionOfElements =
-    Reduction<VALUES, THREADS, is_masked<Loss> && is_derivative<Loss>, Result, Scaling>;
+    Reduction<T, VALUES, THREADS, is_masked<Loss> && is_derivative<Loss>, Result, Scaling>;

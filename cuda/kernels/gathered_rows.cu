@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                   FastDivision by_columns, long long n, long long columns, long long segments,
                   double divisor, const double* denominator, const Result* grad_output,
                   double* anticipation_or_output, Result* value, unsigned* counter,
-                  double* partials, P... pointer) {
+                  PartOf<T>* partials, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Column = typename Row::Column;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
   const Index all = Index(segments), workers = gridDim.x / slices;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       context = next_context;
       next_prefetched = prefetched_after;
     }
-    if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
+    if constexpr (REDUCED) reduction.add(segment, sum, counted);
   }
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

@@ -651,7 +651,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
                       long long columns, long long segments, double divisor,
                       const double* denominator, const Result* grad_output,
                       double* anticipation_or_output, Result* value, unsigned* counter,
-                      double* partials, P... pointer) {
+                      PartOf<T>* partials, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -674,7 +674,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
@@ -691,7 +691,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
     }
     if constexpr (REDUCED) {
       if constexpr (Team::ROWS > 1) {
-        reduction.add_totals(segment, sum, counted);
+        reduction.add(segment, sum, counted);
       } else {
         reduction.template add<true>(segment, sum, counted);
       }

@@ -105,12 +105,14 @@ DEVICE void take(const auto& outcome, long long index, Result* value, Sum<T>& su
 // The reduction of a pass over rows, any of which may be ignored. Kernels make their reciprocals
 // and this themselves: made by one function, some gradients spilled. A mean whose denominator
 // depends on that counts them, unless it sums weights or a mask.
-template <Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result, class Scaling>
-DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter, double* partials,
-                              long long segments, double divisor, const Scaling& scaling) {
+template <class T, Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result,
+          class Scaling>
+DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter,
+                              PartOf<T>* partials, long long segments, double divisor,
+                              const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
   if constexpr (COUNTS) given.store_divisor(divisor);
   double* const output = given.template denominator_output<COUNTS>();
-  return Reduction<VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
+  return Reduction<T, VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
       value, counter, partials, segments, divisor, scaling, output};
 }

@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     row_tiles(Loss loss, double scale, Layout layout, TilePlaces<Layout::ARRAYS> places,
               long long n, long long columns, long long segments, double divisor,
               const double* denominator, const Result* grad_output, double* anticipation_or_output,
-              Result* value, unsigned* counter, double* partials, P... pointer) {
+              Result* value, unsigned* counter, PartOf<T>* partials, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -484,7 +484,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
   const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
@@ -574,12 +574,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       __syncthreads();  // what is copied element by element has been read
     }
     if (ends) {
-      if constexpr (REDUCED) reduction.add_totals(segment, sum, counted);
+      if constexpr (REDUCED) reduction.add(segment, sum, counted);
       sum = counted = Sum<T>::zero();
       segment += gridDim.x;
     }
     tile = next;
   }
   if constexpr (GRADIENTS) Work::Copies::wait_for_stores();
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

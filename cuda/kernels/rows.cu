@@ -35,7 +35,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
         rows(Loss loss, double scale, Layout layout, long long kept, int apart, long long n,
              long long columns, long long segments, double divisor, const double* denominator,
              const Result* grad_output, double* anticipation_or_output, Result* value,
-             unsigned* counter, double* partials, P... pointer) {
+             unsigned* counter, PartOf<T>* partials, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -88,7 +88,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
@@ -96,7 +96,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
     if constexpr (Team::ROWS > 1) {
-      reduction.add_totals(segment, sum, counted);
+      reduction.add(segment, sum, counted);
     } else {
       reduction.template add<true>(segment, sum, counted);
     }

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
                long long n, long long columns, long long segments, double divisor,
                const double* denominator, const Result* grad_output, double* anticipation_or_output,
-               Result* value, unsigned* counter, double* partials, unsigned char* workspace,
+               Result* value, unsigned* counter, PartOf<T>* partials, unsigned char* workspace,
                P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if (denominator != nullptr) divisor = *denominator;
     const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
     const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-    const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+    const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
         given, value, counter, partials, segments, divisor, scaling);
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
     unsigned before = 0;

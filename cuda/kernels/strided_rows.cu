@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                  int share_sections, int shares, int per_block, int log_neighbours, long long n,
                  long long columns, long long segments, double divisor, const double* denominator,
                  const Result* grad_output, double* anticipation_or_output, Result* value,
-                 unsigned* counter, double* partials, unsigned char* workspace, P... pointer) {
+                 unsigned* counter, PartOf<T>* partials, unsigned char* workspace, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -384,7 +384,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
   const int tile_rows = team.rows(), own_rows = team.own_rows(),
@@ -520,12 +520,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
     if (ends) {
       if constexpr (REDUCED) {
-        if (split == 0) reduction.add_totals(segment, sum, counted);
+        if (split == 0) reduction.add(segment, sum, counted);
       }
       sum = counted = Sum<T>::zero();
     }
     segment = next_segment;
     tile = next_tile;
   }
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                   long long n, long long columns, long long segments, double divisor,
                   const double* denominator, const Result* grad_output,
                   double* anticipation_or_output, Result* value, unsigned* counter,
-                  double* partials, P... pointer) {
+                  PartOf<T>* partials, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if (denominator != nullptr) divisor = *denominator;
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<VALUES, Team::THREADS, TANGENTS, Loss>(
+  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
   // The tiles of a segment, then those of the next segment.
@@ -298,9 +298,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       work.arrive(turn);
     }
     if (ends(at)) {
-      if constexpr (REDUCED) reduction.add_totals(at.segment, sum, counted);
+      if constexpr (REDUCED) reduction.add(at.segment, sum, counted);
       sum = counted = Sum<T>::zero();
     }
   }
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

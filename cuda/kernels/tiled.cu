@@ -284,7 +284,7 @@ template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
     tiled(Loss loss, double scale, Layout layout, long long tiles, long long segments,
           double divisor, const double* denominator, const Result* grad_output,
-          double* anticipation_or_output, Result* value, unsigned* counter, double* partials,
+          double* anticipation_or_output, Result* value, unsigned* counter, PartOf<T>* partials,
           P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, value};
   double* const output = factor.template denominator_output<false>();
-  const ReductionOfElements<VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
+  const ReductionOfElements<T, VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
       value, counter, partials, segments, divisor, scaling, output};
 
   for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
@@ -314,5 +314,5 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
     }
     if constexpr (REDUCED) reduction.add(segment, work.sum, work.denominator);
   }
-  if constexpr (REDUCED) reduction.finish();
+  if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

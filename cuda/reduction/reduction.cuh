@@ -74,9 +74,9 @@ struct Reciprocal {
 // The scaled quotient of a sum and its denominator. EMPTY_IS_ZERO where the sum is one of the
 // derivatives of a mean that can be empty.
 template <bool EMPTY_IS_ZERO, class Result>
-DEVICE Result reduced(const Sum<double>& sum, double denominator, double scale) {
+DEVICE Result reduced(double sum, double denominator, double scale) {
   const double divisor = denominator_of_derivatives<EMPTY_IS_ZERO>(denominator);
-  return Reciprocal<double>(divisor, sum.total(), scale).times<Result>(1.0);
+  return Reciprocal<double>(divisor, sum, scale).times<Result>(1.0);
 }
 
 // The numbers of a call whose gradients anticipate grad_output and the denominator: a slot of
@@ -170,59 +170,48 @@ struct Factor {
 // of one block, which stores its partial sum. The last block to finish adds up the partial sums,
 // and divides.
 //   value        the result, or null where none is wanted
-//   counter      zeroed: how many blocks, or groups of segments, are done
-//   partials     the partial sums: 2 doubles a segment, 4 where the pass adds up the denominator
+//   counter      how many blocks, or groups of segments, are done: 0 before and after a launch
+//   partials     the partial sums of segments, with those of the denominator where the pass adds
+//                that up
 //   segments     with one alone, the counter and the partial sums are not used
 //   denominator  that of SUM_OF_VALUES
 //   scaling      multiplies the quotient
-// The counter and the partial sums belong to this launch alone. A COUNT needs neither: each block
-// adds its own to the value, a zeroed double.
-template <Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
+// The counter and the partial sums belong to this launch until it is done. A COUNT of the rows of
+// all blocks needs no partial sums: it is added up beside the number of blocks that are done.
+template <class T, Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
-  using Sums = Sum<double>[SUMS];
+  using Part = PartOf<T>;
+  using Parts = Part[SUMS];
   Result* value;
   unsigned* counter;
-  double* partials;
+  Part* partials;
   long long segments;
   double denominator;
   Scaling scaling;
   double* denominator_output;  // where a denominator that is added up goes too
 
   // One segment is complete. The sums are those of all threads of this block, or of THREAD_0 alone.
-  template <bool THREAD_0 = false, class T>
+  template <bool THREAD_0 = false>
   DEVICE void add(long long segment, const Sum<T>& sum, const Sum<T>& own_denominator) const {
-    Sums parts = {sum.widened()};
-    if constexpr (SUMS == 2) parts[1] = own_denominator.widened();
+    if (value == nullptr) return;
+    Parts parts = {part_of(sum)};
+    if constexpr (SUMS == 2) parts[1] = part_of(own_denominator);
     if constexpr (!THREAD_0) block_sums<THREADS>(parts);
-    if (threadIdx.x != 0 || value == nullptr) return;
-    if constexpr (VALUES == COUNT) {
-      atomicAdd(value, parts[0].total());
-    } else if (segments == 1) {
+    if (threadIdx.x != 0) return;
+    if (segments == 1) {
       write(parts);
+    } else if constexpr (VALUES == COUNT) {
+      add_count(static_cast<unsigned long long>(total_of(parts[0])));
     } else {
       store(partials, segment, parts);
     }
   }
 
-  // The same for sums of few numbers, of all threads.
-  template <class T>
-  DEVICE void add_totals(long long segment, const Sum<T>& sum,
-                         const Sum<T>& own_denominator) const {
-    if constexpr (sizeof(T) == sizeof(float)) {
-      double totals[SUMS] = {sum.total()};
-      if constexpr (SUMS == 2) totals[1] = own_denominator.total();
-      block_totals<THREADS>(totals);
-      add<true>(segment, Sum<double>{totals[0], 0.0}, Sum<double>{totals[SUMS - 1], 0.0});
-    } else {
-      add(segment, sum, own_denominator);
-    }
-  }
-
-  // All segments of this block are complete.
-  DEVICE void finish() const {
+  // All segments of this block are complete, which is one of so many that have segments.
+  DEVICE void finish(unsigned blocks) const {
     if (!has_partials()) return;
-    if (is_last(arrive_at(counter), gridDim.x)) finish(partials, int(segments));
+    if (is_last(arrive_at(counter, blocks), blocks)) finish(partials, int(segments));
   }
 
   // The same for many segments: up to MOST_AT_ONCE are one group. More are a tree: the last block
@@ -233,67 +222,79 @@ struct Reduction {
   static constexpr int FAN_IN = 64;
   static constexpr int MOST_AT_ONCE = 256;
   DEVICE unsigned arrive_in_group(long long segment) const {
-    return has_partials() ? arrive_at(counter + 1 + group_of(int(segment))) : 0;
+    if (!has_partials()) return 0;
+    const int group = group_of(int(segment));
+    return arrive_at(counter + 1 + group, unsigned(members_of(group)));
   }
   DEVICE void finish_groups(long long segment, unsigned before) const {
     if (!has_partials()) return;
     const int all = int(segments), group = group_of(int(segment)), first = group * FAN_IN;
-    const int members = is_one_group() ? all : min(FAN_IN, all - first);
+    const int members = members_of(group);
     if (!is_last(before, unsigned(members))) return;
-    Sums sums;
-    // With 4 loads at once gradients of clusters spilled.
+    Parts sums;
     constexpr int ADDING = THREADS < FAN_IN ? THREADS : FAN_IN;
-    add_up<ADDING, 2>(sums, partials + first * SUMS * 2, members);
+    add_up<ADDING>(sums, partials + first * SUMS, members);
     if (is_one_group()) {
       if (threadIdx.x == 0) write(sums);
     } else {
       const int groups = (all + FAN_IN - 1) / FAN_IN;
-      double* const of_groups = partials + segments * SUMS * 2;
+      Part* const of_groups = partials + segments * SUMS;
       if (threadIdx.x == 0) store(of_groups, group, sums);
-      if (is_last(arrive_at(counter), unsigned(groups))) finish(of_groups, groups);
+      const bool last = is_last(arrive_at(counter, unsigned(groups)), unsigned(groups));
+      if (last) finish(of_groups, groups);
     }
   }
 
  private:
   DEVICE bool is_one_group() const { return segments <= MOST_AT_ONCE; }
   DEVICE int group_of(int segment) const { return is_one_group() ? 0 : segment / FAN_IN; }
+  DEVICE int members_of(int group) const {
+    return is_one_group() ? int(segments) : min(FAN_IN, int(segments) - group * FAN_IN);
+  }
   DEVICE bool has_partials() const { return VALUES != COUNT && value != nullptr && segments > 1; }
-  static DEVICE unsigned arrive_at(unsigned* counter) {
-    return threadIdx.x == 0 ? arrive(counter) : 0;
+  static DEVICE unsigned arrive_at(unsigned* counter, unsigned all) {
+    return threadIdx.x == 0 ? arrive(counter, all) : 0;
   }
-  static DEVICE void store(double* to, long long index, const Sums& parts) {
-#pragma unroll
-    for (int s = 0; s < SUMS; ++s) {
-      to[(index * SUMS + s) * 2] = parts[s].high;
-      to[(index * SUMS + s) * 2 + 1] = parts[s].low;
-    }
+  // Adds to a COUNT. What other blocks have added comes with the number of those that are done.
+  DEVICE void add_count(unsigned long long own) const {
+    constexpr int BITS = 44;  // of the count; the blocks are fewer than 2^20
+    auto* const counts = reinterpret_cast<unsigned long long*>(counter);
+    const unsigned long long before = atomicAdd(counts, (1ull << BITS) + own);
+    if (before >> BITS != gridDim.x - 1) return;
+    atomicExch(counts, 0ull);
+    *value = double((before & ((1ull << BITS) - 1)) + own);
   }
-  // Sums up `count` partial sums, by ADDING threads, of which each reads LOADS at a time. Thread 0
-  // alone has the result.
-  template <int ADDING, int LOADS>
-  static DEVICE void add_up(Sums& sums, const double* from, int count) {
+  static DEVICE void store(Part* to, long long index, const Parts& parts) {
 #pragma unroll
-    for (int s = 0; s < SUMS; ++s) sums[s] = Sum<double>::zero();
-    constexpr bool BREAKS = THREADS > 256;  // with another way out of the loop ptxas spills more
+    for (int s = 0; s < SUMS; ++s) to[index * SUMS + s] = parts[s];
+  }
+  static DEVICE double load(const double* from) { return __ldcg(from); }
+  static DEVICE Sum<double> load(const Sum<double>* from) {
+    const double2 part = __ldcg(reinterpret_cast<const double2*>(from));
+    return {part.x, part.y};
+  }
+  // Sums up `count` partial sums, by ADDING threads. Thread 0 alone has the result.
+  template <int ADDING>
+  static DEVICE void add_up(Parts& sums, const Part* from, int count) {
+    constexpr int LOADS = 4;  // that a thread has at once
+#pragma unroll
+    for (int s = 0; s < SUMS; ++s) sums[s] = Part{};
+    const unsigned end = threadIdx.x < ADDING ? unsigned(count) : 0;
 #pragma unroll(LOADS)
-    for (int i = BREAKS || threadIdx.x < ADDING ? threadIdx.x : count; i < count; i += ADDING) {
-      if (BREAKS && threadIdx.x >= ADDING) break;
+    for (unsigned i = threadIdx.x; i < end; i += ADDING) {
 #pragma unroll
-      for (int s = 0; s < SUMS; ++s) {
-        const double2 part = __ldcg(reinterpret_cast<const double2*>(from) + i * SUMS + s);
-        sums[s] += Sum<double>{part.x, part.y};
-      }
+      for (int s = 0; s < SUMS; ++s) sums[s] += load(from + i * SUMS + s);
     }
     block_sums<THREADS>(sums);
   }
-  DEVICE void finish(const double* from, int count) const {
-    Sums sums;
-    add_up<THREADS, 4>(sums, from, count);
+  DEVICE void finish(const Part* from, int count) const {
+    Parts sums;
+    add_up<THREADS>(sums, from, count);
     if (threadIdx.x == 0) write(sums);
   }
-  DEVICE void write(const Sums& sums) const {
-    const double divisor = SUMS == 2 ? sums[SUMS - 1].total() : denominator;
+  DEVICE void write(const Parts& sums) const {
+    const double divisor = SUMS == 2 ? total_of(sums[SUMS - 1]) : denominator;
     if (SUMS == 2 && denominator_output != nullptr) *denominator_output = divisor;
-    *value = reduced<EMPTY_IS_ZERO, Result>(sums[0], divisor, scaling.value());
+    *value = reduced<EMPTY_IS_ZERO, Result>(total_of(sums[0]), divisor, scaling.value());
   }
 };

@@ -30,48 +30,54 @@ struct Sum {
   DEVICE Sum<double> widened() const { return {double(high), isfinite(high) ? double(low) : 0.0}; }
 };
 
+// What threads and blocks hand over of their sums. Of floats it is the total: those are so few
+// numbers of so few bits that the rounding errors of a double do not show.
+DEVICE double part_of(const Sum<float>& sum) { return sum.total(); }
+DEVICE Sum<double> part_of(const Sum<double>& sum) { return sum.widened(); }
+template <class T>
+using PartOf = decltype(part_of(declared<const Sum<T>&>()));
+DEVICE double total_of(double part) { return part; }
+DEVICE double total_of(const Sum<double>& part) { return part.total(); }
+
+DEVICE double shuffled_down(double part, int distance) {
+  return __shfl_down_sync(0xffffffffu, part, distance);
+}
+DEVICE Sum<double> shuffled_down(const Sum<double>& part, int distance) {
+  return {shuffled_down(part.high, distance), shuffled_down(part.low, distance)};
+}
+
 // What a block does once is in loops that are not unrolled: unrolled, it would be half of the code
 // of a kernel.
 
 // COUNT sums over a warp, or over so many neighbouring threads, a power of two; the results are
 // those of the first thread.
-template <int COUNT>
-DEVICE void warp_sums(Sum<double> (&sums)[COUNT], int threads = 32) {
+template <class Part, int COUNT>
+DEVICE void warp_sums(Part (&sums)[COUNT], int threads = 32) {
 #pragma unroll 1
   for (int distance = threads / 2; distance > 0; distance /= 2) {
 #pragma unroll
-    for (int c = 0; c < COUNT; ++c) {
-      Sum<double> other;
-      other.high = __shfl_down_sync(0xffffffffu, sums[c].high, distance);
-      other.low = __shfl_down_sync(0xffffffffu, sums[c].low, distance);
-      sums[c] += other;
-    }
+    for (int c = 0; c < COUNT; ++c) sums[c] += shuffled_down(sums[c], distance);
   }
 }
 
 // COUNT sums over a block of THREADS threads; the results are thread 0's alone.
-template <int THREADS, int COUNT>
-DEVICE void block_sums(Sum<double> (&sums)[COUNT]) {
+template <int THREADS, class Part, int COUNT>
+DEVICE void block_sums(Part (&sums)[COUNT]) {
   constexpr int WARPS = THREADS / 32;
-  __shared__ double high[COUNT][WARPS], low[COUNT][WARPS];
+  static_assert((WARPS & (WARPS - 1)) == 0, "the distances of a warp would not be whole");
+  __shared__ Part of_warps[COUNT][WARPS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   warp_sums(sums);
   __syncthreads();  // the previous call may still be reading
 #pragma unroll
   for (int c = 0; c < COUNT; ++c) {
-    if (lane == 0) {
-      high[c][warp] = sums[c].high;
-      low[c][warp] = sums[c].low;
-    }
+    if (lane == 0) of_warps[c][warp] = sums[c];
   }
   __syncthreads();
   if (warp == 0) {
 #pragma unroll
-    for (int c = 0; c < COUNT; ++c) {
-      sums[c] = Sum<double>::zero();
-      if (lane < WARPS) sums[c] = {high[c][lane], low[c][lane]};
-    }
-    warp_sums(sums);
+    for (int c = 0; c < COUNT; ++c) sums[c] = lane < WARPS ? of_warps[c][lane] : Part{};
+    warp_sums(sums, WARPS);
   }
 }
 
@@ -101,36 +107,6 @@ DEVICE void interleaved_sums(Sum<T> (&sums)[COUNT], int apart) {
   }
 }
 
-// Plain sums over a block of the totals of float sums. Those are so few numbers of so few bits that
-// the rounding errors of a double do not show.
-template <int THREADS, int COUNT>
-DEVICE void block_totals(double (&totals)[COUNT]) {
-  constexpr int WARPS = THREADS / 32;
-  __shared__ double parts[COUNT][WARPS];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto add_neighbours = [&](int distance) {
-#pragma unroll
-    for (int c = 0; c < COUNT; ++c) {
-      totals[c] += __shfl_down_sync(0xffffffffu, totals[c], distance);
-    }
-  };
-#pragma unroll 1
-  for (int distance = 16; distance > 0; distance /= 2) add_neighbours(distance);
-  __syncthreads();  // the previous call may still be reading
-#pragma unroll
-  for (int c = 0; c < COUNT; ++c) {
-    if (lane == 0) parts[c][warp] = totals[c];
-  }
-  __syncthreads();
-  static_assert((WARPS & (WARPS - 1)) == 0, "distances would not be whole");
-  if (warp == 0) {
-#pragma unroll
-    for (int c = 0; c < COUNT; ++c) totals[c] = lane < WARPS ? parts[c][lane] : 0.0;
-#pragma unroll 1
-    for (int distance = WARPS / 2; distance > 0; distance /= 2) add_neighbours(distance);
-  }
-}
-
 // A fence of acquire and release at the scope of the device: what this thread wrote before is seen
 // by who sees what it writes later, and the other way around. __threadfence() is sequentially
 // consistent, and slower.
@@ -142,11 +118,11 @@ DEVICE void device_fence() {
 #endif
 }
 
-// Counts the blocks that are done. The counter starts at 0 and belongs to one launch alone. Thread
-// 0 of each block adds 1 after what it wrote, and gets the number before that.
-DEVICE unsigned arrive(unsigned* counter) {
+// Counts those of `all` blocks that are done. Thread 0 of each one adds 1 after what it wrote, and
+// gets the number before that. The last one sets the counter back to 0, for the next launch.
+DEVICE unsigned arrive(unsigned* counter, unsigned all) {
   device_fence();
-  return atomicAdd(counter, 1u);
+  return atomicInc(counter, all - 1);
 }
 // True in every thread of the last of `all` blocks, which then sees what all wrote before they
 // arrived. `before` is the result of arrive() in thread 0.

@@ -95,7 +95,6 @@ class Again(NamedTuple):
     library: DeviceLibrary
     device: int
     strided: list[ArraySpec]  # the operands, if any is not contiguous
-    is_capturing: Callable[[int], bool]  # whether what a stream is given goes to a CUDA graph
 
 
 class Waiting:
@@ -121,6 +120,7 @@ class Waiting:
         pointers: list[int],  # of the operands
         addresses: list[int],  # of the call; the slot is added
         stream: int,
+        is_captured: bool,
         keep: Any,
         operands: Sequence[AnyArray],
     ) -> None:
@@ -128,7 +128,7 @@ class Waiting:
         self._slot = 0
         self._again, self._numbers, self._stream = again, numbers, stream
         self._pointers, self._addresses, self._keep = pointers, addresses, keep
-        self._is_captured = again.is_capturing(stream)
+        self._is_captured = is_captured
         if self._is_captured:
             self._slot, self._memory = again.slots.take_for_graph(again.library, operands)
         else:
@@ -141,7 +141,7 @@ class Waiting:
         That is so on another stream, with operands that a hook has moved, and where only one of the
         two passes is captured in a graph, whose replays would not find what the other one did.
         """
-        start, choose, _, library, device, strided, is_capturing = self._again
+        start, choose, _, library, device, strided = self._again
         stream = library.stream(device)
         address = library.address
         if (
@@ -149,7 +149,7 @@ class Waiting:
             or [*map(address, operands)] != self._pointers
             # What a hook copies is contiguous, and may lie where the original was.
             or (strided and [*map(library.spec, operands[: len(strided)])] != strided)
-            or is_capturing(stream) != self._is_captured
+            or library.is_capturing(stream) != self._is_captured
         ):
             return False
         later = address(grad_output), self._slot + COUNTED_OFFSET

@@ -184,7 +184,7 @@ class Launches(Builder):
             self._problem.device,
             function.source,
         )
-        workspace = self._workspace(segments, values)
+        workspace = self._workspace(function.real, segments, values)
         arguments = [schedule.fields, int64(schedule.items), int64(segments), float64(divisor)]
 
         def launch(kernel: Kernel) -> Launch:
@@ -205,12 +205,17 @@ class Launches(Builder):
         if SLOT in factor:
             self._again = step
 
-    def _workspace(self, segments: int, values: str, groups: int = 0) -> tuple[Address, Address]:
+    def _workspace(
+        self, real: str, segments: int, values: str, groups: int = 0
+    ) -> tuple[Address, Address]:
         """The counters and the partial sums of segments, and of groups of these."""
         if segments == 1 or values in UNSUMMED:
             return NO_ADDRESS, NO_ADDRESS
+        if values == "COUNT":
+            return self._use_workspace(8, 0)
         sums = 2 if values == "MEAN_OF_VALUES" else 1
-        return self._add_counter(1 + groups), self._add_scratch(16 * sums * (segments + groups))
+        bytes_of_part = 2 * item_size(real)  # a PartOf of cuda/reduction/sum.cuh
+        return self._use_workspace(4 * (1 + groups), bytes_of_part * sums * (segments + groups))
 
     def _add_sums(
         self,

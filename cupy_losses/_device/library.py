@@ -46,9 +46,14 @@ class DeviceLibrary(Protocol):
     def filled(self, output: Output, value: float) -> Allocator:
         """The same, with every element set to `value`."""
 
-    def scratch(self, operands: Sequence[AnyArray], size: int, stream: int) -> tuple[Any, int]:
+    def is_capturing(self, stream: int) -> bool:
+        """Whether what the current stream is given goes to a CUDA graph."""
+
+    def scratch(
+        self, operands: Sequence[AnyArray], size: int, is_captured: bool
+    ) -> tuple[Any, int]:
         """Memory of this call alone, 16-byte aligned: what keeps it alive, and its address.
 
-        It is free again, in stream order, once nothing keeps it alive; while a CUDA graph is
-        captured, never.
+        It is free again, in stream order, once nothing keeps it alive; that of a call that is
+        captured in a CUDA graph, never.
         """

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -26,11 +27,12 @@ from .anticipation import Again, Slots, Waiting
 from .compiler import Kernel, Specialisation
 from .launch import Chooser, Launch, Parameters
 from .library import Allocator, DeviceLibrary
+from .workspace import Workspace
 
 VECTOR_BYTES = 16  # the most that a thread accesses at once
 WARP = 32  # threads that work together
 # What kernels make of values that are not added up, see cuda/reduction/reduction.cuh.
-UNSUMMED = ("NO_VALUES", "EACH_VALUE", "COUNT")
+UNSUMMED = ("NO_VALUES", "EACH_VALUE")
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,9 @@ def _written(value: str | int) -> str:
 class Plan:
     """Launches that share outputs and scratch memory.
 
-    A step picks its addresses from a list: 0 a null pointer, then the operands, the outputs, the
-    parts of the scratch memory, the slot of a call whose gradients anticipate grad_output (see
-    anticipation.py). Gradients that an early pass leaves out are None.
+    A step picks its addresses from a list: 0 a null pointer, then the operands, the outputs, those
+    of the workspace, the parts of the scratch memory, the slot of a call whose gradients anticipate
+    grad_output (see anticipation.py). Gradients that an early pass leaves out are None.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class Plan:
         library: DeviceLibrary,
         problem: Problem,
         outputs: list[Allocator | None],
+        workspace: Workspace | None,
         scratch: list[int],
         steps: list[tuple[Launch, Chooser]],
         zeroed: list[tuple[int, int]],
@@ -149,11 +152,13 @@ class Plan:
         self._outputs = [allocate for allocate in outputs if allocate is not None]
         # Which outputs are computed, if some are left out.
         self._computed = [allocate is not None for allocate in outputs] if None in outputs else None
+        self._workspace = workspace
         self._scratch = scratch  # where each part begins, and the end
         self._zeroed = zeroed  # what starts at zero: an address and a number of bytes
         self._memset = driver.memset()
         self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
+        self._is_capturing = library.is_capturing
         self._again = None
         if again is not None:
             launch, choose = again
@@ -164,7 +169,6 @@ class Plan:
                 library,
                 problem.device,
                 _unless_contiguous(problem.given),
-                driver.capture_query(),
             )
 
     # A method by name: a call of the object itself would take longer.
@@ -184,16 +188,22 @@ class Plan:
         waiting = memory = None
         if self._steps:
             stream = library.stream(self.device)
+            is_captured = self._is_capturing(stream)
             addresses = [0, *pointers, *map(self._address, outputs)]
+            if self._workspace is not None:
+                _held, *parts = self._workspace.of(operands, stream, is_captured)
+                addresses += parts
             if self._scratch:
-                memory, base = library.scratch(operands, self._scratch[-1], stream)
+                memory, base = library.scratch(operands, self._scratch[-1], is_captured)
                 addresses += [base + start for start in self._scratch]
             for place, size in self._zeroed:
                 self._memset(addresses[place], 0, size, stream)
             if self._again is not None:
                 numbers = parameters, scale
                 again = self._again
-                waiting = Waiting(again, numbers, pointers, addresses, stream, memory, operands)
+                waiting = Waiting(
+                    again, numbers, pointers, addresses, stream, is_captured, memory, operands
+                )
             for start, choose in self._steps:
                 start(stream, parameters, scale, choose(addresses))
             if waiting is not None and not self._is_early:
@@ -233,7 +243,7 @@ def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:
             nothing = request.denominator or derivative
             value = 0.0 if nothing else value_of_nothing(denominator)
             outputs.append(library.filled(output, value))
-    return Plan(library, problem, outputs, [], [], [])
+    return Plan(library, problem, outputs, None, [], [], [])
 
 
 @dataclass(frozen=True)
@@ -244,8 +254,8 @@ class Scratch:
 
 
 @dataclass(frozen=True)
-class Counter:
-    """The address of a counter that starts at 0."""
+class Shared:
+    """An address in the workspace, which all launches of a call use one after the other."""
 
     index: int
 
@@ -257,8 +267,9 @@ class Late:
     index: int
 
 
-Address = int | Scratch | Counter | Late
+Address = int | Scratch | Shared | Late
 NO_ADDRESS: Address = 0
+COUNTERS, PARTIALS = Shared(0), Shared(1)
 SLOT, GRAD_OUTPUT, COUNTED = Late(0), Late(1), Late(2)
 NO_FACTOR = NO_ADDRESS, NO_ADDRESS
 
@@ -288,7 +299,7 @@ class Builder(ABC):
         for output in problem.outputs:
             self._add_output(output)
         self._scratch_sizes: list[int] = []
-        self._counters = 0
+        self._counters = self._partials = 0  # bytes of the workspace
         self._zeroed: list[tuple[Address, int]] = []
         self._steps: list[Step] = []
         self._again: Step | None = None
@@ -370,11 +381,11 @@ class Builder(ABC):
     def _sum_denominator(self) -> Address:
         """Launch what computes the denominator ahead; its address."""
 
-    def _add_counter(self, numbers: int = 1) -> Counter:
-        """Room for so many neighbouring counters."""
-        first = self._counters
-        self._counters += -(-numbers // 4)
-        return Counter(first)
+    def _use_workspace(self, counters: int, partials: int) -> tuple[Address, Address]:
+        """The addresses of so many bytes of counters, which are 0, and of partial sums."""
+        self._counters = max(self._counters, counters)
+        self._partials = max(self._partials, partials)
+        return COUNTERS, PARTIALS
 
     def _zero(self, address: Address, size: int) -> None:
         """Let so many bytes be 0 ahead of all launches."""
@@ -387,19 +398,19 @@ class Builder(ABC):
     def _finish(self) -> Plan:
         made = sum(allocator is not None for allocator in self._allocators)
         first = 1 + self._problem.arrays + made
-        zeroed = [*self._zeroed, (Counter(0), 16 * self._counters)]
-        starts = [16 * self._counters]
-        for size in self._scratch_sizes:
-            starts.append(starts[-1] + size)
-        counters = [16 * k for k in range(self._counters)]
-        scratch = counters + starts if starts[-1] else []
+        workspace = None
+        if self._counters:
+            device = self._problem.device
+            workspace = Workspace(self._library, device, self._counters, self._partials)
+        of_workspace = 2 * (workspace is not None)
+        scratch = [*accumulate(self._scratch_sizes, initial=0)] if self._scratch_sizes else []
 
         def number(name: Address) -> int:
             if isinstance(name, Late):
-                return first + len(scratch) + name.index
+                return first + of_workspace + len(scratch) + name.index
             if isinstance(name, Scratch):
-                return first + self._counters + name.index
-            return first + name.index if isinstance(name, Counter) else name
+                return first + of_workspace + name.index
+            return first + name.index if isinstance(name, Shared) else name
 
         def launched(step: Step, without: Address) -> tuple[Launch, Chooser]:
             (kernel,) = compiler.kernels([step.kernel])
@@ -411,9 +422,10 @@ class Builder(ABC):
             self._library,
             self._problem,
             self._allocators,
+            workspace,
             scratch,
             [launched(step, GRAD_OUTPUT) for step in self._steps],
-            [(number(address), size) for address, size in zeroed if size],
+            [(number(address), size) for address, size in self._zeroed if size],
             self._again and launched(self._again, self._value()),
         )
 

@@ -164,7 +164,7 @@ class _Planner(RowLaunches):
         if not self._loss.weighted_mean:
             return super()._sum_denominator()
         call = self._problem.call
-        denominator = self._add_scratch(8) if call.extra else self._add_counter()
+        denominator = self._add_scratch(8)
         values = "SUM_OF_VALUES" if call.extra else "COUNT"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)

@@ -12,7 +12,10 @@ from .plan import Problem
 
 # What a plan asks of its library when it is made. This one is never run.
 NO_ARRAYS: Any = SimpleNamespace(
-    allocator=lambda output: list, filled=lambda output, value: list, address=id
+    allocator=lambda output: list,
+    filled=lambda output, value: list,
+    address=id,
+    is_capturing=bool,
 )
 
 

@@ -57,7 +57,9 @@ class RowLaunches(Launches):
         """Add the launch that evaluates a function of the rows."""
         scale_type, scale = self._scale(function.scaled)
         kernel = specialisation(self._operands, function, schedule, results, scale_type)
-        workspace = self._workspace(schedule.segments, results.values, schedule.groups)
+        workspace = self._workspace(
+            self._problem.real, schedule.segments, results.values, schedule.groups
+        )
         factor = results.factor or self._factor(bool(results.wanted), results.values)
         first = results.denominator, *factor, results.value, *workspace
         arrays = (array.address for array in [*function.inputs, *results.outputs])

@@ -29,9 +29,10 @@ class CupyLibrary(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy = driver.require_gpu()
         self._cuda = self._cupy.cuda
-        self._runtime = self._cuda.runtime
+        runtime = self._cuda.runtime
         self._captured: list[Any] = []
-        self.current_device = self._runtime.getDevice
+        self.current_device = runtime.getDevice
+        self.is_capturing = runtime.streamIsCapturing
 
     @classmethod
     def types(cls) -> tuple[type, ...]:
@@ -124,9 +125,11 @@ class CupyLibrary(ArrayLibrary):
         cupy, dtype = self._cupy, numpy_dtype(output.dtype)
         return lambda operands: cupy.full(output.shape, value, dtype)
 
-    def scratch(self, operands: Sequence[AnyArray], size: int, stream: int) -> tuple[Any, int]:
+    def scratch(
+        self, operands: Sequence[AnyArray], size: int, is_captured: bool
+    ) -> tuple[Any, int]:
         memory = self._cuda.alloc(size)
-        if self._runtime.streamIsCapturing(stream):
+        if is_captured:
             # A replay of the graph will use it again, and CuPy's pool knows nothing of that. Nor is
             # it known when the graph is gone: it stays until the process ends.
             self._captured.append(memory)

@@ -202,6 +202,9 @@ _current_stream: Callable[[int], int] = getattr(
     lambda device: torch.cuda.current_stream(device).cuda_stream,
 )
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
 
 
 @register
@@ -232,6 +235,9 @@ class TorchCuda(TorchLibrary):
     def autocast(self) -> bool:
         return torch.is_autocast_enabled("cuda")
 
+    def is_capturing(self, stream: int) -> bool:
+        return _current_is_capturing()
+
     def device(self, array: Tensor) -> int:
         return array.get_device()
 
@@ -253,7 +259,7 @@ class TorchCuda(TorchLibrary):
         dtype = getattr(torch, output.dtype)
         return lambda operands: operands[-1].new_full(output.shape, value, dtype=dtype)
 
-    def scratch(self, operands: Sequence[Tensor], size: int, stream: int) -> tuple[Any, int]:
+    def scratch(self, operands: Sequence[Tensor], size: int, is_captured: bool) -> tuple[Any, int]:
         # While a graph is captured this comes from the graph's own pool.
         memory = operands[-1].new_empty(size, dtype=torch.uint8)
         return memory, memory.data_ptr()

@@ -457,7 +457,7 @@ def _replace_modules(modules: dict[str, ModuleType]) -> None:
     forget()
 
 
-_DICTIONARIES = ("_plans", "_kernels", "_library_of", "_instances")
+_DICTIONARIES = ("_plans", "_kernels", "_library_of", "_instances", "_of_streams")
 
 
 def forget() -> None:

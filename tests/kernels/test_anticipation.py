@@ -460,9 +460,9 @@ def test_a_call_that_gets_no_slot() -> None:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    for capturing in (fail, bool):
-        slots: Any = SimpleNamespace(take=fail)
-        again: Any = SimpleNamespace(slots=slots, library=None, is_capturing=capturing)
+    for is_captured in (False, True):
+        slots: Any = SimpleNamespace(take=fail, take_for_graph=fail)
+        again: Any = SimpleNamespace(slots=slots, library=None)
         with pytest.raises(MemoryError):
-            anticipation.Waiting(again, ((), 1.0), [], [], 0, None, [])
+            anticipation.Waiting(again, ((), 1.0), [], [], 0, is_captured, None, [])
         gc.collect()

@@ -152,7 +152,9 @@ def counted_and_fenced(architecture: int, wrong: str = "") -> list[str]:
     if wrong:
         source = source.replace(fence, wrong)
     (kernel,) = static_checks.compile_program(source, [SUM], architecture).kernels
-    found = re.findall(r"fence\.acq_rel\.gpu|membar\.gl|(?:atom|red)\.[\w.]*add", kernel.ptx)
+    found = re.findall(
+        r"fence\.acq_rel\.gpu|membar\.gl|(?:atom|red)\.[\w.]*(?:add|inc)", kernel.ptx
+    )
     return [re.sub(r"(atom|red)\..*", "count", operation) for operation in found]
 
 

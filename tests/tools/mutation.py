@@ -410,9 +410,6 @@ EQUIVALENT: dict[str, str] = {
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "N slope = weight * (1.0 - label_smoothing) - N(0.0);": "less zero",
-    "for (int distance = WARPS * 2; distance > 0; distance /= 2) add_neighbours(distance);": (
-        "adds zeros"
-    ),
     "return (THREADS % LENGTH == 1 ? thread : turn * THREADS + thread) % LENGTH;": (
         "the same number: slower"
     ),
