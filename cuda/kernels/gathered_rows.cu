@@ -2,12 +2,13 @@
 // mean, the gradients of the elements, or loss and gradients together.
 //
 // A thread has a row of a tile: its class, its element and its loss. All other elements have a
-// gradient of 0. Where the gradients of a tile are one stretch of memory, the block writes them by
+// gradient of 0. Where the gradients of a tile are one stretch of memory, a block writes them by
 // vectors, into which each row puts its one number. Where those of neighbouring rows lie beside
 // each other, such as classes ahead of pixels, each thread writes those of its row, one after the
 // other. Of many elements in a row they are 0 ahead of the launch, and each thread writes the
-// number of its class alone. Bytes of device memory a row: its class and the sector of its element;
-// with gradients of s bytes s more for each element, and a sector of these.
+// number of its class alone. Several blocks share the gradients of a tile where there are few
+// tiles. Bytes of device memory a row: its class and the sector of its element; with gradients of s
+// bytes s more for each element, and a sector of these.
 //
 // Order of summation: the rows of a thread in a segment, then those of a block, then segments.
 // Tiles follow from the shape, the strides and the dtypes, and so do segments.
@@ -109,7 +110,7 @@ struct GatheringTeam {
 // VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
 // kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A tile has
 // `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one of
-// `slices` of the gradients of its rows; with several there are no values.
+// `slices` of the gradients of a tile; the first one has the values.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       given, value, counter, partials, segments, divisor, scaling);
 
   const Index all = Index(segments), workers = gridDim.x / slices;
-  [[maybe_unused]] const int slice = int(blockIdx.x % slices);
+  const int slice = int(blockIdx.x % slices);
   const auto is_present = [&](Index tile) {
     return threadIdx.x < rows && tile * rows + threadIdx.x < Index(n);
   };
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           prologue_of(loss, row_of(tile + all), is_present(tile + all), next_prefetched);
       const auto outcome = outcome_of<GRADIENTS>(loss, row_of(tile), context, Nothing(),
                                                  VALUES != NO_VALUES, T(given.value), reciprocal);
-      if (is_present(tile)) {
+      if (is_present(tile) && slice == 0) {
         take<VALUES, Loss>(outcome, tile * rows + threadIdx.x, value, sum, counted);
       }
       if constexpr (GRADIENTS) {
@@ -183,16 +184,24 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           ones.number[threadIdx.x] = own;
           __syncthreads();
           const int here = int(min(Index(rows), Index(n) - tile * rows));
-          E* const to = get<G>(pointers) + (long long)(tile) * (rows * columns);
-          ones.template write<Team::THREADS>(to, here, unsigned(columns), by_columns);
+          const int size = (here + slices - 1) / slices, begin = min(slice * size, here);
+          const int end = min(begin + size, here);
+          const OneOfEachRow<E> own_ones{ones.column + begin, ones.number + begin};
+          E* const to = get<G>(pointers) + (tile * (long long)(rows) + begin) * columns;
+          own_ones.template write<Team::THREADS>(to, end - begin, unsigned(columns), by_columns);
           __syncthreads();
-          if (context.status == INVALID) write_all<G>(row_of(tile), others);
+          const bool is_own = int(threadIdx.x) >= begin && int(threadIdx.x) < end;
+          if (is_own && context.status == INVALID) write_all<G>(row_of(tile), others);
         }
       }
       context = next_context;
       next_prefetched = prefetched_after;
     }
-    if constexpr (REDUCED) reduction.add(segment, sum, counted);
+    if constexpr (REDUCED) {
+      if (slice == 0) reduction.add(segment, sum, counted);
+    }
   }
-  if constexpr (REDUCED) reduction.finish(gridDim.x);
+  if constexpr (REDUCED) {
+    if (slice == 0) reduction.finish(unsigned(workers));
+  }
 }

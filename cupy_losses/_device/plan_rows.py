@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property, partial
 
 from .._core.dtypes import item_size
@@ -52,7 +51,7 @@ class _Planner(RowLaunches):
         problem, request = self._problem, self._problem.request
         counts = self._values_mode() == "MEAN_OF_VALUES" and not problem.call.extra
         # A slot that is new has the number 1.
-        if not (counts and self._in_one_pass and self._operands.rows.number > 1):
+        if not (counts and self._operands.rows.number > 1):
             return False
         repeatable = not (request.vjp or self._loss.overwrites)
         return request.early or (repeatable and request.wanted != ())
@@ -60,11 +59,6 @@ class _Planner(RowLaunches):
     @cached_property
     def _gathering(self) -> Gathering | None:
         return gathering_of(self._operands)
-
-    @property
-    def _in_one_pass(self) -> bool:
-        """Whether the kernel that writes gradients has one thread for the value of each row."""
-        return self._gathering is None or self._gathering.slices == 1
 
     def plan(self) -> Plan:
         found = self._gradients()
@@ -80,20 +74,10 @@ class _Planner(RowLaunches):
             denominator = self._denominator(bool(outputs))
         wanted = [k - self._problem.call.extra for k, _ in found]
         results = Results(self._values_mode(), self._value(), denominator, wanted, outputs)
-        if wanted and results.values != "NO_VALUES" and not self._in_one_pass:
-            results = self._add_values(results)
         self._add_loss(results, bool(summed))
         for k, array, address in summed:
             self._sum_gradient(k, array, address)
         return self._finish()
-
-    def _add_values(self, results: Results) -> Results:
-        """Add a launch of the values alone; the results that are left for the gradients.
-
-        Many threads write a row of which one has the value.
-        """
-        self._add_loss(replace(results, wanted=(), outputs=()), False)
-        return replace(results, values="NO_VALUES", value=NO_ADDRESS)
 
     def _add_loss(self, results: Results, summed: bool) -> None:
         """Add the loss by the kernel for rows that lie so; `summed`: gradients are added up."""

@@ -15,9 +15,11 @@ from .row_operands import RowOperands
 from .row_schedule import Schedule, blocks_per_multiprocessor
 
 # As measured on an H100.
-THREADS = 256  # of a block, and rows of a tile at most
+THREADS = 256  # of a block, and rows of a tile
 THREADS_WITHOUT_GRADIENTS = 1536  # resident at once, with 40 registers each
-TILE_BYTES = 512 << 10  # of its gradients, or one row
+SLICE_BYTES = 512 << 10  # of its gradients that a block writes, at most
+FEW_BYTES = 4 << 10  # at least, with fewer blocks than:
+BLOCKS = 512
 # Gradients are 0 ahead of the launch where rows have more bytes, or where they lie apart in
 # stretches that begin within sectors of memory, and have as many columns. As measured on an H200.
 LONG_BYTES = 8 << 10
@@ -36,7 +38,7 @@ class Gathering:
     Attributes:
         rows: Those of a tile.
         writing: How their gradients are written, as the kernel says.
-        slices: The parts of the gradient of a row. With several, values take a launch of their own.
+        slices: The blocks that share the gradients of a tile.
 
     """
 
@@ -59,10 +61,17 @@ def gathering_of(operands: RowOperands) -> Gathering | None:
     if columns < 2 or is_long:
         return Gathering(THREADS, "IN_ZEROS", 1)
     if in_stretch:
-        return Gathering(min(THREADS, max(TILE_BYTES // (columns * size), 1)), "IN_VECTORS", 1)
+        return Gathering(THREADS, "IN_VECTORS", _slices(rows.number, columns * size))
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
     of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
     return Gathering(of_tile, "BESIDE", max(slices, 1))
+
+
+def _slices(rows: int, row_bytes: int) -> int:
+    """The slices of a tile, of whole rows."""
+    tile = min(rows, THREADS)
+    few = -(-tile // max(FEW_BYTES // row_bytes, 1))
+    return max(-(-tile * row_bytes // SLICE_BYTES), min(few, BLOCKS // -(-rows // tile)))
 
 
 def gathered_rows_schedule(

@@ -23,8 +23,9 @@ from .test_rows_emulated import NLL, close, exercise, names
 pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 CASES = [NLL, *(case for case in ROWS if "nll_loss" in str(case) and case is not NLL)]
-# Vectors that have parts of many rows, of two and of one; tiles that begin inside vectors; the
-# longest row that a tile has, and one that is 0 ahead; fewer rows than a tile has.
+# Vectors that have parts of many rows, of two and of one; tiles, and slices of them, that begin
+# inside vectors; the longest row that a tile has, and one that is 0 ahead; fewer rows than a tile
+# has.
 SHAPES = [
     (5, 1),
     (600, 2),
@@ -36,7 +37,7 @@ SHAPES = [
     (9, 2049),
     (2, 5),
 ]
-# By the thread of each row, in one pass or in slices of classes where there are few rows; or into
+# By the thread of each row, all of them or slices of classes where there are few rows; or into
 # zeros.
 OF_ROWS = [(3, 5, 40), (2, 21, 9, 33), (4, 3, 6)]
 IN_SLICES = [(3, 300, 16), (1, 130, 704)]
@@ -85,23 +86,36 @@ def test_dtypes(dtype: str, columns: int, pixels: tuple[int, ...]) -> None:
         assert gathers(device)
 
 
-@pytest.mark.parametrize("size", levels.first([300, 70]))
-def test_tiles_of_several_segments(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few rows, which begin anywhere in a vector, several in each block."""
-    monkeypatch.setattr(row_gathering_schedule, "TILE_BYTES", size)
-    monkeypatch.setattr(row_gathering_schedule, "SEGMENTS", 4)
+@pytest.mark.parametrize("rows", levels.first([4, 1]))
+def test_tiles_of_several_slices(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few rows, which begin anywhere in a vector, several tiles in each block."""
+    monkeypatch.setattr(row_gathering_schedule, "THREADS", 32)
+    monkeypatch.setattr(row_gathering_schedule, "FEW_BYTES", rows * 17 * 4)
+    monkeypatch.setattr(row_gathering_schedule, "SEGMENTS", 2)
     operands = NLL.draw(np.random.default_rng(6), (100, 17), np.float32)
     with installed(multiprocessors=1, blocks_per_multiprocessor=3, seed=1) as device:
         exercise(device, NLL, operands)
-        assert any(launch.grid[0] == 4 for launch in device.launches)
+        assert {launch.grid[0] for launch in device.launches} >= {2, 2 * 32 // rows}
+
+
+def test_slices_of_tiles() -> None:
+    """Enough blocks where there are few rows, no more than are worth it, and none too long."""
+    few, blocks = row_gathering_schedule.FEW_BYTES, row_gathering_schedule.BLOCKS
+    slices = row_gathering_schedule._slices
+    assert slices(1, few * 4) == 1, "a row is not divided"
+    assert slices(100, few * 4) == 100
+    assert slices(256, few // 4) == 64
+    assert slices(256 * blocks, 64) == 1
+    assert slices(256 * blocks, 8 << 10) == 4
+    assert slices(256 * blocks // 2, 1 << 10) == 2
 
 
 @pytest.mark.parametrize("long_bytes", [0, row_gathering_schedule.LONG_BYTES])
 def test_gradients_that_are_written_anew(long_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where fewer rows count than were anticipated: by one block, which has several segments."""
+    """Where fewer rows count than were anticipated: by blocks that have several segments each."""
     monkeypatch.setattr(row_gathering_schedule, "LONG_BYTES", long_bytes)
     monkeypatch.setattr(row_gathering_schedule, "THREADS", 32)
-    monkeypatch.setattr(row_gathering_schedule, "TILE_BYTES", 300)
+    monkeypatch.setattr(row_gathering_schedule, "FEW_BYTES", 300)
     rng = np.random.default_rng(9)
     x, target = rng.standard_normal((100, 17)).astype(np.float32), rng.integers(0, 17, 100)
     with installed(multiprocessors=1, blocks_per_multiprocessor=1, seed=1) as device:
@@ -112,7 +126,7 @@ def test_gradients_that_are_written_anew(long_bytes: int, monkeypatch: pytest.Mo
             for result, wanted in zip(got, expected, strict=True):
                 np.testing.assert_allclose(result.get(), wanted, rtol=1e-6)
         grids = {launch.grid[0] for launch in device.launches if "gathered" in launch.name}
-        assert grids == {1, 25 if long_bytes else 4}
+        assert grids == ({8, 4 * 8} if long_bytes else {1, 4})
 
 
 @pytest.mark.parametrize("columns", [5, 2049])
@@ -223,7 +237,8 @@ def test_more_than_2_to_the_32_elements() -> None:
 
 
 def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, wrong = "(long long)(tile) * (rows * columns)", "int(tile * rows) * int(columns)"
+    right = "(tile * (long long)(rows) + begin) * columns"
+    wrong = "(int(tile * rows) + begin) * int(columns)"
     plant(monkeypatch, "kernels/gathered_rows.cu", right, wrong)
     with pytest.raises((AssertionError, EmulatorError), match="signed integer overflow"):
         check_rows_beyond_32_bits()
