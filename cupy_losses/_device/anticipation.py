@@ -95,6 +95,7 @@ class Again(NamedTuple):
     library: DeviceLibrary
     device: int
     strided: list[ArraySpec]  # the operands, if any is not contiguous
+    is_capturing: Callable[[int], bool]  # whether what a stream is given goes to a CUDA graph
 
 
 class Waiting:
@@ -141,7 +142,7 @@ class Waiting:
         That is so on another stream, with operands that a hook has moved, and where only one of the
         two passes is captured in a graph, whose replays would not find what the other one did.
         """
-        start, choose, _, library, device, strided = self._again
+        start, choose, _, library, device, strided, is_capturing = self._again
         stream = library.stream(device)
         address = library.address
         if (
@@ -149,7 +150,7 @@ class Waiting:
             or [*map(address, operands)] != self._pointers
             # What a hook copies is contiguous, and may lie where the original was.
             or (strided and [*map(library.spec, operands[: len(strided)])] != strided)
-            or library.is_capturing(stream) != self._is_captured
+            or is_capturing(stream) != self._is_captured
         ):
             return False
         later = address(grad_output), self._slot + COUNTED_OFFSET

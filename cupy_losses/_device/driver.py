@@ -257,6 +257,11 @@ def enter_context(error: Exception) -> None:
     runtime.setDevice(runtime.getDevice())
 
 
+def capture_query() -> Any:
+    """The function that says whether what is launched on a stream goes to a CUDA graph."""
+    return cupy().cuda.runtime.streamIsCapturing
+
+
 def memset() -> Any:
     """The function that sets memory in stream order: address, value, size in bytes, stream."""
     return cupy().cuda.runtime.memsetAsync

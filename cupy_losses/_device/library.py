@@ -46,9 +46,6 @@ class DeviceLibrary(Protocol):
     def filled(self, output: Output, value: float) -> Allocator:
         """The same, with every element set to `value`."""
 
-    def is_capturing(self, stream: int) -> bool:
-        """Whether what the current stream is given goes to a CUDA graph."""
-
     def scratch(
         self, operands: Sequence[AnyArray], size: int, is_captured: bool
     ) -> tuple[Any, int]:

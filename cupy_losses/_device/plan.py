@@ -158,7 +158,7 @@ class Plan:
         self._memset = driver.memset()
         self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
-        self._is_capturing = library.is_capturing
+        self._is_capturing = driver.capture_query()
         self._again = None
         if again is not None:
             launch, choose = again
@@ -169,6 +169,7 @@ class Plan:
                 library,
                 problem.device,
                 _unless_contiguous(problem.given),
+                self._is_capturing,
             )
 
     # A method by name: a call of the object itself would take longer.

@@ -15,7 +15,6 @@ NO_ARRAYS: Any = SimpleNamespace(
     allocator=lambda output: list,
     filled=lambda output, value: list,
     address=id,
-    is_capturing=bool,
 )
 
 

@@ -29,10 +29,8 @@ class CupyLibrary(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy = driver.require_gpu()
         self._cuda = self._cupy.cuda
-        runtime = self._cuda.runtime
         self._captured: list[Any] = []
-        self.current_device = runtime.getDevice
-        self.is_capturing = runtime.streamIsCapturing
+        self.current_device = self._cuda.runtime.getDevice
 
     @classmethod
     def types(cls) -> tuple[type, ...]:

@@ -202,9 +202,6 @@ _current_stream: Callable[[int], int] = getattr(
     lambda device: torch.cuda.current_stream(device).cuda_stream,
 )
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-_current_is_capturing: Callable[[], bool] = getattr(
-    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
-)
 
 
 @register
@@ -234,9 +231,6 @@ class TorchCuda(TorchLibrary):
 
     def autocast(self) -> bool:
         return torch.is_autocast_enabled("cuda")
-
-    def is_capturing(self, stream: int) -> bool:
-        return _current_is_capturing()
 
     def device(self, array: Tensor) -> int:
         return array.get_device()

@@ -63,9 +63,6 @@ class Emulated(TorchCuda):
     def filled(self, output: Output, value: float) -> Allocator:
         return lambda operands: self.tensor(np.full(output.shape, value, output.dtype))
 
-    def is_capturing(self, stream: int) -> bool:
-        return self.emulated.capturing
-
     def scratch(self, operands: Sequence[Tensor], size: int, is_captured: bool) -> tuple[Any, int]:
         memory = self.tensor(np.zeros(size, np.uint8))
         return memory, memory.data_ptr()
