@@ -76,6 +76,14 @@ def probabilities(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     return [normal(shape, dtype, generator), normal(shape, dtype, generator).softmax(1)]
 
 
+def two_orders(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """The same, the probabilities in another memory order: transposed, or channels_last."""
+    input, target = probabilities(shape, dtype, generator)
+    if len(shape) == 2:
+        return [input, target.t().contiguous().t()]
+    return [input, target.contiguous(memory_format=torch.channels_last)]
+
+
 def signs(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Two vectors a row and 1 or -1."""
     target = torch.empty(shape[:1], dtype=dtype, device=generator.device)

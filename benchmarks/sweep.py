@@ -73,6 +73,9 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((8, 21, 513, 513), rows.channels_last),
     ((64, 1000, 64, 64), rows.channels_last),
     ((32, 3, 1024, 1365), rows.channels_last),
+    ((64, 21, 256, 256), rows.two_orders),
+    ((64, 128, 128, 128), rows.two_orders),
+    ((1 << 17, 1000), rows.two_orders),
 ]
 QUICK_STRIDED = STRIDED[:2]
 # Those of nll_loss, whose gradients are most of what moves.
@@ -136,7 +139,11 @@ def classes_last(classes: int, dtype: str) -> rows.Problem:
 
 def classes_strided(shape: rows.Shape, draws: rows.Draw, dtype: str) -> rows.Problem:
     """Classes along the second axis of several."""
-    label = "cross_entropy, channels_last" if draws is rows.channels_last else ""
+    labels: dict[rows.Draw, str] = {
+        rows.channels_last: "cross_entropy, channels_last",
+        rows.two_orders: "cross_entropy of probabilities, two memory orders",
+    }
+    label = labels.get(draws, "")
     return rows.Problem("cross_entropy", shape, getattr(torch, dtype), draws, label=label)
 
 
