@@ -3,12 +3,13 @@
 //
 // A thread has a row of a tile: its class, its element and its loss. All other elements have a
 // gradient of 0. Where the gradients of a tile are one stretch of memory, a block writes them by
-// vectors, into which each row puts its one number. Where those of neighbouring rows lie beside
-// each other, such as classes ahead of pixels, each thread writes those of its row, one after the
-// other. Of many elements in a row they are 0 ahead of the launch, and each thread writes the
-// number of its class alone. Several blocks share the gradients of a tile where there are few
-// tiles. Bytes of device memory a row: its class and the sector of its element; with gradients of s
-// bytes s more for each element, and a sector of these.
+// vectors, into which each row puts its one number. Those of few elements it has in shared memory,
+// where they are 0 but for the number of each row, and copies them (by TMA). Where those of
+// neighbouring rows lie beside each other, such as classes ahead of pixels, each thread writes
+// those of its row, one after the other. Of many elements in a row they are 0 ahead of the launch,
+// and each thread writes the number of its class alone. Several blocks share the gradients of a
+// tile where there are few tiles. Bytes of device memory a row: its class and the sector of its
+// element; with gradients of s bytes s more for each element, and a sector of these.
 //
 // Order of summation: the rows of a thread in a segment, then those of a block, then segments.
 // Tiles follow from the shape, the strides and the dtypes, and so do segments.
@@ -65,6 +66,35 @@ struct OneOfEachRow {
   }
 };
 
+// The gradients of a tile in shared memory, that are copied as a whole. They are 0, but for what
+// the row of each thread has put there for this tile.
+template <int THREADS, class E>
+struct StagedGradients {
+  using Copies = TileCopies<THREADS>;
+  static constexpr int NOTHING = -1, ALL = -2;
+  E* const stage;
+  const int columns;
+  int put = ALL;  // which element of the row is not 0, if any
+
+  // Writes the gradients of so many rows: `own` in a column of the row of this thread, unless that
+  // is -1, and `others` in the others.
+  DEVICE void write(E* to, int rows, int column, E own, E others, bool has_others) {
+    Copies::wait_for_stores();
+    __syncthreads();
+    E* const row = stage + threadIdx.x * columns;
+    if (put == ALL || has_others) {
+      for (int c = 0; c < columns; ++c) row[c] = others;
+    } else if (put != NOTHING) {
+      row[put] = convert<E>(0.0f);
+    }
+    if (column >= 0) row[column] = own;
+    put = has_others ? ALL : column;
+    Copies::fence();
+    __syncthreads();
+    Copies::store_aligned(to, stage, rows * columns);
+  }
+};
+
 // Writes the gradients [begin, end) of the row of a thread, if it is there: `own` in a column, 0 or
 // NaN in the others.
 template <int G, class E, class Column>
@@ -89,9 +119,10 @@ DEVICE void write_all(const auto& row, E gradient) {
   for (auto c = row.columns; c > 0; --c) *row.template address<G>(c - 1) = gradient;
 }
 
-// How gradients are written: those of a tile as one stretch; those of each row by its thread, where
-// neighbouring rows lie beside each other; or those of classes alone, into what is 0 already.
-enum Writing { IN_VECTORS, BESIDE, IN_ZEROS };
+// How gradients are written: those of a tile as one stretch, by vectors or from shared memory;
+// those of each row by its thread, where neighbouring rows lie beside each other; or those of
+// classes alone, into what is 0 already.
+enum Writing { IN_VECTORS, STAGED, BESIDE, IN_ZEROS };
 
 // What cupy_losses/_device/row_gathering_schedule.py chooses.
 struct GatheringTeamParameters {
@@ -129,6 +160,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
   const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
   if (given.is_done) return;
+  extern __shared__ __align__(128) unsigned char shared[];
   if (denominator != nullptr) divisor = *denominator;
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
@@ -136,8 +168,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
       given, value, counter, partials, segments, divisor, scaling);
 
+  using Gradient = typename Row::template Element<GRADIENTS ? Row::INPUTS : 0>;
+  [[maybe_unused]] StagedGradients<Team::THREADS, Gradient> staged{
+      reinterpret_cast<Gradient*>(shared), int(columns)};
+
   const Index all = Index(segments), workers = gridDim.x / slices;
   const int slice = int(blockIdx.x % slices);
+  [[maybe_unused]] const int rows_of_slice = (rows + slices - 1) / slices;
   const auto is_present = [&](Index tile) {
     return threadIdx.x < rows && tile * rows + threadIdx.x < Index(n);
   };
@@ -177,6 +214,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           const Column size = Column((columns + (slices - 1)) / slices), begin = slice * size;
           write_beside<G>(row_of(tile), is_present(tile), column, own, others, begin,
                           min(begin + size, Column(columns)));
+        } else if constexpr (Team::WRITING == STAGED) {
+          const int here = int(min(Index(rows), Index(n) - tile * rows));
+          E* const to = get<G>(pointers) + tile * (long long)(rows)*columns;
+          staged.write(to, here, int(column), own, others, context.status == INVALID);
         } else {
           const OneOfEachRow<E> ones{shared_array<int, Team::THREADS>(),
                                      shared_array<E, Team::THREADS>()};
@@ -184,8 +225,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           ones.number[threadIdx.x] = own;
           __syncthreads();
           const int here = int(min(Index(rows), Index(n) - tile * rows));
-          const int size = (here + slices - 1) / slices, begin = min(slice * size, here);
-          const int end = min(begin + size, here);
+          const int begin = min(slice * rows_of_slice, here);
+          const int end = min(begin + rows_of_slice, here);
           const OneOfEachRow<E> own_ones{ones.column + begin, ones.number + begin};
           E* const to = get<G>(pointers) + (tile * (long long)(rows) + begin) * columns;
           own_ones.template write<Team::THREADS>(to, end - begin, unsigned(columns), by_columns);
@@ -204,4 +245,6 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   if constexpr (REDUCED) {
     if (slice == 0) reduction.finish(unsigned(workers));
   }
+  // Shared memory stays until it has been read.
+  if constexpr (GRADIENTS && Team::WRITING == STAGED) TileCopies<Team::THREADS>::wait_for_stores();
 }

@@ -19,6 +19,8 @@ struct Pieces {
       : lead(min(-misalignment(first) & (BYTES - 1), bytes)),
         whole((bytes - lead) & -BYTES),
         after(bytes - lead - whole) {}
+  // Those from an address that 16 divides.
+  DEVICE explicit Pieces(int bytes) : lead(0), whole(bytes & -BYTES), after(bytes - whole) {}
 
   // f(offset) for each piece, divided among THREADS threads.
   template <int THREADS>
@@ -111,6 +113,16 @@ struct TileCopies {
         store_vector<WIDTH>(to + at / SIZE, vector);
       });
     }
+    pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });
+  }
+
+  // The same between addresses that 16 divides.
+  template <class E>
+  static DEVICE void store_aligned(E* to, const E* from, int count) {
+    constexpr int SIZE = sizeof(E);
+    const Pieces pieces(count * SIZE);
+    store_pieces(reinterpret_cast<unsigned char*>(to), reinterpret_cast<const unsigned char*>(from),
+                 pieces);
     pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });
   }
 

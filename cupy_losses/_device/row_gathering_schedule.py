@@ -16,12 +16,15 @@ from .row_schedule import Schedule, blocks_per_multiprocessor
 
 # As measured on an H100.
 THREADS = 256  # of a block, and rows of a tile
-THREADS_WITHOUT_GRADIENTS = 1536  # resident at once, with 40 registers each
+THREADS_OF_FEW = 1536  # resident at once, with 40 registers each: without gradients, or STAGED
 SLICE_BYTES = 512 << 10  # of its gradients that a block writes, at most
 FEW_BYTES = 4 << 10  # at least, with fewer blocks than:
 BLOCKS = 512
 # Gradients are 0 ahead of the launch where rows have more bytes, or where they lie apart in
 # stretches that begin within sectors of memory, and have as many columns. As measured on an H200.
+# Gradients are written from shared memory where rows have no more bytes, and there are as many.
+STAGED_BYTES = 48
+STAGED_ROWS = 1 << 16
 LONG_BYTES = 8 << 10
 LONG_AMONG_OTHERS = 128
 SEGMENTS = 4096  # partial sums of a reduced loss, at most
@@ -61,6 +64,8 @@ def gathering_of(operands: RowOperands) -> Gathering | None:
     if columns < 2 or is_long:
         return Gathering(THREADS, "IN_ZEROS", 1)
     if in_stretch:
+        if columns * size <= STAGED_BYTES and rows.number >= STAGED_ROWS:
+            return Gathering(THREADS, "STAGED", 1)
         return Gathering(THREADS, "IN_VECTORS", _slices(rows.number, columns * size))
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
     of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
@@ -80,10 +85,12 @@ def gathered_rows_schedule(
     """By kernels/gathered_rows.cu."""
     layout, fields = operands.layout([*operands.inputs, *outputs], ())
     segments = min(-(-operands.rows.number // gathering.rows), SEGMENTS)
-    of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR if outputs else THREADS_WITHOUT_GRADIENTS
-    resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     slices = gathering.slices if outputs else 1
     writing = gathering.writing if outputs else "IN_VECTORS"  # a loss alone writes nothing so
+    row_bytes = operands.rows.columns * item_size(operands.main.dtype)
+    has_few_registers = writing == "STAGED" or not outputs
+    of_multiprocessor = THREADS_OF_FEW if has_few_registers else row_team.THREADS_OF_MULTIPROCESSOR
+    resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     team = tuned("GatheringTeam", threads=THREADS, resident=resident, writing=writing)
     return Schedule(
         kernel="gathered_rows",
@@ -98,4 +105,5 @@ def gathered_rows_schedule(
         segments=segments,
         workers=segments,
         blocks=slices,
+        shared=THREADS * row_bytes if writing == "STAGED" else 0,
     )

@@ -98,6 +98,41 @@ def test_tiles_of_several_slices(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert {launch.grid[0] for launch in device.launches} >= {2, 2 * 32 // rows}
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype", "columns", "capability"),
+    levels.covering(
+        5, CASES[:3], ["float32", "bfloat16", "float64"], [2, 3, 5, 12], ["90", "80", "70"]
+    ),
+)
+def test_gradients_from_shared_memory(
+    case: RowCase, dtype: str, columns: int, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few elements, in several tiles of a block, which leave what others find at 0."""
+    monkeypatch.setattr(row_gathering_schedule, "STAGED_ROWS", 0)
+    monkeypatch.setattr(row_gathering_schedule, "SEGMENTS", 2)
+    operands = case.draw(np.random.default_rng(6), (1501, columns), DTYPES[dtype])
+    with installed(multiprocessors=3, seed=1, compute_capability=capability) as device:
+        exercise(device, case, operands, dtype=dtype)
+        is_staged = columns * DTYPES[dtype].itemsize <= row_gathering_schedule.STAGED_BYTES
+        assert any(".writing = STAGED" in name for name in names(device)) == is_staged
+
+
+@pytest.mark.parametrize("capability", ["90", "80"])
+def test_rows_astray_in_shared_memory(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their NaN are gone in the next tile, with the same thread."""
+    monkeypatch.setattr(row_gathering_schedule, "STAGED_ROWS", 0)
+    monkeypatch.setattr(row_gathering_schedule, "SEGMENTS", 1)
+    rng = np.random.default_rng(10)
+    x, target = rng.standard_normal((1100, 3)).astype(np.float32), rng.integers(0, 3, 1100)
+    target[[3, 256 + 4, 512 + 4, 1098]] = 3
+    target[[5, 256 + 3, 256 + 5, 1099]] = -100
+    expected = value_and_grad(nll_loss)(x, target, reduction="sum")
+    with installed(seed=1, compute_capability=capability) as device:
+        got = value_and_grad(nll_loss)(device.asarray(x), device.asarray(target), reduction="sum")
+        assert any(".writing = STAGED" in name for name in names(device))
+        np.testing.assert_allclose(got[1].get(), expected[1], rtol=1e-6)
+
+
 def test_slices_of_tiles() -> None:
     """Enough blocks where there are few rows, no more than are worth it, and none too long."""
     few, blocks = row_gathering_schedule.FEW_BYTES, row_gathering_schedule.BLOCKS

@@ -343,6 +343,12 @@ def gathered(device: Device) -> None:
         check(rows, columns)
         check(rows, columns, reduction="sum")
         check(rows, columns, reduction="none")
+    with _planned(module=row_gathering_schedule, STAGED_ROWS=0, SEGMENTS=1):
+        forget()
+        check(800, 2)
+        check(513, 3)
+        check(701, 5, BFLOAT16)
+    forget()
     # Classes ahead of pixels.
     for shape in (3, 5, 40), (2, 21, 300), (3, 300, 16), (2, 130, 8), (3, 300, 104), (2, 140, 9):
         target = rng.integers(0, shape[1], shape[::2])
@@ -355,13 +361,13 @@ def gathered(device: Device) -> None:
     check(300, 21, BFLOAT16, reduction="sum")
     check(300, 5, np.float64)
     check(300, 5, weight=_weight(rng, 5), ignore_index=3)
-    with _planned(module=row_gathering_schedule, TILE_BYTES=300, SEGMENTS=4):
+    with _planned(module=row_gathering_schedule, THREADS=32, FEW_BYTES=300, SEGMENTS=2):
         check(100, 17)
         check(100, 17, reduction="none")
     x, target = _scores(rng, 300, 12), rng.integers(0, 12, 300)
     _row_passes(device, nll_loss, (x, target), 1)
     _anticipation(device, nll_loss, (x, target))
-    with _planned(module=row_gathering_schedule, TILE_BYTES=300):
+    with _planned(module=row_gathering_schedule, THREADS=32, FEW_BYTES=300):
         _anticipation(device, nll_loss, (x, target))
 
 
