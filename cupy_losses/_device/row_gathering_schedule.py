@@ -16,7 +16,11 @@ from .row_schedule import Schedule, blocks_per_multiprocessor
 
 # As measured on an H100.
 THREADS = 256  # of a block, and rows of a tile
-THREADS_OF_FEW = 1536  # resident at once, with 40 registers each: without gradients, or STAGED
+# Resident at once, without gradients or with those that are STAGED: of rows and their classes
+# alone; of more operands with gradients. None spill. To count MANY_ROWS takes more registers.
+THREADS_OF_FEW = 1536
+THREADS_OF_SEVERAL = 1280
+MANY_ROWS = 1 << 30
 SLICE_BYTES = 512 << 10  # of its gradients that a block writes, at most
 FEW_BYTES = 4 << 10  # at least, with fewer blocks than:
 BLOCKS = 512
@@ -88,8 +92,10 @@ def gathered_rows_schedule(
     slices = gathering.slices if outputs else 1
     writing = gathering.writing if outputs else "IN_VECTORS"  # a loss alone writes nothing so
     row_bytes = operands.rows.columns * item_size(operands.main.dtype)
-    has_few_registers = writing == "STAGED" or not outputs
-    of_multiprocessor = THREADS_OF_FEW if has_few_registers else row_team.THREADS_OF_MULTIPROCESSOR
+    of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR
+    if operands.rows.number < MANY_ROWS and (writing == "STAGED" or not outputs):
+        has_several = outputs and len(operands.inputs) > 2
+        of_multiprocessor = THREADS_OF_SEVERAL if has_several else THREADS_OF_FEW
     resident = blocks_per_multiprocessor(operands.problem, THREADS, of_multiprocessor)
     team = tuned("GatheringTeam", threads=THREADS, resident=resident, writing=writing)
     return Schedule(

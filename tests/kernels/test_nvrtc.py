@@ -357,6 +357,36 @@ def test_denominators_do_not_spill() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
+def test_gathered_rows_do_not_spill(architecture: int) -> None:
+    """With and without weights of classes, a mask and weights of rows; of many rows, too."""
+    (loss,) = (loss for loss in ROW_LOSSES if loss.name == "nll_loss")
+    with planned() as planned_names:
+        for dtype, rows, columns, weighted, sampled in itertools.product(
+            ("bfloat16", "float32", "float64"),
+            (1 << 20, 1 << 30),
+            (3, 100),
+            (False, True),
+            (False, True),
+        ):
+            call = Call(loss, "mean", (-100,), weighted=weighted, masked=sampled, sampled=sampled)
+            extra = [static_checks.dense("bool", rows), static_checks.dense(dtype, rows)] * sampled
+            extra[1:1] = [static_checks.dense(dtype, columns)] * weighted
+            shape = (rows, columns)
+            own = static_checks.dense(dtype, *shape), static_checks.dense("int64", rows)
+            operands = (*extra, *own)
+            aligned = (0,) * len(operands)
+            for asked in (FORWARD, Request(wanted=(call.extra,))):
+                problem = Problem(call, asked, operands, aligned, shape, False, device=0)
+                loss.plan(NO_ARRAYS, problem)
+    names = sorted({name for name in planned_names if name.startswith("gathered_rows<")})
+    assert sum(".writing = STAGED" in name for name in names) == 24
+    source = sources.source("kernels/gathered_rows.cu")
+    for kernel in static_checks.compile_program(source, names, architecture).kernels:
+        assert kernel.spills == 0, kernel.name
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", levels.first(["bfloat16", "float32"]))
 @pytest.mark.parametrize("architecture", levels.first([90, 80, 120]))
 def test_multilabel_kernels_are_lean(architecture: int, dtype: str) -> None:

@@ -410,6 +410,9 @@ EQUIVALENT: dict[str, str] = {
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "N slope = weight * (1.0 - label_smoothing) - N(0.0);": "less zero",
+    "staged.write(to, here, int(column), own, others, context.status != INVALID);": (
+        "each row is written as a whole"
+    ),
     "return (THREADS % LENGTH == 1 ? thread : turn * THREADS + thread) % LENGTH;": (
         "the same number: slower"
     ),
