@@ -102,8 +102,8 @@ struct Adder {
 // way round where terms lie BESIDE those of other sums. A block has `of_block` of the `outputs`, or
 // vectors of them, and chunk blockIdx.y of their terms, of `chunk` of the `repeats`. With one chunk
 // the results are final; with more there is a partial sum for each output and chunk. `divisor`,
-// `denominator` and `scale` are as in kernels/pointwise.cu, EMPTY_IS_ZERO is as in
-// reduction/reduction.cuh.
+// `denominator` and EMPTY_IS_ZERO are as in reduction/reduction.cuh, `scale` is as in
+// kernels/pointwise.cu.
 template <class T, class Loss, class Layout, class Team, int OPERAND, bool EMPTY_IS_ZERO,
           class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS)

@@ -23,16 +23,14 @@ struct CountingTeam {
   static constexpr int TILE = THREADS * ROWS;  // rows
 };
 
-// It has the arguments of all kernels of rows, see kernels/pointwise.cu; of these `scale` and
-// `divisor` are 1, and the pointers of a denominator and of grad_output null. With an anticipation
-// nothing is counted if the last call had all rows. Each block has one of the segments.
+// It has the arguments of all kernels of rows; of these `scale` and the divisor are 1, and the
+// pointers of a denominator and of grad_output null. With an anticipation nothing is counted if the
+// last call had all rows. Each block has one of the segments.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     denominators(Loss loss, double scale, Layout layout, long long n, long long columns,
-                 long long segments, double divisor, const double*, const Result* grad_output,
-                 double* anticipation_or_output, Result* value, unsigned* counter,
-                 PartOf<T>* partials, P... pointer) {
+                 Results<T, Result> results, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
@@ -40,16 +38,15 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                 "a term of the denominator, without derivatives");
 
   if constexpr (VALUES == COUNT) {
-    if (Factor::anticipates(anticipation_or_output, n)) {
-      if (blockIdx.x == 0 && threadIdx.x == 0) *value = double(n);
+    if (Factor::anticipates(results.anticipation_or_output, n)) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) *results.value = double(n);
       return;
     }
   }
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      Factor::of<false>(grad_output, anticipation_or_output), value, counter, partials, segments,
-      divisor, scaling);
+      Factor::of<false>(results), results, results.divisor, scaling);
   const Index end = Index(n);
   const auto index_of = [&](Index tile, int k) {
     return tile * Team::TILE + k * Team::THREADS + threadIdx.x;

@@ -138,18 +138,15 @@ struct GatheringTeam {
   static constexpr Writing WRITING = GIVEN.writing;
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A tile has
-// `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one of
-// `slices` of the gradients of a tile; the first one has the values.
+// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// tile has `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one
+// of `slices` of the gradients of a tile; the first one has the values.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     gathered_rows(Loss loss, double scale, Layout layout, int rows, int slices,
-                  FastDivision by_columns, long long n, long long columns, long long segments,
-                  double divisor, const double* denominator, const Result* grad_output,
-                  double* anticipation_or_output, Result* value, unsigned* counter,
-                  PartOf<T>* partials, P... pointer) {
+                  FastDivision by_columns, long long n, long long columns,
+                  Results<T, Result> results, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Column = typename Row::Column;
@@ -158,21 +155,21 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   static_assert(WANTED <= 1 && Loss::READS == 0 && (Loss::SINGLE || !GRADIENTS),
                 "gradients are 0 but for the class");
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   extern __shared__ __align__(128) unsigned char shared[];
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Pointers pointers{{pointer}...};
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
 
   using Gradient = typename Row::template Element<GRADIENTS ? Row::INPUTS : 0>;
   [[maybe_unused]] StagedGradients<Team::THREADS, Gradient> staged{
       reinterpret_cast<Gradient*>(shared), int(columns)};
 
-  const Index all = Index(segments), workers = gridDim.x / slices;
+  const Index all = Index(results.segments), workers = gridDim.x / slices;
   const int slice = int(blockIdx.x % slices);
   [[maybe_unused]] const int rows_of_slice = (rows + slices - 1) / slices;
   const auto is_present = [&](Index tile) {
@@ -194,7 +191,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const auto outcome = outcome_of<GRADIENTS>(loss, row_of(tile), context, Nothing(),
                                                  VALUES != NO_VALUES, T(given.value), reciprocal);
       if (is_present(tile) && slice == 0) {
-        take<VALUES, Loss>(outcome, tile * rows + threadIdx.x, value, sum, counted);
+        take<VALUES, Loss>(outcome, tile * rows + threadIdx.x, results.value, sum, counted);
       }
       if constexpr (GRADIENTS) {
         constexpr int G = Row::INPUTS;

@@ -640,18 +640,14 @@ template <class Team>
 constexpr int blocks_per_multiprocessor =
     ARCHITECTURE >= 1000 ? (Team::RESIDENT + 1) / 2 : Team::RESIDENT;
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands.
-// Blocks stride over segments, and a segment over groups of rows. The dynamic shared memory holds
-// the marks of `window` columns of each row of a block.
+// The arguments are those of pointwise.cu, with rows for elements. A VJP has its grad_output among
+// the operands. Blocks stride over segments, and a segment over groups of rows. The dynamic shared
+// memory holds the marks of `window` columns of each row of a block.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>)
     multilabel_margin(Loss loss, double scale, Layout layout, long long window, long long n,
-                      long long columns, long long segments, double divisor,
-                      const double* denominator, const Result* grad_output,
-                      double* anticipation_or_output, Result* value, unsigned* counter,
-                      PartOf<T>* partials, P... pointer) {
+                      long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -659,7 +655,7 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
   using Column = typename Layout::Column;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto given = Factor::of<(WANTED != 0)>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<(WANTED != 0)>(results);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
@@ -671,23 +667,23 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
                   Column(window),
                   reinterpret_cast<unsigned*>(shared),
                   *shared_array<typename Work::Lists, 1>()};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
 
   const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
-  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+  for (long long segment = blockIdx.x; segment < results.segments; segment += gridDim.x) {
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
 #pragma unroll 1
-    for (Index group = Index(segment); group < groups; group += Index(segments)) {
+    for (Index group = Index(segment); group < groups; group += Index(results.segments)) {
       const Index index = group * Team::ROWS + Team::row();
       const bool present = index < Index(n);
       const auto own =
           work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
       if (!present || Team::thread() != 0) continue;
-      take<VALUES, Loss>(own, index, value, sum, counted);
+      take<VALUES, Loss>(own, index, results.value, sum, counted);
     }
     if constexpr (REDUCED) {
       if constexpr (Team::ROWS > 1) {

@@ -18,38 +18,33 @@ template <class T, class Layout, unsigned WANTED>
 constexpr int blocks_per_multiprocessor =
     Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) ? 2 : 1;
 
-// EACH_VALUE writes n values, a reduction one. `divisor` is the denominator of SUM_OF_VALUES and of
-// gradients, unless another pass has left one at `denominator`. `scale` multiplies both, and so
-// does a number behind all other pointers: see Scaling. A pass with gradients has a grad_output, an
-// Anticipation or both: see Factor. One without leaves its denominator there: see NoFactor. A
-// backward pass that computes gradients anew has no `value`.
+// EACH_VALUE writes n values, a reduction one: see Results. `scale` multiplies both, and gradients,
+// and so does a number behind all other pointers: see Scaling.
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, blocks_per_multiprocessor<T, Layout, WANTED>)
-    pointwise(Loss loss, double scale, Layout layout, long long n, long long segments,
-              double divisor, const double* denominator, const Result* grad_output,
-              double* anticipation_or_output, Result* value, unsigned* counter, PartOf<T>* partials,
+    pointwise(Loss loss, double scale, Layout layout, long long n, Results<T, Result> results,
               P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto factor = Factor::of<WANTED != 0>(grad_output, anticipation_or_output);
+  const auto factor = Factor::of<WANTED != 0>(results);
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
-  Work work{loss, layout, pointers, reciprocal, value};
+  Work work{loss, layout, pointers, reciprocal, results.value};
   double* const output = factor.template denominator_output<false>();
   const ReductionOfElements<T, VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling, output};
+      results, divisor, scaling, output};
 
   const long long tiles = (n + Tile::ELEMENTS - 1) / Tile::ELEMENTS;
-  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+  for (long long segment = blockIdx.x; segment < results.segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();
-    for (long long tile = segment; tile < tiles; tile += segments) {
+    for (long long tile = segment; tile < tiles; tile += results.segments) {
       if ((tile + 1) * Tile::ELEMENTS <= n) {
 #pragma unroll 1
         for (int first = 0; first < Tile::VECTORS_PER_THREAD; first += Tile::BATCH) {

@@ -107,12 +107,11 @@ DEVICE void take(const auto& outcome, long long index, Result* value, Sum<T>& su
 // depends on that counts them, unless it sums weights or a mask.
 template <class T, Values VALUES, int THREADS, unsigned TANGENTS, class Loss, class Result,
           class Scaling>
-DEVICE auto reduction_of_rows(const auto& given, Result* value, unsigned* counter,
-                              PartOf<T>* partials, long long segments, double divisor,
+DEVICE auto reduction_of_rows(const auto& given, const Results<T, Result>& results, double divisor,
                               const Scaling& scaling) {
   constexpr bool COUNTS = VALUES == MEAN_OF_VALUES && counts_rows<Loss>;
   if constexpr (COUNTS) given.store_divisor(divisor);
   double* const output = given.template denominator_output<COUNTS>();
-  return Reduction<T, VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{
-      value, counter, partials, segments, divisor, scaling, output};
+  return Reduction<T, VALUES, THREADS, (TANGENTS != 0), Result, Scaling>{results, divisor, scaling,
+                                                                         output};
 }

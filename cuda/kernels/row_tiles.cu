@@ -458,36 +458,33 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. The dynamic
-// shared memory holds two tiles.
+// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored.
+// The dynamic shared memory holds two tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     row_tiles(Loss loss, double scale, Layout layout, TilePlaces<Layout::ARRAYS> places,
-              long long n, long long columns, long long segments, double divisor,
-              const double* denominator, const Result* grad_output, double* anticipation_or_output,
-              Result* value, unsigned* counter, PartOf<T>* partials, P... pointer) {
+              long long n, long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   // Opaque: of a number whose upper half it knows the compiler computes products with that half.
   const int length = int(opaque(unsigned(columns)));
   const Work work{loss, layout, places, pointers, Index(n), length};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
 
-  const Index all = Index(segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
+  const Index all = Index(results.segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
   Index segment = blockIdx.x, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   Work::Copies::begin();
@@ -515,7 +512,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto state = work.accumulate(elements, context);
         const auto outcome = outcome_of<GRADIENTS>(loss, row, context, state, VALUES != NO_VALUES,
                                                    factor, reciprocal);
-        take<VALUES, Loss>(outcome, tile * places.rows + own, value, sum, counted);
+        take<VALUES, Loss>(outcome, tile * places.rows + own, results.value, sum, counted);
         if constexpr (GRADIENTS) {
           if (context.status == ACTIVE) {
             work.differentiate(elements, context, outcome.done);
@@ -549,7 +546,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto outcome =
             outcome_of<GRADIENTS>(loss, work.row_at(tile, mine, staged), contexts[mine],
                                   states[mine], VALUES != NO_VALUES, factor, reciprocal);
-        take<VALUES, Loss>(outcome, tile * places.rows + mine, value, sum, counted);
+        take<VALUES, Loss>(outcome, tile * places.rows + mine, results.value, sum, counted);
         if constexpr (GRADIENTS) finished[mine] = outcome.done;
       }
       if constexpr (GRADIENTS) {

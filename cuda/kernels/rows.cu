@@ -17,12 +17,11 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements. A VJP has its grad_output among the operands. Any
-// mean may have all rows ignored. Blocks, or clusters, stride over groups of as many rows as a
-// block holds at a time, so that all read what lies together. The sum of one of them is a segment.
-// Where rows have many ranks, each row is a segment, as clusters take more rows at a time than
-// single blocks do. Blocks beyond the first `kept` ones release the lines they hold in L2. The
+// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// VJP has its grad_output among the operands. Blocks, or clusters, stride over groups of as many
+// rows as a block holds at a time, so that all read what lies together. The sum of one of them is a
+// segment. Where rows have many ranks, each row is a segment, as clusters take more rows at a time
+// than single blocks do. Blocks beyond the first `kept` ones release the lines they hold in L2. The
 // dynamic shared memory holds a share of a row for each row of the block. Stretches are `apart`
 // bytes further apart, so that the words of a warp are in different banks.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
@@ -33,9 +32,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 #endif
     __launch_bounds__(Team::THREADS, Team::RESIDENT)
         rows(Loss loss, double scale, Layout layout, long long kept, int apart, long long n,
-             long long columns, long long segments, double divisor, const double* denominator,
-             const Result* grad_output, double* anticipation_or_output, Result* value,
-             unsigned* counter, PartOf<T>* partials, P... pointer) {
+             long long columns, Results<T, Result> results, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
@@ -47,7 +44,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Share = typename Work::Share;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
   constexpr bool GRADIENTS = WANTED != 0;
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
@@ -85,11 +82,11 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     }
     context = prologue_of(loss, row, first < end, prefetched);
   }
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
@@ -161,7 +158,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     if constexpr (VALUES != NO_VALUES) {
       if (rank == 0 && Team::thread() == 0) {
         if constexpr (VALUES == EACH_VALUE) {
-          if (present) value[index] = convert<Result>(own);
+          if (present) results.value[index] = convert<Result>(own);
         }
         if constexpr (REDUCED) sum += own;
         if constexpr (VALUES == MEAN_OF_VALUES) count<Loss>(counted, own_denominator);

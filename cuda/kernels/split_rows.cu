@@ -23,9 +23,7 @@ template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VAL
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
-               long long n, long long columns, long long segments, double divisor,
-               const double* denominator, const Result* grad_output, double* anticipation_or_output,
-               Result* value, unsigned* counter, PartOf<T>* partials, unsigned char* workspace,
+               long long n, long long columns, Results<T, Result> results, unsigned char* workspace,
                P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -35,7 +33,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   static_assert(Team::ROWS == 1, "a block works on a split");
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, n, columns, nullptr};
@@ -57,11 +55,11 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       }
     }
   } else {
-    if (denominator != nullptr) divisor = *denominator;
+    const double divisor = results.known_denominator();
     const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
     const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
     const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-        given, value, counter, partials, segments, divisor, scaling);
+        given, results, divisor, scaling);
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
     unsigned before = 0;
     for (Index index = worker; index < end; index += step) {
@@ -85,7 +83,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const auto outcome =
           outcome_of<GRADIENTS>(loss, row, context, state, valued, T(given.value), reciprocal);
       if (split == 0 && threadIdx.x == 0) {
-        take<VALUES, Loss>(outcome, index, value, sum, counted);
+        take<VALUES, Loss>(outcome, index, results.value, sum, counted);
       }
       if constexpr (REDUCED) {
         // Before the last gradients are written: their writes hide the latency of the addition.

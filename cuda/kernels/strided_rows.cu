@@ -350,20 +350,18 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. A row has
-// `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the sections
-// of a tile, and 2^`log_neighbours` threads side by side; `workspace` has the records of SPLIT. If
-// several threads work on a row, the dynamic shared memory holds what is kept of each row of a
-// tile, and the states of all of their shares.
+// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// row has `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the
+// sections of a tile, and 2^`log_neighbours` threads side by side; `workspace` has the records of
+// SPLIT. If several threads work on a row, the dynamic shared memory holds what is kept of each row
+// of a tile, and the states of all of their shares.
 template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     strided_rows(Loss loss, double scale, Layout layout, long long section_batches,
                  int share_sections, int shares, int per_block, int log_neighbours, long long n,
-                 long long columns, long long segments, double divisor, const double* denominator,
-                 const Result* grad_output, double* anticipation_or_output, Result* value,
-                 unsigned* counter, PartOf<T>* partials, unsigned char* workspace, P... pointer) {
+                 long long columns, Results<T, Result> results, unsigned char* workspace,
+                 P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
@@ -375,21 +373,21 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   constexpr int WIDTH = Team::WIDTH;
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Team team{log_neighbours};
   const Work work{loss, layout, pointers, team, Index(n), columns, section_batches};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
 
   const int tile_rows = team.rows(), own_rows = team.own_rows(),
             threads_per_row = team.threads_per_row();
-  const Index all = Index(segments), tiles = (Index(n) + (own_rows - 1)) / own_rows;
+  const Index all = Index(results.segments), tiles = (Index(n) + (own_rows - 1)) / own_rows;
   const int sections = shares * share_sections;
   // The sections of this block.
   const int blocks = PHASE == WHOLE ? 1 : (sections + per_block - 1) / per_block;
@@ -483,7 +481,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
               loss, work.row_at(rows, v), contexts[v], as_merged(states[v]), VALUES != NO_VALUES,
               factor, reciprocal);
           if (rows.present && split == 0) {
-            take<VALUES, Loss>(outcome, rows.first + v, value, sum, counted);
+            take<VALUES, Loss>(outcome, rows.first + v, results.value, sum, counted);
           }
           done[v] = outcome.done;
         }
@@ -499,7 +497,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
               outcome_of<GRADIENTS>(loss, work.row_at(index), contexts_of_rows[mine],
                                     as_merged(state), VALUES != NO_VALUES, factor, reciprocal);
           if (index < work.n && mine < own_rows && split == 0) {
-            take<VALUES, Loss>(outcome, index, value, sum, counted);
+            take<VALUES, Loss>(outcome, index, results.value, sum, counted);
           }
           if constexpr (GRADIENTS) finished[mine] = outcome.done;
         }

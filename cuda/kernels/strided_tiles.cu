@@ -221,36 +221,32 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   }
 };
 
-// VALUES, Result, divisor, denominator, scale, grad_output and anticipation_or_output are as in
-// kernels/pointwise.cu, with rows for elements: any mean may have all rows ignored. The dynamic
-// shared memory holds two tiles.
+// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored.
+// The dynamic shared memory holds two tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     strided_tiles(Loss loss, double scale, Layout layout, StridedTilePlaces<Layout::ARRAYS> places,
-                  long long n, long long columns, long long segments, double divisor,
-                  const double* denominator, const Result* grad_output,
-                  double* anticipation_or_output, Result* value, unsigned* counter,
-                  PartOf<T>* partials, P... pointer) {
+                  long long n, long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
   using Work = StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
-  const auto given = Factor::of<GRADIENTS>(grad_output, anticipation_or_output);
+  const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, places, pointers, Index(n), int(columns)};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-  const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
-      given, value, counter, partials, segments, divisor, scaling);
+  const auto reduction =
+      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
 
   // The tiles of a segment, then those of the next segment.
-  const Index all = Index(segments), tiles = work.tiles();
+  const Index all = Index(results.segments), tiles = work.tiles();
   struct Turn {
     Index segment, tile;
   };
@@ -292,7 +288,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         const auto state = as_merged(work.accumulate(batch, row, context));
         const auto outcome = outcome_of<GRADIENTS, true>(loss, row, context, state,
                                                          VALUES != NO_VALUES, factor, reciprocal);
-        take<VALUES, Loss>(outcome, rows.first + own, value, sum, counted);
+        take<VALUES, Loss>(outcome, rows.first + own, results.value, sum, counted);
         if constexpr (GRADIENTS) work.differentiate(batch, row, context, outcome.done);
       }
       work.arrive(turn);

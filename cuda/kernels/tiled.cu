@@ -282,9 +282,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
           class Result, class... P>
 __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
-    tiled(Loss loss, double scale, Layout layout, long long tiles, long long segments,
-          double divisor, const double* denominator, const Result* grad_output,
-          double* anticipation_or_output, Result* value, unsigned* counter, PartOf<T>* partials,
+    tiled(Loss loss, double scale, Layout layout, long long tiles, Results<T, Result> results,
           P... pointer) {
   using Pointers = Tuple<P...>;
   using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
@@ -292,21 +290,21 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
-  const auto factor = Factor::of<WANTED != 0>(grad_output, anticipation_or_output);
+  const auto factor = Factor::of<WANTED != 0>(results);
   if (factor.is_done) return;
   const Pointers pointers{{pointer}...};
-  if (denominator != nullptr) divisor = *denominator;
+  const double divisor = results.known_denominator();
   const Scaling<Work::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<is_masked<Loss>>(divisor), factor.value,
                                  scaling.value());
-  Work work{loss, layout, pointers, reciprocal, value};
+  Work work{loss, layout, pointers, reciprocal, results.value};
   double* const output = factor.template denominator_output<false>();
   const ReductionOfElements<T, VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
-      value, counter, partials, segments, divisor, scaling, output};
+      results, divisor, scaling, output};
 
-  for (long long segment = blockIdx.x; segment < segments; segment += gridDim.x) {
+  for (long long segment = blockIdx.x; segment < results.segments; segment += gridDim.x) {
     work.sum = work.denominator = Sum<T>::zero();
-    for (Index tile = Index(segment); tile < Index(tiles); tile += Index(segments)) {
+    for (Index tile = Index(segment); tile < Index(tiles); tile += Index(results.segments)) {
       // What follows from the number of the thread is computed anew for each tile: kept, it would
       // take 20 registers, and a block fewer would be resident.
       const OnTiles on_tiles{layout, pointers, computed_anew(int(threadIdx.x))};

@@ -79,6 +79,37 @@ DEVICE Result reduced(double sum, double denominator, double scale) {
   return Reciprocal<double>(divisor, sum, scale).times<Result>(1.0);
 }
 
+// What a launch makes of its elements or rows, one argument of its kernel. These form segments. A
+// segment is the work of one block, which stores its partial sum. The last block to finish adds up
+// the partial sums, and divides.
+//   divisor      the denominator of SUM_OF_VALUES and of gradients, where `denominator` is null
+//   denominator  where another pass has left it
+//   grad_output  of a pass with gradients, or null, see Factor
+//   anticipation_or_output  an Anticipation or null, see Factor; without gradients see NoFactor
+//   value        those of EACH_VALUE, the result of a reduction, or null where none is wanted: by
+//                a backward pass that computes gradients anew
+//   counter      how many blocks, or groups of segments, are done: 0 before and after a launch
+//   partials     the partial sums of segments, with those of the denominator where the pass adds
+//                that up
+// With one segment alone, the counter and the partial sums are not used. They belong to this launch
+// until it is done. A COUNT of the rows of all blocks needs no partial sums: it is added up beside
+// the number of blocks that are done.
+template <class T, class Result>
+struct Results {
+  long long segments;
+  double divisor;
+  const double* denominator;
+  const Result* grad_output;
+  double* anticipation_or_output;
+  Result* value;
+  unsigned* counter;
+  PartOf<T>* partials;
+
+  DEVICE double known_denominator() const {
+    return denominator == nullptr ? divisor : *denominator;
+  }
+};
+
 // The numbers of a call whose gradients anticipate grad_output and the denominator: a slot of
 // cupy_losses/_device/anticipation.py, which knows their order.
 enum Anticipation {
@@ -116,13 +147,13 @@ struct Factor {
   double* counts = nullptr;  // COUNTED and what follows it, where this pass writes them
 
   // The factor of a pass. One that writes GRADIENTS may have an anticipation. Another one has no
-  // factor, and the last argument says where its denominator goes.
+  // factor, and its denominator goes there.
   template <bool GRADIENTS>
-  static DEVICE auto of(const auto* grad_output, double* anticipation_or_output) {
+  static DEVICE auto of(const auto& results) {
     if constexpr (GRADIENTS) {
-      return Factor(grad_output, anticipation_or_output);
+      return Factor(results.grad_output, results.anticipation_or_output);
     } else {
-      return NoFactor{anticipation_or_output};
+      return NoFactor{results.anticipation_or_output};
     }
   }
 
@@ -166,27 +197,14 @@ struct Factor {
   }
 };
 
-// The reduction of a launch, over its elements or rows. These form segments. A segment is the work
-// of one block, which stores its partial sum. The last block to finish adds up the partial sums,
-// and divides.
-//   value        the result, or null where none is wanted
-//   counter      how many blocks, or groups of segments, are done: 0 before and after a launch
-//   partials     the partial sums of segments, with those of the denominator where the pass adds
-//                that up
-//   segments     with one alone, the counter and the partial sums are not used
-//   denominator  that of SUM_OF_VALUES
-//   scaling      multiplies the quotient
-// The counter and the partial sums belong to this launch until it is done. A COUNT of the rows of
-// all blocks needs no partial sums: it is added up beside the number of blocks that are done.
+// The reduction of a launch, over its elements or rows, to a sum over a denominator: that of
+// SUM_OF_VALUES is given. The quotient is multiplied by the scaling.
 template <class T, Values VALUES, int THREADS, bool EMPTY_IS_ZERO, class Result, class Scaling>
 struct Reduction {
   static constexpr int SUMS = VALUES == MEAN_OF_VALUES ? 2 : 1;
   using Part = PartOf<T>;
   using Parts = Part[SUMS];
-  Result* value;
-  unsigned* counter;
-  Part* partials;
-  long long segments;
+  Results<T, Result> results;
   double denominator;
   Scaling scaling;
   double* denominator_output;  // where a denominator that is added up goes too
@@ -194,24 +212,25 @@ struct Reduction {
   // One segment is complete. The sums are those of all threads of this block, or of THREAD_0 alone.
   template <bool THREAD_0 = false>
   DEVICE void add(long long segment, const Sum<T>& sum, const Sum<T>& own_denominator) const {
-    if (value == nullptr) return;
+    if (results.value == nullptr) return;
     Parts parts = {part_of(sum)};
     if constexpr (SUMS == 2) parts[1] = part_of(own_denominator);
     if constexpr (!THREAD_0) block_sums<THREADS>(parts);
     if (threadIdx.x != 0) return;
-    if (segments == 1) {
+    if (results.segments == 1) {
       write(parts);
     } else if constexpr (VALUES == COUNT) {
       add_count(static_cast<unsigned long long>(total_of(parts[0])));
     } else {
-      store(partials, segment, parts);
+      store(results.partials, segment, parts);
     }
   }
 
   // All segments of this block are complete, which is one of so many that have segments.
   DEVICE void finish(unsigned blocks) const {
     if (!has_partials()) return;
-    if (is_last(arrive_at(counter, blocks), blocks)) finish(partials, int(segments));
+    if (is_last(arrive_at(results.counter, blocks), blocks))
+      finish(results.partials, int(results.segments));
   }
 
   // The same for many segments: up to MOST_AT_ONCE are one group. More are a tree: the last block
@@ -224,45 +243,48 @@ struct Reduction {
   DEVICE unsigned arrive_in_group(long long segment) const {
     if (!has_partials()) return 0;
     const int group = group_of(int(segment));
-    return arrive_at(counter + 1 + group, unsigned(members_of(group)));
+    return arrive_at(results.counter + 1 + group, unsigned(members_of(group)));
   }
   DEVICE void finish_groups(long long segment, unsigned before) const {
     if (!has_partials()) return;
-    const int all = int(segments), group = group_of(int(segment)), first = group * FAN_IN;
+    const int all = int(results.segments), group = group_of(int(segment)), first = group * FAN_IN;
     const int members = members_of(group);
     if (!is_last(before, unsigned(members))) return;
     Parts sums;
     constexpr int ADDING = THREADS < FAN_IN ? THREADS : FAN_IN;
-    add_up<ADDING>(sums, partials + first * SUMS, members);
+    add_up<ADDING>(sums, results.partials + first * SUMS, members);
     if (is_one_group()) {
       if (threadIdx.x == 0) write(sums);
     } else {
       const int groups = (all + FAN_IN - 1) / FAN_IN;
-      Part* const of_groups = partials + segments * SUMS;
+      Part* const of_groups = results.partials + results.segments * SUMS;
       if (threadIdx.x == 0) store(of_groups, group, sums);
-      const bool last = is_last(arrive_at(counter, unsigned(groups)), unsigned(groups));
+      const bool last = is_last(arrive_at(results.counter, unsigned(groups)), unsigned(groups));
       if (last) finish(of_groups, groups);
     }
   }
 
  private:
-  DEVICE bool is_one_group() const { return segments <= MOST_AT_ONCE; }
+  DEVICE bool is_one_group() const { return results.segments <= MOST_AT_ONCE; }
   DEVICE int group_of(int segment) const { return is_one_group() ? 0 : segment / FAN_IN; }
   DEVICE int members_of(int group) const {
-    return is_one_group() ? int(segments) : min(FAN_IN, int(segments) - group * FAN_IN);
+    return is_one_group() ? int(results.segments)
+                          : min(FAN_IN, int(results.segments) - group * FAN_IN);
   }
-  DEVICE bool has_partials() const { return VALUES != COUNT && value != nullptr && segments > 1; }
+  DEVICE bool has_partials() const {
+    return VALUES != COUNT && results.value != nullptr && results.segments > 1;
+  }
   static DEVICE unsigned arrive_at(unsigned* counter, unsigned all) {
     return threadIdx.x == 0 ? arrive(counter, all) : 0;
   }
   // Adds to a COUNT. What other blocks have added comes with the number of those that are done.
   DEVICE void add_count(unsigned long long own) const {
     constexpr int BITS = 44;  // of the count; the blocks are fewer than 2^20
-    auto* const counts = reinterpret_cast<unsigned long long*>(counter);
+    auto* const counts = reinterpret_cast<unsigned long long*>(results.counter);
     const unsigned long long before = atomicAdd(counts, (1ull << BITS) + own);
     if (before >> BITS != gridDim.x - 1) return;
     atomicExch(counts, 0ull);
-    *value = double((before & ((1ull << BITS) - 1)) + own);
+    *results.value = double((before & ((1ull << BITS) - 1)) + own);
   }
   static DEVICE void store(Part* to, long long index, const Parts& parts) {
 #pragma unroll
@@ -295,6 +317,6 @@ struct Reduction {
   DEVICE void write(const Parts& sums) const {
     const double divisor = SUMS == 2 ? total_of(sums[SUMS - 1]) : denominator;
     if (SUMS == 2 && denominator_output != nullptr) *denominator_output = divisor;
-    *value = reduced<EMPTY_IS_ZERO, Result>(total_of(sums[0]), divisor, scaling.value());
+    *results.value = reduced<EMPTY_IS_ZERO, Result>(total_of(sums[0]), divisor, scaling.value());
   }
 };

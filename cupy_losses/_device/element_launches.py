@@ -19,7 +19,17 @@ from .._core.shapes import (
     memory_order,
 )
 from .compiler import Kernel, Specialisation
-from .launch import EMPTY_STRUCT, Launch, Parameters, float64, int32, int64, iteration_space
+from .launch import (
+    EMPTY_STRUCT,
+    POINTERS_OF_RESULTS,
+    Launch,
+    Parameters,
+    float64,
+    int32,
+    int64,
+    iteration_space,
+    results,
+)
 from .plan import (
     NO_ADDRESS,
     NO_FACTOR,
@@ -185,7 +195,7 @@ class Launches(Builder):
             function.source,
         )
         workspace = self._workspace(function.real, segments, values)
-        arguments = [schedule.fields, int64(schedule.items), int64(segments), float64(divisor)]
+        arguments = [schedule.fields, int64(schedule.items), results(segments, divisor)]
 
         def launch(kernel: Kernel) -> Launch:
             return Launch(
@@ -193,7 +203,8 @@ class Launches(Builder):
                 (segments if streams else min(segments, kernel.resident_blocks), 1),
                 schedule.threads,
                 arguments,
-                pointers=6 + len(pointers),
+                pointers=POINTERS_OF_RESULTS + len(pointers),
+                fields_of_last=POINTERS_OF_RESULTS,
                 fields=function.fields,
                 parameters=function.parameters,
                 scaled=scaled,

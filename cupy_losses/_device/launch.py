@@ -18,6 +18,7 @@ from .compiler import Kernel
 Parameters = tuple[float | int, ...]
 Chooser = Callable[[list[int]], Sequence[int]]  # addresses of a launch, from those of a call
 EMPTY_STRUCT = b"\0"  # one byte, in C++
+POINTERS_OF_RESULTS = 6
 
 
 class Fields:
@@ -55,13 +56,18 @@ class _Block:
     """The arguments of a kernel in memory, for one launch at a time: the driver copies them."""
 
     def __init__(
-        self, arguments: bytes, offsets: Sequence[int], pointers: int, parameters: Parameters
+        self,
+        arguments: bytes,
+        offsets: Sequence[int],
+        pointers: int,
+        fields: int,
+        parameters: Parameters,
     ) -> None:
         end = len(arguments)
         self._buffer = np.zeros(end + 8 * pointers, np.uint8)
         self.bytes: Any = self._buffer.data
         self.bytes[:end] = arguments
-        starts = [*offsets, *range(end, len(self._buffer), 8)]
+        starts = [*offsets, *range(end + 8 * fields, len(self._buffer), 8)]
         self._addresses = self._buffer.ctypes.data + np.array(starts, np.uint64)
         self.address = int(self._addresses.ctypes.data)
         self.parameters, self.scale = parameters, 1.0
@@ -75,8 +81,9 @@ class Launch:
     `fields` packs the hyper-parameters of a call to the first argument, `parameters` are those of
     the first call. The next argument is then the scale of a call, or 1 if the launch is not
     `scaled`. `arguments` are the bytes of the others by value, `shared` those of dynamic shared
-    memory. One launch costs 3 µs of host time this way and 10 µs through RawKernel.__call__, which
-    boxes every argument anew.
+    memory. The first `fields_of_last` pointers are fields of the last of the others. One launch
+    costs 3 µs of host time this way and 10 µs through RawKernel.__call__, which boxes every
+    argument anew.
     """
 
     def __init__(
@@ -86,6 +93,7 @@ class Launch:
         threads: int,
         arguments: Sequence[bytes],
         pointers: int,
+        fields_of_last: int = 0,
         shared: int = 0,
         fields: Callable[[Parameters], bytes] | None = None,
         parameters: Parameters = (),
@@ -99,7 +107,9 @@ class Launch:
             offsets.append(len(packed))
             packed += argument + bytes(-len(argument) % 8)
         self._offsets = offsets
-        self._new_block = functools.partial(_Block, packed, offsets, pointers, parameters)
+        self._new_block = functools.partial(
+            _Block, packed, offsets, pointers, fields_of_last, parameters
+        )
         # Each thread that launches takes one; pop and append are one step each.
         self._free = [self._new_block()]
         self._kernel = kernel  # keeps the code loaded
@@ -135,6 +145,11 @@ class Launch:
             begin = self._offsets[1]
             block.bytes[begin : begin + 8] = float64(scale)
         block.parameters, block.scale = parameters, scale
+
+
+def results(segments: int, divisor: float) -> bytes:
+    """The first fields of the struct Results of cuda/reduction/reduction.cuh, ahead of pointers."""
+    return int64(segments) + float64(divisor)
 
 
 def iteration_space(space: IterationSpace) -> bytes:

@@ -11,7 +11,7 @@ from .._core.rows import RowFormula
 from .._core.shapes import dense_strides
 from .compiler import Kernel
 from .element_launches import Launches
-from .launch import Fields, Launch, float64, int64
+from .launch import POINTERS_OF_RESULTS, Fields, Launch, int64, results
 from .library import DeviceLibrary
 from .plan import COUNTED, GRAD_OUTPUT, Address, Plan, Problem, Step, empty_plan
 from .row_arrays import RowArray
@@ -93,13 +93,14 @@ def _launch(
 ) -> Launch:
     """The launch of a compiled kernel; `limited`: of no more blocks than run at once."""
     problem, rows = operands.problem, operands.rows
-    counts = int64(rows.number), int64(rows.columns), int64(schedule.segments)
+    counts = int64(rows.number), int64(rows.columns)
     return Launch(
         kernel,
         schedule.grid(kernel.resident_blocks, limited),
         schedule.threads,
-        [*schedule.arguments, *counts, float64(function.divisor)],
+        [*schedule.arguments, *counts, results(schedule.segments, function.divisor)],
         pointers,
+        POINTERS_OF_RESULTS,
         shared=schedule.shared,
         fields=Fields(operands.loss, problem.real),
         parameters=problem.call.parameters,

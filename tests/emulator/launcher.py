@@ -182,7 +182,7 @@ class Kernel:
 
         A kernel may use the memory of these arrays alone, and write to those that are writeable
         and that it does not take as pointers to const. A Python int is a long long, a float a
-        double, bytes are a struct, None is a null pointer.
+        double, bytes are a struct, a tuple one of such fields, None is a null pointer.
 
         Raises:
             EmulatorError: If an argument does not fit, or the kernel does something wrong.
@@ -206,8 +206,9 @@ class Kernel:
         if isinstance(argument, np.ndarray) or argument is None:
             kind, raw = "a pointer", np.uint64(_address(argument)).tobytes()
             fits = parameter.is_pointer
-        elif isinstance(argument, bytes):
-            kind, raw = f"{len(argument)} bytes", argument
+        elif isinstance(argument, bytes | tuple):
+            raw = b"".join(map(_field, argument)) if isinstance(argument, tuple) else argument
+            kind = f"{len(raw)} bytes"
             fits = parameter.kind == "s" and parameter.size == len(raw)
         else:
             scalar = np.asarray(argument)
@@ -224,10 +225,11 @@ class Kernel:
         """The memory of the arrays."""
         regions = []
         for argument, parameter in zip(arguments, self.parameters, strict=True):
-            if isinstance(argument, np.ndarray):
-                begin, end = np.lib.array_utils.byte_bounds(argument)
-                writable = parameter.kind == "p" and argument.flags.writeable
-                regions.append(Region(begin, end - begin, writable))
+            for array in argument if isinstance(argument, tuple) else (argument,):
+                if isinstance(array, np.ndarray):
+                    begin, end = np.lib.array_utils.byte_bounds(array)
+                    writable = parameter.kind in "ps" and array.flags.writeable
+                    regions.append(Region(begin, end - begin, writable))
         return _merged(regions)
 
     def _located(self, message: str) -> str:
@@ -245,6 +247,13 @@ class Kernel:
 def failure(name: str, schedule: Schedule, messages: Sequence[str]) -> EmulatorError:
     """The error for what a launch reported."""
     return EmulatorError(f"{name}, seed {schedule.seed}:\n  " + "\n  ".join(messages))
+
+
+def _field(value: Any) -> bytes:
+    """The bytes of a number or a pointer, of 8 bytes."""
+    if isinstance(value, np.ndarray) or value is None:
+        return np.uint64(_address(value)).tobytes()
+    return np.asarray(value).tobytes()
 
 
 def _address(array: Any) -> int:

@@ -38,6 +38,15 @@ def space(elements: int, *steps: tuple[int, ...]) -> bytes:
     return iteration_space(IterationSpace((elements,), steps))
 
 
+def results(
+    segments: int, divisor: float, denominator: float | None, result: Array, sums: int
+) -> tuple[Any, ...]:
+    """The fields of Results, with neither grad_output nor an Anticipation."""
+    given = None if denominator is None else np.array([denominator])
+    partials = np.zeros(2 * sums * (segments + 1))
+    return segments, divisor, given, None, None, result, np.zeros(2, np.uint32), partials
+
+
 def pointwise(
     loss: str,
     values: str,
@@ -73,10 +82,8 @@ def pointwise(
         (min(segments, 2),),
         (THREADS,),
         (
-            *(b"\0", scale, space(n, *count * [(1,)]), n, segments, divisor),
-            None if denominator is None else np.array([denominator]),
-            *(None, None),  # neither grad_output nor an Anticipation
-            *(result, np.zeros(1, np.uint32), np.zeros(2 * sums * segments)),
+            *(b"\0", scale, space(n, *count * [(1,)]), n),
+            results(segments, divisor, denominator, result, sums),
             *(*operands, *wanted.values()),
         ),
     )
@@ -281,11 +288,7 @@ def rows(
         (
             *(int64(-100), 1.0, space(n, *strides) + int64(*steps, *(x.size for x in arrays))),
             *(np.int32(256), np.int32(1), reciprocal(COLUMNS)),
-            *(n, COLUMNS, segments),
-            divisor,
-            None if denominator is None else np.array([denominator]),
-            *(None, None),  # neither grad_output nor an Anticipation
-            *(result, np.zeros(2, np.uint32), np.zeros(2 * sums * (segments + 1))),
+            *(n, COLUMNS, results(segments, divisor, denominator, result, sums)),
             *arrays,
         ),
     )

@@ -189,7 +189,7 @@ EQUIVALENT: dict[str, str] = {
     "kernels/broadcast_sum.cu: if (threadIdx.x == 1) {": "another thread divides",
     "if (output < outputs && part <= threads) {": "sums of threads that are left over: not used",
     "const long long tiles = (n + Tile::ELEMENTS + 1) / Tile::ELEMENTS;": "an empty tile",
-    "for (long long tile = segment; tile <= tiles; tile += segments) {": "an empty tile",
+    "for (long long tile = segment; tile <= tiles; tile += results.segments) {": "an empty tile",
     "if ((tile + 1) * Tile::ELEMENTS < n) {": "a full tile as a partial one: slower",
     "for (int p = 0; p <= Tile::VECTORS_PER_THREAD; ++p) {": "beyond the array in a partial tile",
     "constexpr int WARPS = THREADS / 31;": "the same number for every block size",
@@ -466,9 +466,10 @@ EQUIVALENT: dict[str, str] = {
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
     "kernels/denominators.cu: if constexpr (VALUES != COUNT) {": "rows are counted anew: slower",
-    "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) *value = double(n);": (
-        "another thread writes the same"
-    ),
+    (
+        "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) "
+        "*results.value = double(n);"
+    ): "another thread writes the same",
     "for (Index tile = blockIdx.x; tile * Team::TILE <= end; tile += gridDim.x) {": (
         "a tile of no rows"
     ),
@@ -480,9 +481,10 @@ EQUIVALENT: dict[str, str] = {
     "const Column size = Column((columns + (slices - 1)) * slices), begin = slice * size;": (
         "one slice has all: slower"
     ),
-    "const Index all = Index(segments), tiles = (Index(n) + (places.rows + 1)) / places.rows;": (
-        "an empty tile"
-    ),
+    (
+        "const Index all = Index(results.segments), "
+        "tiles = (Index(n) + (places.rows + 1)) / places.rows;"
+    ): "an empty tile",
     "if (tile <= tiles) work.load(0, tile, shared);": "every block has a tile",
     (
         "constexpr bool finds_maximum = "
@@ -514,7 +516,7 @@ EQUIVALENT: dict[str, str] = {
     "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 1;": (
         "elements that are not there are left out"
     ),
-    "const Index all = Index(segments), tiles = (Index(n) + (own_rows + 1)) / own_rows;": (
+    "const Index all = Index(results.segments), tiles = (Index(n) + (own_rows + 1)) / own_rows;": (
         "a tile of no rows"
     ),
     "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
