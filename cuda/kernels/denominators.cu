@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   static_assert(WANTED == 0 && TANGENTS == 0 && !VJP && Loss::READS == 0,
                 "a term of the denominator, without derivatives");
 
-  if constexpr (VALUES == COUNT) {
+  if constexpr (VALUES == COUNT_OF_VALUES) {
     if (Factor::anticipates(results.anticipation_or_output, n)) {
       if (blockIdx.x == 0 && threadIdx.x == 0) *results.value = double(n);
       return;

@@ -12,8 +12,8 @@
 //                   elements, 1, or what another pass has added up
 //   MEAN_OF_VALUES  their sum over a denominator that depends on the data: this pass adds up the
 //                   weights, or what a mask or an ignored index leaves
-//   COUNT           their sum, each being 0 or 1, which is exact in any order
-enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, MEAN_OF_VALUES, COUNT };
+//   COUNT_OF_VALUES their sum, each being 0 or 1, which is exact in any order
+enum Values { NO_VALUES, EACH_VALUE, SUM_OF_VALUES, MEAN_OF_VALUES, COUNT_OF_VALUES };
 
 // What the derivatives of a mean are divided by, given its denominator. A mask or an ignored index
 // may leave nothing, and the denominator is 0 then. The mean of nothing is 0 / 0, which is NaN. Its
@@ -92,8 +92,8 @@ DEVICE Result reduced(double sum, double denominator, double scale) {
 //   partials     the partial sums of segments, with those of the denominator where the pass adds
 //                that up
 // With one segment alone, the counter and the partial sums are not used. They belong to this launch
-// until it is done. A COUNT of the rows of all blocks needs no partial sums: it is added up beside
-// the number of blocks that are done.
+// until it is done. A COUNT_OF_VALUES needs no partial sums: it is added up beside the number of
+// blocks that are done.
 template <class T, class Result>
 struct Results {
   long long segments;
@@ -219,7 +219,7 @@ struct Reduction {
     if (threadIdx.x != 0) return;
     if (results.segments == 1) {
       write(parts);
-    } else if constexpr (VALUES == COUNT) {
+    } else if constexpr (VALUES == COUNT_OF_VALUES) {
       add_count(static_cast<unsigned long long>(total_of(parts[0])));
     } else {
       store(results.partials, segment, parts);
@@ -272,12 +272,12 @@ struct Reduction {
                           : min(FAN_IN, int(results.segments) - group * FAN_IN);
   }
   DEVICE bool has_partials() const {
-    return VALUES != COUNT && results.value != nullptr && results.segments > 1;
+    return VALUES != COUNT_OF_VALUES && results.value != nullptr && results.segments > 1;
   }
   static DEVICE unsigned arrive_at(unsigned* counter, unsigned all) {
     return threadIdx.x == 0 ? arrive(counter, all) : 0;
   }
-  // Adds to a COUNT. What other blocks have added comes with the number of those that are done.
+  // Adds to a COUNT_OF_VALUES. That of other blocks comes with the number of those that are done.
   DEVICE void add_count(unsigned long long own) const {
     constexpr int BITS = 44;  // of the count; the blocks are fewer than 2^20
     auto* const counts = reinterpret_cast<unsigned long long*>(results.counter);

@@ -222,7 +222,7 @@ class Launches(Builder):
         """The counters and the partial sums of segments, and of groups of these."""
         if segments == 1 or values in UNSUMMED:
             return NO_ADDRESS, NO_ADDRESS
-        if values == "COUNT":
+        if values == "COUNT_OF_VALUES":
             return self._use_workspace(8, 0)
         sums = 2 if values == "MEAN_OF_VALUES" else 1
         bytes_of_part = 2 * item_size(real)  # a PartOf of cuda/reduction/sum.cuh

@@ -149,7 +149,7 @@ class _Planner(RowLaunches):
             return super()._sum_denominator()
         call = self._problem.call
         denominator = self._add_scratch(8)
-        values = "SUM_OF_VALUES" if call.extra else "COUNT"
+        values = "SUM_OF_VALUES" if call.extra else "COUNT_OF_VALUES"
         factor = (NO_ADDRESS, SLOT) if self._anticipates_count else NO_FACTOR
         results = Results(values, denominator, NO_ADDRESS, factor=factor)
         function = denominator_function(self._operands)

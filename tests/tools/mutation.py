@@ -465,7 +465,9 @@ EQUIVALENT: dict[str, str] = {
     "constexpr bool SELECTS = ON_CHIP && Team::HELD || FEW<decltype(elements)>;": (
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
-    "kernels/denominators.cu: if constexpr (VALUES != COUNT) {": "rows are counted anew: slower",
+    "kernels/denominators.cu: if constexpr (VALUES != COUNT_OF_VALUES) {": (
+        "rows are counted anew: slower"
+    ),
     (
         "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) "
         "*results.value = double(n);"
