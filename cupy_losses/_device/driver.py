@@ -262,6 +262,11 @@ def capture_query() -> Any:
     return cupy().cuda.runtime.streamIsCapturing
 
 
+def memory(size: int) -> Any:
+    """Memory of the current device, of no pool, for as long as this is referred to."""
+    return cupy().cuda.Memory(size)
+
+
 def memset() -> Any:
     """The function that sets memory in stream order: address, value, size in bytes, stream."""
     return cupy().cuda.runtime.memsetAsync

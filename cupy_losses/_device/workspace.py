@@ -7,17 +7,20 @@ leave every counter at 0, so nothing is launched to set it. See cuda/reduction/r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from .._core.outputs import Output
 from .._core.types import AnyArray
 from . import driver
 from .library import DeviceLibrary
 
 COUNTER_BYTES = 4 << 10
 PARTIAL_BYTES = 252 << 10
+AT_ONCE = 8  # for so many streams: 2 MiB, of which the driver allocates a multiple
 PER_THREAD_STREAM = 2  # the handle of as many streams as there are threads
 
-_of_streams: dict[tuple[DeviceLibrary, int, int], tuple[AnyArray, int]] = {}
+_of_streams: dict[tuple[int, int], int] = {}  # by device and stream, to the end of the process
+_spare: dict[int, list[int]] = {}  # by device
+_blocks: list[Any] = []
 
 
 class Workspace:
@@ -34,22 +37,32 @@ class Workspace:
         self._size = self._begin + partials
         self._counters = counters
         self._memset = driver.memset()
-        kept = Output("uint8", (COUNTER_BYTES + PARTIAL_BYTES,), (1,))
-        self._allocate = library.filled(kept, 0)
 
     def of(
         self, operands: Sequence[AnyArray], stream: int, is_captured: bool
-    ) -> tuple[AnyArray, int, int]:
+    ) -> tuple[Any, int, int]:
         """What keeps it alive, and where the counters and the partial sums are."""
+        memory = None
         if self._own or is_captured or stream == PER_THREAD_STREAM:
             memory, begin = self._library.scratch(operands, self._size, is_captured)
             self._memset(begin, 0, self._counters, stream)
         else:
-            key = self._library, self._device, stream
             try:
-                memory, begin = _of_streams[key]
+                begin = _of_streams[self._device, stream]
             except KeyError:
-                memory = self._allocate(operands)
-                begin = self._library.address(memory)
-                memory, begin = _of_streams.setdefault(key, (memory, begin))
+                begin = self._of_new_stream(stream)
         return memory, begin, begin + self._begin
+
+    def _of_new_stream(self, stream: int) -> int:
+        # It comes from no pool: a pool that is used for a while would not be free of it afterwards.
+        spare = _spare.setdefault(self._device, [])
+        try:
+            begin = spare.pop()
+        except IndexError:
+            size = COUNTER_BYTES + PARTIAL_BYTES
+            _blocks.append(driver.memory(AT_ONCE * size))
+            begin, *others = range(_blocks[-1].ptr, _blocks[-1].ptr + AT_ONCE * size, size)
+            spare += others
+        self._memset(begin, 0, COUNTER_BYTES, stream)
+        # Another thread may have been faster: what is set on one stream stays with it.
+        return _of_streams.setdefault((self._device, stream), begin)

@@ -281,6 +281,7 @@ def _modules(device: Device) -> dict[str, ModuleType]:
     cuda = _module(
         "cupy.cuda",
         alloc=lambda size: MemoryPointer(Allocation(size, current.device)),
+        Memory=lambda size: MemoryPointer(Allocation(size, current.device)),
         get_current_stream=lambda: _Pointer(device.stream),
         runtime=_runtime(device),
         Device=_device_class(device),
@@ -457,15 +458,23 @@ def _replace_modules(modules: dict[str, ModuleType]) -> None:
     forget()
 
 
-_DICTIONARIES = ("_plans", "_kernels", "_library_of", "_instances", "_of_streams")
+_COLLECTIONS = (
+    "_plans",
+    "_kernels",
+    "_library_of",
+    "_instances",
+    "_of_streams",
+    "_spare",
+    "_blocks",
+)
 
 
 def forget() -> None:
     """Empty the package's caches: plans, loaded kernels, backends, what it asked of CuPy."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "cupy_losses":
-            for dictionary in _DICTIONARIES:
-                getattr(module, dictionary, {}).clear()
+            for collection in _COLLECTIONS:
+                getattr(module, collection, {}).clear()
             for value in list(vars(module).values()):
                 clear = getattr(value, "cache_clear", None)
                 if callable(clear):

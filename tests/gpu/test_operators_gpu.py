@@ -10,9 +10,9 @@ import torch
 from torch.func import grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
-from cupy_losses import _libraries as libraries
 from cupy_losses import cross_entropy, mse_loss
-from cupy_losses._device import engine
+from cupy_losses._device import engine, workspace
+from cupy_losses._libraries import torch as torch_library
 from cupy_losses._torch import inductor
 
 pytestmark = [
@@ -128,7 +128,9 @@ def test_reduce_overhead(
     torch._dynamo.reset()
     monkeypatch.setattr(engine, "_plans", {})
     monkeypatch.setattr(inductor, "_runs", {})
-    libraries.torch._scalar.cache_clear()
+    monkeypatch.setattr(workspace, "_of_streams", {})
+    monkeypatch.setattr(workspace, "_spare", {})
+    torch_library._scalar.cache_clear()
     compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
     x, target = make()
     for _ in range(4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,13 +47,6 @@ def drawn(device: Device, rows: int, columns: int) -> tuple[Any, Any]:
     return device.asarray(x.astype(np.float32)), device.asarray(target)
 
 
-def counters(index: int = 0) -> np.ndarray[Any, Any]:
-    """Those of one of the streams."""
-    memory, _ = [*workspace._of_streams.values()][index]
-    found: np.ndarray[Any, Any] = memory.get()[: workspace.COUNTER_BYTES]
-    return found
-
-
 # Tiles of rows, a group of segments, and several groups.
 @pytest.mark.parametrize("shape", levels.first([(3000, 5), (300, 300), (300, 3000)]))
 def test_counters_are_zero_again(
@@ -67,19 +62,23 @@ def test_counters_are_zero_again(
         for value, wanted in zip(found, expected, strict=True):
             np.testing.assert_allclose(value.get(), wanted, rtol=1e-6)
         value_and_grad(cross_entropy)(x, target)
-    assert len(workspace._of_streams) == 1
-    assert not counters().any()
-    assert memsets == []
+    (begin,) = workspace._of_streams.values()
+    assert not any(ctypes.string_at(begin, workspace.COUNTER_BYTES))
+    assert memsets == [workspace.COUNTER_BYTES], "of a new stream"
     assert any(launch.grid[0] > 1 for launch in device.launches)
 
 
 def test_each_stream_has_its_own(device: Device) -> None:
     """Also each thread on the stream that has one handle in all of them."""
     x, target = drawn(device, 3000, 5)
-    for stream in (0, 16, workspace.PER_THREAD_STREAM, 0):
+    streams = [0, *range(16, 32)]
+    for stream in (*streams, workspace.PER_THREAD_STREAM, 0):
         device.stream = stream
         cross_entropy(x, target)
-    assert [stream for *_, stream in workspace._of_streams] == [0, 16]
+    assert [stream for _, stream in workspace._of_streams] == streams
+    begins = sorted(workspace._of_streams.values())
+    size = workspace.COUNTER_BYTES + workspace.PARTIAL_BYTES
+    assert all(later >= begin + size for begin, later in itertools.pairwise(begins))
 
 
 def test_a_captured_call_has_its_own(device: Device, memsets: list[int]) -> None:
@@ -90,7 +89,8 @@ def test_a_captured_call_has_its_own(device: Device, memsets: list[int]) -> None
     assert cross_entropy(x, target).get() == expected
     device.capturing = False
     assert len(workspace._of_streams) == 1
-    assert len(memsets) == 1
+    assert memsets[0] == workspace.COUNTER_BYTES
+    assert len(memsets) == 2
 
 
 @pytest.mark.parametrize("limit", ["COUNTER_BYTES", "PARTIAL_BYTES"])
