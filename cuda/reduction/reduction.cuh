@@ -295,17 +295,32 @@ struct Reduction {
     const double2 part = __ldcg(reinterpret_cast<const double2*>(from));
     return {part.x, part.y};
   }
-  // Sums up `count` partial sums, by ADDING threads. Thread 0 alone has the result.
+  // Sums up `count` partial sums, by ADDING threads, each of which has LOADS on their way at once.
+  // Thread 0 alone has the result.
   template <int ADDING>
   static DEVICE void add_up(Parts& sums, const Part* from, int count) {
-    constexpr int LOADS = 4;  // that a thread has at once
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr unsigned LOADS = THREADS <= 256 ? 4 : 1;  // more would spill in large blocks
+#else
+    constexpr unsigned LOADS = 4;
+#endif
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) sums[s] = Part{};
     const unsigned end = threadIdx.x < ADDING ? unsigned(count) : 0;
-#pragma unroll(LOADS)
-    for (unsigned i = threadIdx.x; i < end; i += ADDING) {
+#pragma unroll 1
+    for (unsigned first = threadIdx.x; first < end; first += ADDING * LOADS) {
+      Part parts[LOADS][SUMS];
 #pragma unroll
-      for (int s = 0; s < SUMS; ++s) sums[s] += load(from + i * SUMS + s);
+      for (unsigned k = 0; k < LOADS; ++k) {
+        const unsigned i = first + k * ADDING;
+#pragma unroll
+        for (int s = 0; s < SUMS; ++s) parts[k][s] = i < end ? load(from + i * SUMS + s) : Part{};
+      }
+#pragma unroll
+      for (unsigned k = 0; k < LOADS; ++k) {
+#pragma unroll
+        for (int s = 0; s < SUMS; ++s) sums[s] += parts[k][s];
+      }
     }
     block_sums<THREADS>(sums);
   }

@@ -2,8 +2,8 @@
 //
 // A thread adds the elements of a vector in the arithmetic type of the loss, and the vectors with
 // their rounding errors. That takes two floats and no double arithmetic in the loop. Threads, warps
-// and blocks are then added in double, again compensated. The error of the whole is far below one
-// unit in the last place of a float at any length, and of a double too.
+// and blocks are then added in double, and those of doubles compensated again. The error of the
+// whole is far below one unit in the last place of a float at any length, and of a double too.
 #pragma once
 #include "numbers/device.cuh"
 
