@@ -488,7 +488,8 @@ sweep, and that of `benchmarks.run --only orders`.
 This picture is made of `benchmarks/results/h200-classes-last.json` and `h200-row-lengths.json`,
 both beside torch, `h200-strided.json` and `h200-orders.json`, both beside torch and torch.compile.
 Where torch is missing, its bfloat16 loss was more than 1% off. For classes that are not last,
-torch.compile takes {cross_entropy} times as long as `cross_entropy`. For `nll_loss` it takes
+torch.compile takes {cross_entropy} times as long as `cross_entropy`, and {two_orders} times where
+scores and probabilities differ in their memory order. For `nll_loss` it takes
 {compiled_forward} times as long, torch {eager_forward} times; forward and backward {compiled_both}
 and {eager_both} times. For rows of {lengths} elements, torch takes {row_lengths} times as long as
 losses of this package. What the constants of kernels over rows were chosen by is in
@@ -505,9 +506,11 @@ def sweeps() -> list[str]:
         for name, section in (("strided", "classes_strided"), ("row-lengths", "row_lengths"))
     )
     own = [row for row in strided if row["loss"].split(",")[0] == "cross_entropy"]
+    two_orders = [row for row in strided if row["loss"].endswith("two memory orders")]
     nll = [row for row in strided if row["loss"] == "nll_loss"]
     text = SWEEPS.format(
         cross_entropy=slower(own, "compiled", "forward_ms", "forward_backward_ms"),
+        two_orders=slower(two_orders, "compiled", "forward_ms", "forward_backward_ms"),
         compiled_forward=slower(nll, "compiled", "forward_ms"),
         eager_forward=slower(nll, "eager", "forward_ms"),
         compiled_both=slower(nll, "compiled", "forward_backward_ms"),
