@@ -25,10 +25,10 @@ from .launch import (
     Launch,
     Parameters,
     float64,
+    head_of_results,
     int32,
     int64,
     iteration_space,
-    results,
 )
 from .plan import (
     NO_ADDRESS,
@@ -195,7 +195,7 @@ class Launches(Builder):
             function.source,
         )
         workspace = self._workspace(function.real, segments, values)
-        arguments = [schedule.fields, int64(schedule.items), results(segments, divisor)]
+        arguments = [schedule.fields, int64(schedule.items), head_of_results(segments, divisor)]
 
         def launch(kernel: Kernel) -> Launch:
             return Launch(

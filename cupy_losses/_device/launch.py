@@ -147,7 +147,7 @@ class Launch:
         block.parameters, block.scale = parameters, scale
 
 
-def results(segments: int, divisor: float) -> bytes:
+def head_of_results(segments: int, divisor: float) -> bytes:
     """The first fields of the struct Results of cuda/reduction/reduction.cuh, ahead of pointers."""
     return int64(segments) + float64(divisor)
 

@@ -11,7 +11,7 @@ from .._core.rows import RowFormula
 from .._core.shapes import dense_strides
 from .compiler import Kernel
 from .element_launches import Launches
-from .launch import POINTERS_OF_RESULTS, Fields, Launch, int64, results
+from .launch import POINTERS_OF_RESULTS, Fields, Launch, head_of_results, int64
 from .library import DeviceLibrary
 from .plan import COUNTED, GRAD_OUTPUT, Address, Plan, Problem, Step, empty_plan
 from .row_arrays import RowArray
@@ -98,7 +98,7 @@ def _launch(
         kernel,
         schedule.grid(kernel.resident_blocks, limited),
         schedule.threads,
-        [*schedule.arguments, *counts, results(schedule.segments, function.divisor)],
+        [*schedule.arguments, *counts, head_of_results(schedule.segments, function.divisor)],
         pointers,
         POINTERS_OF_RESULTS,
         shared=schedule.shared,

@@ -540,7 +540,7 @@ def test_more_shared_memory_than_the_device_has(device: Device) -> None:
 def test_arguments_of_the_package_are_checked(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = "cupy_losses._device.element_launches.results"
+    wrong = "cupy_losses._device.element_launches.head_of_results"
     monkeypatch.setattr(wrong, lambda segments, divisor: bytes(24))
     x = device.asarray(np.ones(4, np.float32))
     with pytest.raises(EmulatorError, match="argument 4 has 72 bytes, not 64"):

@@ -262,6 +262,7 @@ def rows(
     directions: int = 0,
     divisor: float = 1.0,
     denominator: float | None = None,
+    threads: int = 256,
 ) -> Array:
     """Run a pass of nll_loss with weights; a tangent comes first, if any."""
     n = len(gradient)
@@ -272,11 +273,11 @@ def rows(
         "gathered_rows",
         *(real, f"NegativeLogLikelihood<{real}, true>"),
         f"RowLayout<1, {len(arrays)}, 0u, unsigned, int, unsigned>",
-        tuned("GatheringTeam", threads=256, resident=1, writing="IN_VECTORS"),
+        tuned("GatheringTeam", threads=threads, resident=1, writing="IN_VECTORS"),
         *(values, "1u", f"{directions}u", "false", c_type(result.dtype.name), *types),
         f"{c_type(gradient.dtype.name)}*",
     )
-    segments = -(-n // 256)
+    segments = -(-n // threads)
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     steps = [1 if x.shape != (n,) else 0 for x in arrays]
     strides = [(0 if x.shape == (COLUMNS,) else x.size // n,) for x in arrays]
@@ -284,10 +285,10 @@ def rows(
     kernel = module.get_function(name)
     kernel(
         (segments,),
-        (256,),
+        (threads,),
         (
             *(int64(-100), 1.0, space(n, *strides) + int64(*steps, *(x.size for x in arrays))),
-            *(np.int32(256), np.int32(1), reciprocal(COLUMNS)),
+            *(np.int32(threads), np.int32(1), reciprocal(COLUMNS)),
             *(n, COLUMNS, results(segments, divisor, denominator, result, sums)),
             *arrays,
         ),
@@ -333,6 +334,18 @@ def test_a_sum_of_rows(dtype: Any, n: int) -> None:
         expected[left, target[left]] = -weights / (8.0 if given else 3.0)
         bound = 2.0**-8 if dtype == BFLOAT16 else unit
         np.testing.assert_allclose(gradient.astype(np.float64), expected, rtol=bound)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_more_partial_sums_than_are_loaded_at_once(dtype: Any) -> None:
+    """A block of 32 threads adds up 300, those of the denominator too."""
+    x, target, weight = problem(32 * 299 + 5, dtype)
+    left = target >= 0
+    weights = weight[target[left]].astype(np.float64)
+    terms = -weights * x[left, target[left]].astype(np.float64)
+    value = rows(*("MEAN_OF_VALUES", np.zeros(1), [x, target, weight], np.ones_like(x)), threads=32)
+    unit = 2.0 ** (-24 if dtype == np.float32 else -50)
+    np.testing.assert_allclose(value[0], terms.sum() / weights.sum(), rtol=16 * unit)
 
 
 def test_rows_of_which_nothing_is_left() -> None:
