@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(Tile::THREADS, blocks_per_multiprocessor<T, La
         }
       }
     }
-    if constexpr (REDUCED) reduction.add(segment, work.sum, work.denominator);
+    if constexpr (REDUCED)
+      reduction.template add<false, false>(segment, work.sum, work.denominator);
   }
   if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

@@ -310,7 +310,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
       const OnTiles on_tiles{layout, pointers, computed_anew(int(threadIdx.x))};
       on_tiles.compute(work, layout.template locate<Tile>(tile));
     }
-    if constexpr (REDUCED) reduction.add(segment, work.sum, work.denominator);
+    if constexpr (REDUCED)
+      reduction.template add<false, false>(segment, work.sum, work.denominator);
   }
   if constexpr (REDUCED) reduction.finish(gridDim.x);
 }

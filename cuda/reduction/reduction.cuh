@@ -210,13 +210,14 @@ struct Reduction {
   double* denominator_output;  // where a denominator that is added up goes too
 
   // One segment is complete. The sums are those of all threads of this block, or of THREAD_0 alone.
-  template <bool THREAD_0 = false>
+  // Whether a value is wanted is asked FIRST, without which some gradients of rows spill, or last.
+  template <bool THREAD_0 = false, bool FIRST = true>
   DEVICE void add(long long segment, const Sum<T>& sum, const Sum<T>& own_denominator) const {
-    if (results.value == nullptr) return;
+    if (FIRST && results.value == nullptr) return;
     Parts parts = {part_of(sum)};
     if constexpr (SUMS == 2) parts[1] = part_of(own_denominator);
     if constexpr (!THREAD_0) block_sums<THREADS>(parts);
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != 0 || (!FIRST && results.value == nullptr)) return;
     if (results.segments == 1) {
       write(parts);
     } else if constexpr (VALUES == COUNT_OF_VALUES) {
@@ -230,7 +231,7 @@ struct Reduction {
   DEVICE void finish(unsigned blocks) const {
     if (!has_partials()) return;
     if (is_last(arrive_at(results.counter, blocks), blocks))
-      finish(results.partials, int(results.segments));
+      finish<4>(results.partials, int(results.segments));
   }
 
   // The same for many segments: up to MOST_AT_ONCE are one group. More are a tree: the last block
@@ -240,6 +241,11 @@ struct Reduction {
   // finishes, and does not wait for the atomic addition.
   static constexpr int FAN_IN = 64;
   static constexpr int MOST_AT_ONCE = 256;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr unsigned LOADS_OF_GROUPS = THREADS <= 256 ? 4 : 1;  // more would spill
+#else
+  static constexpr unsigned LOADS_OF_GROUPS = 4;
+#endif
   DEVICE unsigned arrive_in_group(long long segment) const {
     if (!has_partials()) return 0;
     const int group = group_of(int(segment));
@@ -252,7 +258,7 @@ struct Reduction {
     if (!is_last(before, unsigned(members))) return;
     Parts sums;
     constexpr int ADDING = THREADS < FAN_IN ? THREADS : FAN_IN;
-    add_up<ADDING>(sums, results.partials + first * SUMS, members);
+    add_up<ADDING, LOADS_OF_GROUPS>(sums, results.partials + first * SUMS, members);
     if (is_one_group()) {
       if (threadIdx.x == 0) write(sums);
     } else {
@@ -260,7 +266,7 @@ struct Reduction {
       Part* const of_groups = results.partials + results.segments * SUMS;
       if (threadIdx.x == 0) store(of_groups, group, sums);
       const bool last = is_last(arrive_at(results.counter, unsigned(groups)), unsigned(groups));
-      if (last) finish(of_groups, groups);
+      if (last) finish<LOADS_OF_GROUPS>(of_groups, groups);
     }
   }
 
@@ -297,13 +303,8 @@ struct Reduction {
   }
   // Sums up `count` partial sums, by ADDING threads, each of which has LOADS on their way at once.
   // Thread 0 alone has the result.
-  template <int ADDING>
+  template <int ADDING, unsigned LOADS>
   static DEVICE void add_up(Parts& sums, const Part* from, int count) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    constexpr unsigned LOADS = THREADS <= 256 ? 4 : 1;  // more would spill in large blocks
-#else
-    constexpr unsigned LOADS = 4;
-#endif
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) sums[s] = Part{};
     const unsigned end = threadIdx.x < ADDING ? unsigned(count) : 0;
@@ -324,9 +325,10 @@ struct Reduction {
     }
     block_sums<THREADS>(sums);
   }
+  template <unsigned LOADS>
   DEVICE void finish(const Part* from, int count) const {
     Parts sums;
-    add_up<THREADS>(sums, from, count);
+    add_up<THREADS, LOADS>(sums, from, count);
     if (threadIdx.x == 0) write(sums);
   }
   DEVICE void write(const Parts& sums) const {
