@@ -159,6 +159,7 @@ class Plan:
         self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
         self._is_capturing = driver.capture_query()
+        self._has_memory = bool(workspace or scratch or again)  # beside the outputs
         self._again = None
         if again is not None:
             launch, choose = again
@@ -189,7 +190,7 @@ class Plan:
         waiting = memory = None
         if self._steps:
             stream = library.stream(self.device)
-            is_captured = self._is_capturing(stream)
+            is_captured = self._has_memory and self._is_capturing(stream)
             addresses = [0, *pointers, *map(self._address, outputs)]
             if self._workspace is not None:
                 _held, *parts = self._workspace.of(operands, stream, is_captured)
