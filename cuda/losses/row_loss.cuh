@@ -12,8 +12,7 @@
 //                    takes the element of the class from all elements of the row, where one thread
 //                    has these: prologue() need not read it then
 //   State<N>         what a row accumulates; empty() has nothing. With a member `maximum`, all
-//   threads
-//                    of a row may get the same elements.largest(), that of the row: see
+//                    threads of a row may get the same elements.largest(), that of the row: see
 //                    kernels/row_tiles.cu
 //   add<FIRST_BATCH>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST_BATCH;

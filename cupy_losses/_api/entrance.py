@@ -1,7 +1,8 @@
 """The entrance: what makes a public function of a loss.
 
-Every public function is made by `loss_function`. It declares the kind of each argument that is no
-array; each value that a caller passes is checked here, before anything else happens.
+`loss_function` makes one of a single call, `prepared_by` one that is more than that. Both declare
+the kind of each argument that is no array. What a caller passes for these is checked here, before
+anything is computed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ _COMMON: dict[str, Argument] = {"reduction": Choice(REDUCTIONS), "scale": Scale(
 
 
 class Checks:
-    """The checks of the arguments of a function that are no arrays; defaults are not checked.
+    """The checks of the arguments of a function that are no arrays.
+
+    Defaults are checked once, when the checks are made, and not in calls.
 
     Attributes:
         arrays: How many arguments by position are arrays, before the first that is none.

@@ -74,7 +74,7 @@ def row_formula(name: str, program: RowProgram) -> str:
 
 
 def row_source(name: str, formula: str) -> str:
-    """The class template of a loss over rows, of that of its formula."""
+    """The class template of a loss over rows, made of the one of its formula."""
     struct = struct_of(name)
     return f"""
 #line 1 "{_MARK}{name}"

@@ -147,7 +147,7 @@ class Loss(ABC):
         self._make_known()
 
     def _make_known(self) -> None:
-        """Find the loss by its key, as long as it or an equal one is there."""
+        """Register the loss under its key, for as long as it or an equal one is there."""
         with _making_known:
             known = _OF_USERS.setdefault(self.key, self)
         if known is not self:

@@ -6,7 +6,8 @@ rows leave; a sum divides by 1.
 
 What "nothing left" means is decided here for all losses, libraries and devices. The value is then
 0 / 0: NaN. Its derivatives are 0, because they are divided by `NOTHING_LEFT` instead.
-`_host/results.py` and cuda/reduction/reduction.cuh compute the pair.
+`_host/reduction.py`, cuda/reduction/reduction.cuh and, for gradients by weights,
+`_torch/weights.py` do so.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NOTHING_LEFT = math.inf  # the denominator of derivatives where nothing is left
 class Denominator(NamedTuple):
     """What divides the sum of a call.
 
-    `size` is the denominator unless it depends on data. With `of_data` it is a sum of weights. With
-    `is_count` it is the number of elements or rows that a mask or an ignored index leaves. Where a
+    `size` is the denominator unless it depends on data: `of_data`. It is then a sum of weights, or
+    with `is_count` the number of elements or rows that a mask or an ignored index leaves. Where a
     call `leaves_out` elements or rows, a denominator of 0 means that nothing is left.
     """
 

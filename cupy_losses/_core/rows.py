@@ -68,9 +68,9 @@ class RowFormula(Loss):
     multiplies the loss of a row and its term of the denominator of a mean.
 
     The first arguments of the struct's template are the arithmetic type and `options`. With
-    `weights`, the next one is whether the call has a weight. With `precise`, the next one is
-    whether the elements have half precision and, with an index, the last one how many elements of a
-    row a thread holds. The fields of the struct are `parameters`, the integers first.
+    `weights`, the next one is whether the call has a weight. Where the loss is `precise`, the next
+    one is whether the elements have half precision and, with an index, the last one how many
+    elements of a row a thread holds. The fields of the struct are `parameters`, the integers first.
     `_host/row_formulas.py` says what the formula in NumPy is.
 
     Attributes:
@@ -88,11 +88,11 @@ class RowFormula(Loss):
         takes_integers: Whether all operands of elements but one may be boolean or integer. The loss
             is not differentiated by those.
         gathers: Whether the element of the target is all that is read of a row.
-        precise: See above.
+        precise: Whether a row accumulates so exactly that parts of it cost much to merge.
         hides: Whether the kernels hide elements that a row is not to accumulate: the struct HIDES.
         sums: How many sums a row accumulates at most, for which the kernels make room.
-        other_form: Where a target of another dtype has another shape, what that is, for the errors
-            of one of that shape.
+        other_form: For losses whose target may be indices or numbers of elements, what the other
+            one looks like. Errors of a target say it where that is what was meant.
 
     """
 
@@ -122,7 +122,7 @@ class RowFormula(Loss):
         shape = shape or (1,)
         last = shape[self.axis(shape, call.axis)] - 1
         if role.of_elements:
-            return Domain(-1, last)
+            return Domain(-1, last)  # torch's range of labels, also behind the one that ends them
         ignored = call.named_parameters.get("ignore_index")
         return Domain(0, last, () if ignored is None else (ignored,))
 
@@ -318,7 +318,7 @@ class RowFormula(Loss):
         elif name == "where":
             allowed, what = ("bool",), "dtype bool"
         elif role == ELEMENTS and self.takes_integers:
-            return  # `shape_of` checks them together
+            return  # `_check_dtypes` checks them together
         else:
             allowed, what = FLOATING, f"a floating dtype ({', '.join(FLOATING)})"
         if operand.dtype not in allowed:

@@ -41,13 +41,13 @@ def result_dtype(operands: Sequence[ArraySpec], autocast: bool = False) -> str:
 
 
 def broadcast_shape(
-    operands: Sequence[ArraySpec], names: Sequence[str], following: int = 0
+    operands: Sequence[ArraySpec], names: Sequence[str], leading: int = 0
 ) -> Shape:
-    """The common shape of the operands, to which the `following` first ones must broadcast.
+    """The common shape of the operands, to which the first `leading` ones must broadcast.
 
     Raises a ValueError that names the operand that does not fit.
     """
-    deciding = list(zip(operands, names, strict=True))[following:]
+    deciding = list(zip(operands, names, strict=True))[leading:]
     shape = [1] * max(len(operand.shape) for operand, _ in deciding)
     for operand, name in deciding:
         offset = len(shape) - len(operand.shape)

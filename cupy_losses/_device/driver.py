@@ -1,4 +1,6 @@
-"""All that is asked of CuPy, imported when a device is first used, with its failures explained.
+"""What the device backend asks of CuPy, which is imported when a device is first used.
+
+Failures of CuPy and of CUDA are explained.
 
 Importing cupy_losses must import neither CuPy nor torch and touch no GPU.
 """
@@ -67,7 +69,10 @@ def cupy() -> Any:
 
 
 def why(error: Exception) -> str:
-    """Why there is no GPU, from an error of CuPy: CUDA calls a driver insufficient that is none."""
+    """Why there is no GPU, from an error of CuPy.
+
+    CUDA says that the driver is insufficient where there is none.
+    """
     if "cudaErrorInsufficientDriver" in str(error):
         return "there is no NVIDIA driver, or it is too old for the CUDA of CuPy"
     return str(error)

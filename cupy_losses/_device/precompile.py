@@ -24,5 +24,5 @@ def compile_kernels(
     """Compile all kernels of a request on operands that are aligned, for an architecture."""
     shape = call.loss.shape_of(call, operands[request.extra :])
     aligned = (0,) * len(operands)
-    problem = Problem(call, request, tuple(operands), aligned, shape, False, -architecture)
+    problem = Problem(call.unscaled, request, tuple(operands), aligned, shape, False, -architecture)
     call.loss.plan(NO_ARRAYS, problem)

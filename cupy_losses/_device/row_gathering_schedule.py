@@ -16,19 +16,23 @@ from .row_schedule import Schedule, blocks_per_multiprocessor
 
 # As measured on an H100.
 THREADS = 256  # of a block, and rows of a tile
-# Resident at once, without gradients or with those that are STAGED: of rows and their classes
-# alone; of more operands with gradients. None spill. To count MANY_ROWS takes more registers.
+# The threads of a multiprocessor that are resident at once, so that none spill: of rows and their
+# classes alone, without gradients or with those that are STAGED; of more operands with gradients.
+# To count MANY_ROWS takes more registers.
 THREADS_OF_FEW = 1536
 THREADS_OF_SEVERAL = 1280
 MANY_ROWS = 1 << 30
-SLICE_BYTES = 512 << 10  # of its gradients that a block writes, at most
-FEW_BYTES = 4 << 10  # at least, with fewer blocks than:
+# A block writes at most SLICE_BYTES of gradients. It writes less, but FEW_BYTES, where there would
+# be fewer blocks than BLOCKS.
+SLICE_BYTES = 512 << 10
+FEW_BYTES = 4 << 10
 BLOCKS = 512
-# Gradients are 0 ahead of the launch where rows have more bytes, or where they lie apart in
-# stretches that begin within sectors of memory, and have as many columns. As measured on an H200.
-# Gradients are written from shared memory where rows have no more bytes, and there are as many.
+# As measured on an H200. Gradients are written from shared memory where a row has up to
+# STAGED_BYTES, if there are STAGED_ROWS or more.
 STAGED_BYTES = 48
 STAGED_ROWS = 1 << 16
+# Zeros are written ahead where a row has more than LONG_BYTES. Where its elements lie apart, and
+# stretches of rows begin within sectors of memory, they are from LONG_AMONG_OTHERS columns on.
 LONG_BYTES = 8 << 10
 LONG_AMONG_OTHERS = 128
 SEGMENTS = 4096  # partial sums of a reduced loss, at most

@@ -98,7 +98,7 @@ class StridedTeam:
         threads_per_row: The threads of a row.
         varies: Whether the kernel serves any number of them.
         count: The elements of a batch.
-        sure: How many of them are there, in all rows of this count.
+        sure: How many of them every row has that this kernel works on.
         stays: Whether a thread holds all of its elements of a row.
         pairs: Whether a thread has two rows.
         few: Whether rows have so few elements that the loss is told how many.
@@ -185,7 +185,7 @@ def strided_team(
             if count * words > WORDS:
                 break
             if columns <= threads_per_row * count:
-                return _that_stay(
+                return _in_registers(
                     threads_per_row,
                     count,
                     width,
@@ -214,7 +214,7 @@ def strided_team(
     )
 
 
-def _that_stay(
+def _in_registers(
     threads_per_row: int,
     count: int,
     width: int,

@@ -49,7 +49,7 @@ OTHER_BYTES = 3 << 10
 PADDING = 512  # bytes beside a tile
 THREADS_PER_ROW = (1, 2, 4, 8, 16, 32)  # as few as fit
 BATCH_BYTES = 32  # of the first operand, which a thread takes at a time
-TURN = 1  # elements that take as long as what a batch costs besides its own
+TURN = 1  # what a batch costs besides its elements, in elements
 # Units of long rows that are no whole vectors: few kernels serve all of them.
 LONG_BATCHES = (8, 7, 6, 4)
 MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row

@@ -29,8 +29,10 @@ COMPUTING = 224  # of these: a warp copies
 MOST_ROWS = 8 * COMPUTING
 TILE_BYTES = 55 << 10
 LEAST_BYTES = 7 << 10  # of the elements of a tile
-FEW_ROWS = 2 * COMPUTING  # of a tile, where with more there are not
-MANY_TILES = 4096  # so that all blocks have about as many
+# A tile has as many rows as fit if there are MANY_TILES, so that all blocks have about as many of
+# them; else it has FEW_ROWS.
+MANY_TILES = 4096
+FEW_ROWS = 2 * COMPUTING
 LEAST_TILES = 512  # one for each block that runs at once
 FULL = 0.85  # of a tile, at least, where a line of rows is divided evenly
 RESIDENT = 1024  # threads that a multiprocessor is to hold, at most

@@ -171,7 +171,7 @@ def limited(x: Number, bound: float) -> Number:
 
 
 def positive(x: Number) -> Number:
-    """max(x, 0), sooner than NumPy's maximum of an array and a number."""
+    """max(x, 0), faster than NumPy's maximum of an array and a number."""
     return np.clip(x, 0.0, np.inf)
 
 

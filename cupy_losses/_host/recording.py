@@ -45,7 +45,7 @@ def widened(x: HostArray, out: HostArray) -> None:
 
 
 def clipped(x: HostArray, low: float, high: float, out: HostArray) -> None:
-    """Numbers between two bounds, sooner than by the function of NumPy."""
+    """Numbers between two bounds, faster than by the function of NumPy."""
     x.clip(low, high, out)
 
 

@@ -137,7 +137,8 @@ def register(library: type[ArrayLibrary]) -> type[ArrayLibrary]:
 def resolve(call: Call, operands: Sequence[AnyArray]) -> tuple[ArrayLibrary, Sequence[AnyArray]]:
     """The library of a call, and all operands as arrays of it.
 
-    The first argument decides on the library; host and device do not mix.
+    The first argument decides on the library, unless that of another one takes over. Host and
+    device do not mix.
     """
     kind = type(operands[-1])
     known = _library_of.get(kind)
