@@ -40,9 +40,7 @@ def result_dtype(operands: Sequence[ArraySpec], autocast: bool = False) -> str:
     return "float32" if autocast and dtype in ("float16", "bfloat16") else dtype
 
 
-def broadcast_shape(
-    operands: Sequence[ArraySpec], names: Sequence[str], leading: int = 0
-) -> Shape:
+def broadcast_shape(operands: Sequence[ArraySpec], names: Sequence[str], leading: int = 0) -> Shape:
     """The common shape of the operands, to which the first `leading` ones must broadcast.
 
     Raises a ValueError that names the operand that does not fit.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import tuned
+from .cpp import tuned
 from .row_function import RowFunction
 from .row_operands import RowOperands
 from .row_schedule import Schedule

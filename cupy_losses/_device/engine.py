@@ -17,7 +17,8 @@ from .._core.notices import warn
 from .._core.shapes import ArraySpec
 from .._core.types import AnyArray
 from .library import DeviceLibrary
-from .plan import Plan, Problem
+from .plan import Plan
+from .problem import Problem
 
 _plans: dict[Any, Plan] = {}
 

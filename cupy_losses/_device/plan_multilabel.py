@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from .._core.dtypes import item_size
 from .._core.rows import RowFormula
 from . import row_launches
+from .cpp import tuned
+from .hardware import THREADS_OF_MULTIPROCESSOR, VECTOR_BYTES, WARP
 from .launch import int64
 from .library import DeviceLibrary
-from .plan import VECTOR_BYTES, WARP, Plan, Problem, tuned
+from .plan import Plan
+from .problem import Problem
 from .row_arrays import RowArray
 from .row_function import loss_function
 from .row_launches import RowLaunches
 from .row_schedule import Results, Schedule, blocks_per_multiprocessor
-from .row_team import THREADS_OF_MULTIPROCESSOR
 from .shared_memory import WORD_BYTES
 
 # The threads of a row, by the most elements that it may have. Few threads have many elements each

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .._core.dtypes import c_type, item_size
+from .._core.dtypes import c_type
 from .._core.pointwise import PointwiseFormula
 from .._core.shapes import broadcast_axes, broadcast_strides, memory_order
-from . import compiler
-from .compiler import Specialisation
-from .element_launches import THREADS, ElementFunction, Launches, Quotient
-from .launch import Fields, Launch, int64
+from .addresses import NO_ADDRESS, Address
+from .cpp import bits, template
+from .element_launches import ElementFunction, Launches, Quotient
+from .launch import Fields
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, VECTOR_BYTES, Address, Plan, Problem, bits, empty_plan, template
+from .plan import Plan, empty_plan
+from .problem import Problem
 
 
 def make_plan(library: DeviceLibrary, problem: Problem, loss: PointwiseFormula) -> Plan:
@@ -142,13 +143,3 @@ class _Planner(Launches):
         if call.masked:
             expression = template("Masked", expression, problem.leading - first)
         return expression
-
-
-def scale_launch(gradient: str, grad_output: str, size: int, device: int) -> Launch:
-    """The launch that multiplies a dense gradient by a 0-d grad_output, in place."""
-    real = "double" if "float64" in (gradient, grad_output) else "float"
-    width = VECTOR_BYTES // item_size(gradient)
-    name = template("scale", real, c_type(gradient), c_type(grad_output), THREADS, width)
-    (kernel,) = compiler.kernels([Specialisation("kernels/scale.cu", name, THREADS, device)])
-    blocks = min(-(-size // (THREADS * width)), kernel.resident_blocks)
-    return Launch(kernel, (blocks, 1), THREADS, [int64(size)], pointers=2)

@@ -9,10 +9,12 @@ from .._core.dtypes import item_size
 from .._core.rows import RowFormula
 from .._core.shapes import ArraySpec
 from . import row_launches
+from .addresses import NO_ADDRESS, NO_FACTOR, SLOT, Address
 from .denominators_schedule import denominators_schedule
 from .element_launches import Quotient, identity
 from .library import DeviceLibrary
-from .plan import NO_ADDRESS, NO_FACTOR, SLOT, Address, Plan, Problem
+from .plan import Plan
+from .problem import Problem
 from .row_arrays import RowArray
 from .row_function import RowFunction, denominator_function, loss_function
 from .row_gathering_schedule import Gathering, gathered_rows_schedule, gathering_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._core.loss import Call, Request
 from .._core.shapes import ArraySpec
-from .plan import Problem
+from .problem import Problem
 
 # What a plan asks of its library when it is made. This one is never run.
 NO_ARRAYS: Any = SimpleNamespace(

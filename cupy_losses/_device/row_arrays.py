@@ -10,10 +10,11 @@ from functools import cached_property
 from .._core.dtypes import item_size
 from .._core.rows import RowSpace
 from .._core.shapes import IterationSpace, Shape, coalesce, dense_strides
+from .addresses import Address
+from .cpp import bits, template
+from .hardware import SECTOR_BYTES, VECTOR_BYTES
 from .launch import int64, iteration_space
-from .plan import VECTOR_BYTES, Address, bits, template
 
-SECTOR_BYTES = 32  # of device memory, which are written at once
 LONG_STRETCH = 32  # rows, so that many tiles do not reach from one into the next
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._core.dtypes import c_type, item_size
-from .plan import template
+from .cpp import template
 from .row_arrays import RowArray
 from .row_operands import RowOperands
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .._core.shapes import dense_strides
-from . import row_team
+from .cpp import tuned
+from .hardware import SECTOR_BYTES, THREADS_OF_MULTIPROCESSOR
 from .launch import int32, reciprocal
-from .plan import tuned
-from .row_arrays import SECTOR_BYTES, RowArray
+from .row_arrays import RowArray
 from .row_operands import RowOperands
 from .row_schedule import Schedule, blocks_per_multiprocessor
 
@@ -96,7 +96,7 @@ def gathered_rows_schedule(
     slices = gathering.slices if outputs else 1
     writing = gathering.writing if outputs else "IN_VECTORS"  # a loss alone writes nothing so
     row_bytes = operands.rows.columns * item_size(operands.main.dtype)
-    of_multiprocessor = row_team.THREADS_OF_MULTIPROCESSOR
+    of_multiprocessor = THREADS_OF_MULTIPROCESSOR
     if operands.rows.number < MANY_ROWS and (writing == "STAGED" or not outputs):
         has_several = outputs and len(operands.inputs) > 2
         of_multiprocessor = THREADS_OF_SEVERAL if has_several else THREADS_OF_FEW

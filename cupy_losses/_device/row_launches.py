@@ -9,11 +9,14 @@ from functools import partial
 from .._core.dtypes import item_size
 from .._core.rows import RowFormula
 from .._core.shapes import dense_strides
+from .addresses import COUNTED, GRAD_OUTPUT, Address
+from .builder import Step
 from .compiler import Kernel
 from .element_launches import Launches
 from .launch import POINTERS_OF_RESULTS, Fields, Launch, head_of_results, int64
 from .library import DeviceLibrary
-from .plan import COUNTED, GRAD_OUTPUT, Address, Plan, Problem, Step, empty_plan
+from .plan import Plan, empty_plan
+from .problem import Problem
 from .row_arrays import RowArray
 from .row_function import RowFunction
 from .row_operands import RowOperands, row_operands

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from .._core.dtypes import FLOATING, item_size
 from .._core.rows import ELEMENTS, RowFormula, row_space
-from .plan import Address, Problem
+from .addresses import Address
+from .problem import Problem
 from .row_arrays import RowArray, RowGeometry
-from .row_team import RowMemory
+from .row_memory import RowMemory
 
 
 @dataclass(frozen=True)

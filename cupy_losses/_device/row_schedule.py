@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .._core.dtypes import c_type
+from .addresses import NO_ADDRESS, Address
 from .compiler import Specialisation
-from .plan import NO_ADDRESS, Address, Problem, bits, template
+from .cpp import bits, template
+from .hardware import THREADS_OF_MULTIPROCESSOR
+from .problem import Problem
 from .row_arrays import RowArray
 from .row_function import RowFunction
 from .row_operands import RowOperands
-from .row_team import THREADS_OF_MULTIPROCESSOR
 
 FAN_IN = 64  # in cuda/reduction/reduction.cuh
 MOST_AT_ONCE = 256  # there, too

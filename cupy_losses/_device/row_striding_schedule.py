@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._core.dtypes import item_size
+from .addresses import NO_ADDRESS, Address
+from .cpp import bits, tuned
+from .hardware import SECTOR_BYTES
 from .launch import int32, int64
-from .plan import NO_ADDRESS, Address, bits, tuned
-from .row_arrays import SECTOR_BYTES, RowArray
+from .row_arrays import RowArray
 from .row_function import row_bytes, state_bytes
 from .row_operands import RowOperands
 from .row_schedule import RECORD_BYTES, Results, Schedule

@@ -7,10 +7,12 @@ whether rows begin inside vectors.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 
 from . import driver
-from .plan import VECTOR_BYTES, WARP, tuned
+from .cpp import tuned
+from .hardware import THREADS_OF_MULTIPROCESSOR, VECTOR_BYTES, WARP
+from .row_memory import RowMemory
 from .shared_memory import BANKS, WORD_BYTES, bank_conflicts
 
 # As measured on an H200. Bytes are those of a row, or of what a thread has of a share of it.
@@ -60,67 +62,12 @@ MAX_SPLITS = 1024
 SPLIT_BLOCK = 256  # threads
 SPLIT_VECTORS = 16  # of a thread, or a multiple of them
 
-THREADS_OF_MULTIPROCESSOR = 1024  # resident at once, with 64 registers each
+# Resident at once on a multiprocessor, in place of THREADS_OF_MULTIPROCESSOR.
 THREADS_WITH_GRADIENTS = 768  # with 80, for gradients by batches of BATCH_BYTES
 THREADS_WITH_HELD = 1536  # with 40, for losses of rows that are held
 THREADS_OF_HEAVY = 768  # with 80, of a heavy loss
 THREADS_OF_HALVES = 768  # with 80, of a loss alone where a block has a row of half precision
 FEW_SLOTS = 4  # of a thread, which has registers enough for them in any case
-
-
-@dataclass(frozen=True)
-class RowMemory:
-    """The rows in memory, as far as their teams depend on them.
-
-    Attributes:
-        rows: How many there are.
-        columns: The elements of a row.
-        size: The bytes of an element of the first operand, where that is floating, or else of the
-            narrowest one that is.
-        element_sizes: Those of an element of each array that is read element by element.
-        step: From an element of the first operand to the next one of its row, in elements.
-        row_steps: From a row to the next one along each axis, in elements.
-        begin: Where the first row begins behind an aligned address, in elements.
-        precise: Whether parts of a row cost much to merge.
-        hides: Whether a row may be padded, with elements that the kernels hide.
-
-    """
-
-    rows: int
-    columns: int
-    size: int
-    element_sizes: tuple[int, ...]
-    step: int
-    row_steps: tuple[int, ...]
-    begin: int
-    _: KW_ONLY
-    precise: bool
-    hides: bool
-
-    @property
-    def element_bytes(self) -> int:
-        """What is read of each element."""
-        return sum(self.element_sizes)
-
-    @property
-    def is_whole_vectors(self) -> bool:
-        """Whether a row, its elements side by side, is some vectors, wherever it begins."""
-        return self.step == 1 and self.columns * self.size % VECTOR_BYTES == 0
-
-    @property
-    def is_heavy(self) -> bool:
-        """Whether each element adds to several sums: of a precise loss that hides none."""
-        return self.precise and not self.hides
-
-    @property
-    def width(self) -> int:
-        """The elements of a vector; vectors of a few do not reach beyond the row."""
-        if self.step != 1 and self.columns > 1:
-            return 1
-        width = VECTOR_BYTES // self.size
-        while self.columns < 4 * width and self.columns % width:
-            width //= 2
-        return width
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from .._core.dtypes import item_size
 from . import driver
+from .addresses import Address
+from .builder import UNSUMMED
 from .launch import int32, int64
-from .plan import UNSUMMED, Address
 from .row_function import RowFunction
 from .row_operands import RowOperands
 from .row_schedule import RECORD_BYTES, Results, Schedule, blocks_per_multiprocessor

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .plan import VECTOR_BYTES
+from .hardware import VECTOR_BYTES
 from .row_team import HELD_BYTES
 from .shared_memory import BANKS, WORD_BYTES, bank_conflicts, placed
 

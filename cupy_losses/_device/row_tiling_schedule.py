@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._core.dtypes import FLOATING, item_size
+from .cpp import bits, tuned
 from .launch import int32
-from .plan import bits, tuned
 from .row_arrays import RowArray
 from .row_function import number_bytes, state_bytes
 from .row_operands import RowOperands

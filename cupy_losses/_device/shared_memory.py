@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .plan import VECTOR_BYTES
+from .hardware import VECTOR_BYTES
 
 WORD_BYTES = 4
 BANKS = 32

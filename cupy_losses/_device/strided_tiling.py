@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .plan import VECTOR_BYTES, WARP
+from .hardware import VECTOR_BYTES, WARP
 from .row_striding import COUNTS, FEW_WORDS
 from .shared_memory import placed
 

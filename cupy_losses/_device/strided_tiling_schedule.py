@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from .._core.dtypes import FLOATING, item_size
 from . import driver
+from .cpp import bits, tuned
 from .launch import int32, reciprocal
-from .plan import bits, tuned
 from .row_arrays import RowArray
 from .row_operands import RowOperands
 from .row_schedule import Schedule

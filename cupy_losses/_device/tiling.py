@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .._core.dtypes import item_size
 from .._core.shapes import ArraySpec, IterationSpace, Shape
-from .plan import VECTOR_BYTES
+from .hardware import VECTOR_BYTES
 
 LINE_BYTES = 128  # read at once where they are neighbours, of either order
 STAGED_BYTES = 16 << 10  # of a tile of one operand: enough in flight, and several blocks fit

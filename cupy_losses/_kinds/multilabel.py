@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._device.library import DeviceLibrary
-from .._device.plan import Plan, Problem
+from .._device.plan import Plan
 from .._device.plan_multilabel import make_plan
+from .._device.problem import Problem
 from .rows import RowLoss
 
 

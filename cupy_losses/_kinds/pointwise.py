@@ -9,8 +9,9 @@ from typing import Any
 from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
 from .._device.library import DeviceLibrary
-from .._device.plan import Plan, Problem
+from .._device.plan import Plan
 from .._device.plan_pointwise import make_plan
+from .._device.problem import Problem
 from .._host import pointwise
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from .._core.loss import Call, Request
 from .._core.rows import RowFormula
 from .._device.library import DeviceLibrary
-from .._device.plan import Plan, Problem
+from .._device.plan import Plan
 from .._device.plan_rows import make_plan
+from .._device.problem import Problem
 from .._host import rows
 
 

@@ -21,10 +21,11 @@ from .._core.loss import Call, Request
 from .._core.memory import without_memory
 from .._core.outputs import Output
 from .._device import driver, engine
+from .._device.hardware import VECTOR_BYTES
 from .._device.launch import Launch
 from .._device.library import Allocator
-from .._device.plan import VECTOR_BYTES, Plan
-from .._device.plan_pointwise import scale_launch
+from .._device.plan import Plan
+from .._device.scale import scale_launch
 from .._torch import autograd, inductor, operators, values
 from .._torch.evaluation import in_memory, spec_of
 from .numpy import on_host

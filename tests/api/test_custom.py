@@ -34,7 +34,7 @@ from cupy_losses._core.formula import explained, in_ascii
 from cupy_losses._core.formula import source as source_of
 from cupy_losses._core.program import RESERVED
 from cupy_losses._device import sources
-from cupy_losses._device.plan import tuned
+from cupy_losses._device.cpp import tuned
 
 from .. import emulator
 from ..emulator import installed

@@ -16,7 +16,7 @@ from cupy_losses._api.entrance import loss_function
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Call
 from cupy_losses._device import sources
-from cupy_losses._device.plan import template
+from cupy_losses._device.cpp import template
 from cupy_losses._host.dual import Dual, plain, sigmoid, slope_of, softplus
 from cupy_losses._kinds.pointwise import PointwiseLoss
 

@@ -14,8 +14,9 @@ from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.rows import CLASS_WEIGHTS, ELEMENTS
 from cupy_losses._core.shapes import ArraySpec
 from cupy_losses._device import compiler, driver, sources
-from cupy_losses._device.plan import Problem, template, tuned
+from cupy_losses._device.cpp import template, tuned
 from cupy_losses._device.precompile import NO_ARRAYS
+from cupy_losses._device.problem import Problem
 from cupy_losses._device.row_team import STATIC_BYTES
 from cupy_losses._kinds.rows import RowLoss
 

@@ -17,8 +17,8 @@ from cupy_losses import l1_loss
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._core.shapes import IterationSpace
 from cupy_losses._device import sources
+from cupy_losses._device.cpp import template, tuned
 from cupy_losses._device.launch import int64, iteration_space, reciprocal
-from cupy_losses._device.plan import template, tuned
 
 from ..emulator import Device, Module
 from ..tables.arrays import BFLOAT16

@@ -30,7 +30,8 @@ from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request, losses
 from cupy_losses._core.rows import RowFormula
 from cupy_losses._device import driver, row_schedule, row_team, row_tiling_schedule, sources
-from cupy_losses._device.row_team import RowMemory, RowTeam
+from cupy_losses._device.row_memory import RowMemory
+from cupy_losses._device.row_team import RowTeam
 from cupy_losses._libraries.cupy import CupyLibrary
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve

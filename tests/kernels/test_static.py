@@ -13,7 +13,7 @@ import pytest
 
 from cupy_losses._core.dtypes import c_type
 from cupy_losses._device import sources
-from cupy_losses._device.plan import template, tuned
+from cupy_losses._device.cpp import template, tuned
 
 from ..tools import static_checks
 from ..tools.requirements import nvrtc

@@ -12,7 +12,7 @@ import pytest
 
 from cupy_losses import cross_entropy, value_and_grad, vjp
 from cupy_losses._device import strided_tiling
-from cupy_losses._device.plan import WARP
+from cupy_losses._device.hardware import WARP
 from cupy_losses._device.row_arrays import RowGeometry
 from cupy_losses._device.strided_tiling import StridedTile, strided_tile
 

@@ -37,7 +37,6 @@ from cupy_losses._device import (
     denominators_schedule,
     element_launches,
     plan_multilabel,
-    plan_pointwise,
     plan_rows,
     row_arrays,
     row_gathering_schedule,
@@ -46,6 +45,7 @@ from cupy_losses._device import (
     row_tiling_schedule,
     strided_tiling,
 )
+from cupy_losses._device.scale import scale_launch
 from cupy_losses._libraries.registry import resolve
 
 from ..emulator import Device
@@ -294,7 +294,7 @@ def _scale(device: Device) -> None:
     for factor in (1.0, 2.5):
         gradient = device.asarray(host, writable=True)
         scalar = device.asarray(np.asarray(factor, np.float32))
-        launch = plan_pointwise.scale_launch("float32", "float32", host.size, 0)
+        launch = scale_launch("float32", "float32", host.size, 0)
         launch.start(0, (), 1.0, (gradient.data.ptr, scalar.data.ptr))
         close(gradient, factor * host)
 

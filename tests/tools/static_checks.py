@@ -26,9 +26,9 @@ from cupy_losses._core.dtypes import DTYPES
 from cupy_losses._core.loss import FORWARD, Call, Request, losses
 from cupy_losses._core.shapes import ArraySpec, broadcast_shape, dense_strides, result_dtype
 from cupy_losses._device import compiler, sources
-from cupy_losses._device.plan import Problem
-from cupy_losses._device.plan_pointwise import scale_launch
 from cupy_losses._device.precompile import NO_ARRAYS
+from cupy_losses._device.problem import Problem
+from cupy_losses._device.scale import scale_launch
 from cupy_losses._kinds.pointwise import PointwiseLoss
 
 from .requirements import missing, nvrtc_options
