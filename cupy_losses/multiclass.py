@@ -124,25 +124,29 @@ def _first(condition: Any) -> Any:
     return np.where(condition.any(axis=-1, keepdims=True), found, -1)
 
 
-def _by_counts(call: Call, z_loss: float = 0.0) -> Call:
+def _of_weighted_target(call: Call, z_loss: float = 0.0) -> Call:
     loss = _OF_PROBABILITIES[False, z_loss != 0, False]
     return Call(loss, "none", (0.0, z_loss), axis=call.axis)
 
 
-def _counts(call: Call, columns: int, weight: Any, target: Any) -> Any:
+def _weighted_target(call: Call, columns: int, weight: Any, target: Any) -> Any:
     smoothing = call.named_parameters["label_smoothing"]
     return weight * ((1.0 - smoothing) * target + smoothing / max(columns, 1))
 
 
-def _smoothing_by_counts(call: Call, columns: int, weight: Any, target: Any) -> list[Part]:
-    parts = [(_by_counts(call), _counts(call, columns, weight, target), False)]
+def _weighted_parts(call: Call, columns: int, weight: Any, target: Any) -> list[Part]:
+    parts = [(_of_weighted_target(call), _weighted_target(call, columns, weight, target), False)]
     z_loss = call.named_parameters["z_loss"]
-    return [*parts, (_by_counts(call, z_loss), 0.0 * target, True)] if z_loss else parts
+    return [*parts, (_of_weighted_target(call, z_loss), 0.0 * target, True)] if z_loss else parts
 
 
-def _probabilities_by_counts(call: Call, columns: int, weight: Any, target: Any) -> list[Part]:
+def _weighted_parts_of_probabilities(
+    call: Call, columns: int, weight: Any, target: Any
+) -> list[Part]:
     z_loss = call.named_parameters["z_loss"]
-    return [(_by_counts(call, z_loss), _counts(call, columns, weight, target), False)]
+    return [
+        (_of_weighted_target(call, z_loss), _weighted_target(call, columns, weight, target), False)
+    ]
 
 
 _VARIANTS = [(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)]
@@ -160,7 +164,7 @@ _CROSS_ENTROPY = {
         classes=True,
         weights=True,
         weighted_mean=True,
-        counts=_smoothing_by_counts if smoothed else None,
+        weighted_parts=_weighted_parts if smoothed else None,
         overwrites=overwrites,
         precise=True,
         hides=not smoothed,
@@ -182,7 +186,7 @@ _OF_PROBABILITIES = {
         options=(smoothed, z),
         classes=True,
         weights=True,
-        counts=_probabilities_by_counts,
+        weighted_parts=_weighted_parts_of_probabilities,
         overwrites=overwrites,
         precise=True,
         domains={"target": PROBABILITY},

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from .._core.arguments import digits, one_of
+from .._core.arguments import Integer, digits, one_of
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call
 from .._core.types import AnyArray
@@ -35,9 +35,7 @@ def check_differentiable(call: Call, operand: int) -> None:
 
 def integer(argnum: int) -> int:
     """The one argnum; raises a TypeError unless it is an integer."""
-    if isinstance(argnum, bool) or not isinstance(argnum, numbers.Integral):
-        raise TypeError(f"argnum must be an integer, got {argnum!r}")
-    return int(argnum)
+    return Integer().checked("argnum", argnum)
 
 
 def numbers_of(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:

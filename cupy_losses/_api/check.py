@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from .._core.chunks import chunks
 from .._core.dtypes import dtype_name
 from .._core.loss import Call, Domain, in_six_digits
 from .._core.rows import RowFormula
 from .._core.types import AnyArray
-from .._host.chunks import chunks
 from .._libraries.registry import ArrayLibrary, resolve
 from . import compiled
 

@@ -10,7 +10,7 @@ from .._core.arguments import described
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import FORWARD, Call, Request
 from .._core.pointwise import PointwiseFormula
-from .._core.shapes import ArraySpec, Shape, dense_strides
+from .._core.shapes import ArraySpec, Shape
 from .._core.types import Array, ArrayT
 from .._libraries.advice import instead
 from .._libraries.registry import ArrayLibrary, find, resolve
@@ -316,9 +316,6 @@ def _beside(
 
 def _shape_of_value(call: Call, operands: Sequence[Any]) -> Shape:
     """The shape of the loss of operands."""
-    shapes = [(dtype_name(x.dtype), tuple(x.shape)) for x in operands]
-    specs = [
-        ArraySpec(dtype, shape, dense_strides(range(len(shape)), shape)) for dtype, shape in shapes
-    ]
+    specs = [ArraySpec.contiguous(dtype_name(x.dtype), tuple(x.shape)) for x in operands]
     call = call.unscaled
     return call.loss.value_shape(call, call.loss.shape_of(call, specs[: len(call.names)]))

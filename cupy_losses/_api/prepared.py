@@ -54,6 +54,7 @@ def call_of(
         operands = (where, *operands)
     if scaled:
         operands, scale = (*operands, scale), 1.0
-    weighted, masked, sampled = weight is not None, where is not None, sample_weight is not None
-    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled, axis, sampled)
+    weighted, masked = weight is not None, where is not None
+    row_weighted = sample_weight is not None
+    call = Call(loss, reduction, parameters, weighted, masked, scale, scaled, axis, row_weighted)
     return call, operands  # type: ignore[return-value]

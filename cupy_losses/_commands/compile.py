@@ -14,7 +14,7 @@ import click
 
 from .._core.dtypes import FLOATING
 from .._core.loss import FORWARD, Request
-from .._core.shapes import ArraySpec, Shape, dense_strides
+from .._core.shapes import ArraySpec, Shape
 from .._device import driver, precompile
 from . import losses, progress, synthetic
 from .command import Command
@@ -111,12 +111,12 @@ def _compile(
     with _unwarned():
         call = function.call(arguments)
     described = synthetic.described(call.loss, shape, dtype, call.axis)
-    specs = [_dense(own.dtype, own.shape) for own in described.values()]
+    specs = [ArraySpec.contiguous(own.dtype, own.shape) for own in described.values()]
     for request in _NOT_REDUCED if call.reduction == "none" else _REQUESTS:
         leading = []
         if request.vjp:
             rows = call.loss.shape_of(call, specs)
-            leading = [_dense(dtype, call.loss.value_shape(call, rows))]
+            leading = [ArraySpec.contiguous(dtype, call.loss.value_shape(call, rows))]
         precompile.compile_kernels(call, request, [*leading, *specs], architecture)
     return time.perf_counter() - start
 
@@ -127,11 +127,6 @@ def _unwarned() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _dense(dtype: str, shape: Shape) -> ArraySpec:
-    """A contiguous array."""
-    return ArraySpec(dtype, shape, dense_strides(range(len(shape)), shape))
 
 
 def _architecture() -> str:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from .._api import check
+from .._core.chunks import Place, places
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Request
 from .._core.rows import CLASS_WEIGHTS, RowFormula
 from .._core.types import AnyArray
 from .._host import rows
-from .._host.chunks import Place, places, spec
+from .._host.arrays import spec
 from .._libraries.numpy import on_host
 from .._libraries.registry import resolve
 from .losses import NamedLoss

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.chunks import Place, places
 from .._core.types import AnyArray
-from .._host.chunks import Place, places
 from .evaluation import PART, EvaluatedLoss, on_the_host
 from .progress import Line
 from .timing import by_events

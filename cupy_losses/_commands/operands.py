@@ -12,10 +12,10 @@ from typing import Any
 import click
 import numpy as np
 
+from .._core.chunks import places
 from .._core.dtypes import numpy_dtype
 from .._core.rows import RowFormula
 from .._core.types import AnyArray
-from .._host.chunks import places
 from . import files, synthetic
 from .evaluation import PART
 from .losses import NamedLoss

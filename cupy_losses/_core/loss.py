@@ -243,8 +243,8 @@ class Call(NamedTuple):
     """A loss with all its arguments but the arrays.
 
     The arrays go beside it as `operands`: the mask where there is one, then the weight where there
-    is one, then that of rows where the call is `sampled`, then those of the loss, then the scale
-    where that is an array of shape ().
+    is one, then that of rows where the call is `row_weighted`, then those of the loss, then the
+    scale where that is an array of shape ().
 
     The value and all derivatives of a reduced loss are multiplied by `scale`, or, where the call is
     `scaled`, by that array. Plans and shapes are those of the call `unscaled`, and on the host the
@@ -260,18 +260,18 @@ class Call(NamedTuple):
     scale: float = 1.0
     scaled: bool = False
     axis: int | None = None
-    sampled: bool = False
+    row_weighted: bool = False
 
     @property
     def extra(self) -> int:
         """The number of operands in front of those of the loss."""
-        return self.masked + self.weighted + self.sampled
+        return self.masked + self.weighted + self.row_weighted
 
     @property
     def names(self) -> tuple[str, ...]:
         """The argument names of the operands."""
         extra = ("where",) * self.masked + ("weight",) * self.weighted
-        extra += ("sample_weight",) * self.sampled
+        extra += ("sample_weight",) * self.row_weighted
         return extra + self.loss.operands + ("scale",) * self.scaled
 
     @property
@@ -282,8 +282,8 @@ class Call(NamedTuple):
     @property
     def of_layout(self) -> Call:
         """The call without its numbers, which leave shapes, dtypes and launches as they are."""
-        loss, reduction, _, weighted, masked, _, scaled, axis, sampled = self
-        return Call(loss, reduction, (), weighted, masked, 1.0, scaled, axis, sampled)
+        loss, reduction, _, weighted, masked, _, scaled, axis, row_weighted = self
+        return Call(loss, reduction, (), weighted, masked, 1.0, scaled, axis, row_weighted)
 
     @property
     def layout_key(self) -> tuple[Any, ...]:
@@ -291,8 +291,8 @@ class Call(NamedTuple):
 
         `_device/engine.py` has it inline.
         """
-        loss, reduction, _, weighted, masked, _, scaled, axis, sampled = self
-        return loss.key, reduction, weighted, masked, scaled, axis, sampled
+        loss, reduction, _, weighted, masked, _, scaled, axis, row_weighted = self
+        return loss.key, reduction, weighted, masked, scaled, axis, row_weighted
 
     @property
     def named_parameters(self) -> dict[str, float | int]:

@@ -80,10 +80,10 @@ class RowFormula(Loss):
         weights: Whether the loss takes weights of classes.
         weighted_mean: Whether a mean divides by the sum of the weights of the rows' classes, not by
             the number of rows. An ignored row adds 0.
-        counts: The parts of the loss that the element weights multiply, as unweighted calls. Takes
-            the call, the row length, the element weights and the target: a probability of each
-            element, or 1 at its index. Returns each call, its second operand, and whether the
-            weight of the class multiplies it besides.
+        weighted_parts: The parts of the loss that the element weights multiply, as unweighted
+            calls. Takes the call, the row length, the element weights and the target: a probability
+            of each element, or 1 at its index. Returns each call, its second operand, and whether
+            the weight of the class multiplies it besides.
         broadcasts: Whether operands of elements broadcast.
         takes_integers: Whether all operands of elements but one may be boolean or integer. The loss
             is not differentiated by those.
@@ -102,7 +102,7 @@ class RowFormula(Loss):
     classes: bool = False
     weights: bool = False
     weighted_mean: bool = False
-    counts: Callable[[Call, int, Any, Any], Sequence[Part]] | None = None
+    weighted_parts: Callable[[Call, int, Any, Any], Sequence[Part]] | None = None
     broadcasts: bool = False
     takes_integers: bool = False
     gathers: bool = False
@@ -166,7 +166,7 @@ class RowFormula(Loss):
         if call.reduction != "mean":
             return Denominator(1.0, leaves_out=True)
         rows = 1.0 * math.prod(self.rows_of(shape, call.axis))  # which may be symbolic
-        weighs = call.sampled or (self.weighted_mean and call.weighted)
+        weighs = call.row_weighted or (self.weighted_mean and call.weighted)
         count = not weighs and (self.weighted_mean or call.masked)
         return Denominator(rows, weighs or count, leaves_out=True, is_count=count)
 

@@ -21,6 +21,16 @@ class ArraySpec:
     shape: Shape
     strides: Shape
 
+    @classmethod
+    def contiguous(cls, dtype: str, shape: Shape) -> ArraySpec:
+        """An array whose last axis is the fastest in memory, without gaps."""
+        return cls(dtype, shape, dense_strides(range(len(shape)), shape))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the last axis is the fastest in memory, without gaps."""
+        return self.strides == dense_strides(range(len(self.shape)), self.shape)
+
     @property
     def size(self) -> int:
         """The number of elements."""

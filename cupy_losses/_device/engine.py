@@ -52,8 +52,8 @@ def planned(
         if pointer & 15:
             misaligned = tuple([pointer & 15 for pointer in pointers])
             break
-    loss, reduction, _, weighted, masked, _, scaled, axis, sampled = call
-    of_call = loss.key, reduction, weighted, masked, scaled, axis, sampled
+    loss, reduction, _, weighted, masked, _, scaled, axis, row_weighted = call
+    of_call = loss.key, reduction, weighted, masked, scaled, axis, row_weighted
     key = library, of_call, request, misaligned, described
     try:
         plan = _plans[key]

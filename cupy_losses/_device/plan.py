@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 from .._core.reduction import value_of_nothing
-from .._core.shapes import ArraySpec, dense_strides
 from .._core.types import AnyArray
 from . import driver
 from .anticipation import Again, Slots, Waiting
@@ -68,7 +67,7 @@ class Plan:
                 Slots(library),
                 library,
                 problem.device,
-                _unless_contiguous(problem.given),
+                [] if all(o.is_contiguous for o in problem.given) else [*problem.given],
                 self._is_capturing,
             )
 
@@ -118,14 +117,6 @@ class Plan:
     def _with_gaps(outputs: list[AnyArray], computed: list[bool]) -> list[AnyArray | None]:
         made = iter(outputs)
         return [next(made) if is_computed else None for is_computed in computed]
-
-
-def _unless_contiguous(operands: Sequence[ArraySpec]) -> list[ArraySpec]:
-    """The operands; none where all are contiguous."""
-    for operand in operands:
-        if operand.strides != dense_strides(range(len(operand.shape)), operand.shape):
-            return [*operands]
-    return []
 
 
 def empty_plan(library: DeviceLibrary, problem: Problem) -> Plan:

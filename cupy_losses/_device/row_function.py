@@ -95,6 +95,6 @@ def _loss_type(operands: RowOperands, elements: int) -> str:
 def _sampled(operands: RowOperands, expression: str) -> str:
     """The C++ type of a function of rows that count as the mask and the weights of rows say."""
     call = operands.problem.call
-    if call.masked or call.sampled:
-        return template("Sampled", expression, call.masked, call.sampled)
+    if call.masked or call.row_weighted:
+        return template("Sampled", expression, call.masked, call.row_weighted)
     return expression

@@ -53,7 +53,7 @@ class RowLaunches(Launches):
         """The sum of the weights of the rows that a mask leaves, or their number."""
         call, leading = self._problem.call, self._problem.leading
         where = leading if call.masked else None
-        weight = leading + call.extra - 1 if call.sampled else None
+        weight = leading + call.extra - 1 if call.row_weighted else None
         return self._sum_of_counts(where, weight, self._operands.rows.number)
 
     def _add(self, function: RowFunction, schedule: Schedule, results: Results) -> None:

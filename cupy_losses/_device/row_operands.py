@@ -100,7 +100,7 @@ def row_operands(problem: Problem, loss: RowFormula, addresses: Sequence[Address
     first = leading + call.extra
     order = [*range(leading), *range(first, len(problem.operands))]
     order += [leading + call.masked] * call.weighted + [leading] * call.masked
-    order += [first - 1] * call.sampled
+    order += [first - 1] * call.row_weighted
     names = problem.request.names(call)[problem.request.denominator :]
     inputs = [
         RowArray(

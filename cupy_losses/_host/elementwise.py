@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import HostArray, broadcast
+from .arrays import HostArray, broadcast
 from .dual import Dual, Number, plain
 from .fingerprint import fingerprint
 

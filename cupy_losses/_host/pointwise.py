@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.cache import keep
+from .._core.chunks import chunks
 from .._core.loss import Call, Request
 from .._core.notices import warn
 from .._core.pointwise import PointwiseFormula
 from .._core.program import Program
 from .._core.reduction import Denominator
 from .._core.shapes import Shape
-from .chunks import HostArray, Layout, broadcast, chunks, is_narrow, layout, spec_of, wide
+from .arrays import HostArray, Layout, broadcast, is_narrow, layout, spec_of, wide
 from .dual import Dual, Number, plain, slope_of
 from .elementwise import Elementwise
 from .recording import Recorded, Recording, reciprocal

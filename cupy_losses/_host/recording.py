@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .chunks import HostArray
+from .arrays import HostArray
 
 Function = Callable[..., Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._core.loss import Call, Request
 from .._core.reduction import Denominator
-from .chunks import HostArray
+from .arrays import HostArray
 
 _SMALLEST = sys.float_info.min
 

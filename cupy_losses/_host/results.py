@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._core.chunks import ChunkIndex
 from .._core.dtypes import numpy_dtype
 from .._core.loss import Request
 from .._core.outputs import Output
 from .._core.shapes import Shape, dense_strides
-from .chunks import ChunkIndex, HostArray
+from .arrays import HostArray
 from .reduction import Divisors
 from .sums import Sum
 

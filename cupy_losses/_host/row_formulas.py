@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .chunks import HostArray, broadcast
+from .arrays import HostArray, broadcast
 from .dual import Dual, Number, plain, slope_of, value_of
 
 Evaluated = tuple[Number, Mapping[str, Callable[[], Number]]]

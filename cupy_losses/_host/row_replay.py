@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.row_program import RowProgram
-from .chunks import HostArray
+from .arrays import HostArray
 from .dual import Dual, Number, plain, plus, slope_of, times
 from .row_formulas import Evaluated, Rows, sum_of
 

@@ -14,24 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.cache import keep
+from .._core.chunks import CHUNK, ChunkIndex, Place, chunks, places
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.reduction import Denominator
 from .._core.rows import CLASS_WEIGHTS, Role, RowFormula
 from .._core.shapes import Shape
-from .chunks import (
-    CHUNK,
-    ChunkIndex,
-    HostArray,
-    Layout,
-    Place,
-    broadcast,
-    chunks,
-    is_narrow,
-    layout,
-    places,
-    spec_of,
-)
+from .arrays import HostArray, Layout, broadcast, is_narrow, layout, spec_of
 from .dual import Dual, Number, slope_of
 from .reduction import Divisors, divisors_of
 from .results import Gradient, NewGradient, NewValue, Value, new_results

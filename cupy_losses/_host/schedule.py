@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._core.shapes import Shape
-from .chunks import HostArray
+from .arrays import HostArray
 from .recording import (
     BOOL,
     FLOAT,

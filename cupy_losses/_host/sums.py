@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from .._core.chunks import ChunkIndex
 from .._core.shapes import Shape
-from .chunks import ChunkIndex, HostArray
+from .arrays import HostArray
 
 _FEW = 128  # elements that are added in extended precision, which is slow
 _KEPT = 4096  # elements of a sum of several arrays

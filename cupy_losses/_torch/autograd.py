@@ -73,7 +73,7 @@ def evaluate(library: Tensors, call: Call, operands: Sequence[Tensor]) -> Tensor
             return operators.times_scale(functools.partial(evaluate, library), call, operands)
         if call.loss.overwrites and operands[call.extra].requires_grad:
             return _overwrite(library, call, operands)
-        weighs = call.weighted or call.sampled
+        weighs = call.weighted or call.row_weighted
         if weighs and any(operands[k].requires_grad for k in weights.composed_by(call)):
             return operators.evaluate(call, operands)
         return _apply_loss(library, call, *operands)

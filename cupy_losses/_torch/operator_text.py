@@ -64,7 +64,7 @@ def _read(given: dict[str, Any]) -> Asked:
         scale=given.pop("scale", 0.0),
         scaled=given.pop("scaled", False),
         axis=given.pop("axis", None),
-        sampled=given.pop("sampled", False),
+        row_weighted=given.pop("row_weighted", False),
     )
     autocast = given.pop("autocast", False)
     return Asked(call, Request(**{"value": False, **given}), autocast)

@@ -58,7 +58,7 @@ class Counts(NamedTuple):
     """How much each row counts, as arrays that broadcast to the rows.
 
     Attributes:
-        counts: Which rows are not ignored.
+        kept: Which rows are not ignored.
         own: The weight of the class of each, 1 where classes have none, or where it is ignored or
             out of range.
         sample: The weight of each row, 0 of those that are ignored.
@@ -66,7 +66,7 @@ class Counts(NamedTuple):
 
     """
 
-    counts: Tensor
+    kept: Tensor
     own: Tensor
     sample: Tensor
     in_mean: Tensor
@@ -75,15 +75,15 @@ class Counts(NamedTuple):
 def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor]) -> Counts:
     """How much each row counts; `operands` are those of the call, by name."""
     first, real = operands[loss.operands[0]], arithmetic_dtype([*operands.values()])
-    own, counts = first.new_ones((), dtype=real), first.new_ones((), dtype=torch.bool)
+    own, kept = first.new_ones((), dtype=real), first.new_ones((), dtype=torch.bool)
     if call.masked:
-        counts = operands["where"]
-    sample = operands["sample_weight"].to(real) if call.sampled else own
+        kept = operands["where"]
+    sample = operands["sample_weight"].to(real) if call.row_weighted else own
     if loss.index is not None:
         target = operands[loss.index].long()  # uint64 beyond it is negative, and no class either
         ignored = call.named_parameters.get("ignore_index")
         if ignored is not None:
-            counts = counts & (target != ignored)
+            kept = kept & (target != ignored)
         if call.weighted:
             weight = operands["weight"].to(real)
             inside = (target >= 0) & (target < weight.shape[0])
@@ -95,10 +95,10 @@ def counts_of_rows(call: Call, loss: RowFormula, operands: Mapping[str, Tensor])
                 of_class = of_class.reshape(target.shape)
             else:
                 of_class = weight.sum()  # of no class
-            own = torch.where(inside & counts, of_class, 1)
+            own = torch.where(inside & kept, of_class, 1)
     # Not their product alone: what is ignored may be NaN, of which 0 times has NaN for derivative.
-    sample = torch.where(counts, sample, 0)
-    return Counts(counts, own, sample, own * sample if loss.weighted_mean else sample)
+    sample = torch.where(kept, sample, 0)
+    return Counts(kept, own, sample, own * sample if loss.weighted_mean else sample)
 
 
 def counts_of_elements(
@@ -207,7 +207,8 @@ def _of_rows(
     """The parts of a loss over rows, and the denominator of its mean.
 
     The only part is the unweighted loss of each row times the weights of its class and its own, or
-    the parts are those that `RowFormula.counts` gives, where the weights of all elements matter.
+    the parts are those that `RowFormula.weighted_parts` gives, where the weights of all elements
+    matter.
     """
     rows, axis = loss.rows_of(shape, call.axis), loss.axis(shape, call.axis)
     named = dict(zip(call.names, operands, strict=True))
@@ -220,11 +221,11 @@ def _of_rows(
     total = of_rows.in_mean.expand(rows).sum(dtype=torch.float64)
     mask, own = operands[: call.masked], operands[call.extra :]
     places = (*range(call.masked), *range(call.extra, len(operands)))
-    if not call.weighted or loss.counts is None:
-        unweighted = call._replace(reduction="none", weighted=False, sampled=False)
+    if not call.weighted or loss.weighted_parts is None:
+        unweighted = call._replace(reduction="none", weighted=False, row_weighted=False)
         return [_Part(unweighted, (*mask, *own), of_rows.own * of_rows.sample, places)], total
     columns, input = shape[axis], named[loss.operands[0]]
-    left = of_rows.counts.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
+    left = of_rows.kept.expand(rows).unsqueeze(axis)  # what is ignored may be NaN
     if loss.index is None:
         target = named[loss.operands[1]].double()
         if call.masked:
@@ -235,11 +236,11 @@ def _of_rows(
     weight = named["weight"].reshape(-1, *[1] * (len(shape) - 1 - axis))
     places = (*range(call.masked), call.extra, -1)
     parts = []
-    for each, counts, is_of_class in loss.counts(call, columns, weight, target):
-        counts = torch.where(left, counts, 0) if loss.index is not None else counts
+    for each, second, is_of_class in loss.weighted_parts(call, columns, weight, target):
+        second = torch.where(left, second, 0) if loss.index is not None else second
         factor = of_rows.own * of_rows.sample if is_of_class else of_rows.sample
         parts.append(
-            _Part(each._replace(masked=call.masked), (*mask, input, counts), factor, places)
+            _Part(each._replace(masked=call.masked), (*mask, input, second), factor, places)
         )
     return parts, total
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core.loss import Formula
-from .._host.chunks import HostArray
+from .._host.arrays import HostArray
 from .._host.dual import Dual, plain, slope_of
 
 Quantity = tuple[int, ...]

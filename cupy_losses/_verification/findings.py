@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._core.loss import Formula
-from .._host.chunks import HostArray
+from .._host.arrays import HostArray
 from .arithmetic import WIDE, Quantity, derivatives
 
 Results = Mapping[Quantity, HostArray]

@@ -12,7 +12,7 @@ from .._core.loss import FORWARD, Call, Formula, Loss, Request
 from .._core.program import Program
 from .._core.row_program import RowProgram
 from .._device import driver
-from .._host.chunks import HostArray
+from .._host.arrays import HostArray
 from .._libraries.registry import resolve
 from .advice import advice
 from .arithmetic import Quantity, derivatives, rounded, second_derivatives

@@ -15,7 +15,7 @@ from cupy_losses._core import loss as loss_module
 from cupy_losses._core.cache import keep
 from cupy_losses._core.loss import FORWARD, Request, loss_of_key, losses
 from cupy_losses._device import engine
-from cupy_losses._host.chunks import spec
+from cupy_losses._host.arrays import spec
 from cupy_losses._libraries.numpy import on_host
 from cupy_losses._libraries.registry import resolve
 from cupy_losses._torch import autograd

@@ -25,7 +25,8 @@ from cupy_losses import (
     value_and_grad,
     vjp,
 )
-from cupy_losses._host import chunks, pointwise, recording, rows, schedule
+from cupy_losses._core import chunks
+from cupy_losses._host import pointwise, recording, rows, schedule
 from cupy_losses._host.dual import plain
 
 from ..tables.arrays import DTYPES, ulps

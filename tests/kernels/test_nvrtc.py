@@ -208,7 +208,12 @@ def row_specialisations(
             shape = shapes[number % len(shapes)]
             parameters = (1.0,) * len(loss.parameters)
             call = Call(
-                loss, "mean", parameters, weighted=loss.weights, masked=sampled, sampled=sampled
+                loss,
+                "mean",
+                parameters,
+                weighted=loss.weights,
+                masked=sampled,
+                row_weighted=sampled,
             )
             own = tuple(row_operand(loss, name, shape, dtype) for name in call.names)
             elements = [k for k, n in enumerate(call.names) if loss.role(n) == ELEMENTS]
@@ -339,7 +344,12 @@ def test_denominators_do_not_spill() -> None:
             ("bfloat16", "float32", "float64"), (1 << 20, 1 << 30), (False, True), (False, True)
         ):
             call = Call(
-                loss, "mean", (-100, 0.0, 0.0), weighted=weighted, masked=sampled, sampled=sampled
+                loss,
+                "mean",
+                (-100, 0.0, 0.0),
+                weighted=weighted,
+                masked=sampled,
+                row_weighted=sampled,
             )
             extra = [static_checks.dense("bool", rows), static_checks.dense(dtype, rows)] * sampled
             extra[1:1] = [static_checks.dense(dtype, 10)] * weighted
@@ -370,7 +380,9 @@ def test_gathered_rows_do_not_spill(architecture: int) -> None:
             (False, True),
             (False, True),
         ):
-            call = Call(loss, "mean", (-100,), weighted=weighted, masked=sampled, sampled=sampled)
+            call = Call(
+                loss, "mean", (-100,), weighted=weighted, masked=sampled, row_weighted=sampled
+            )
             extra = [static_checks.dense("bool", rows), static_checks.dense(dtype, rows)] * sampled
             extra[1:1] = [static_checks.dense(dtype, columns)] * weighted
             shape = (rows, columns)

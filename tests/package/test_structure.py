@@ -53,9 +53,9 @@ PLANTED = {
         "cupy_losses._core.dtypes uses cupy_losses._device.driver, from a room above its own",
     ),
     "upwards in a function": (
-        "_host/chunks.py",
+        "_host/arrays.py",
         "def late() -> None:\n    import cupy_losses._api.check\n",
-        "cupy_losses._host.chunks uses cupy_losses._api.check, from a room above its own",
+        "cupy_losses._host.arrays uses cupy_losses._api.check, from a room above its own",
     ),
     "upwards to the package": (
         "_api/check.py",

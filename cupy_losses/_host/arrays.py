@@ -1,9 +1,8 @@
-"""NumPy arrays without their data, and the bounded chunks in which they are read."""
+"""NumPy arrays, and NumPy arrays without their data."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,37 +13,7 @@ from .._core.loss import Request
 from .._core.shapes import ArraySpec, Shape
 
 HostArray = npt.NDArray[Any]
-ChunkIndex = tuple[slice | int, ...]
-Place = tuple[slice, ...]  # of a part of an array, which has all of its axes; () is all of it
 Layout = tuple[np.dtype[Any], Shape, Shape]
-
-CHUNK = 1 << 16  # elements in float64 at a time: fewer calls of NumPy outweigh a larger cache
-
-
-def chunks(shape: Shape, size: int = CHUNK) -> Iterator[ChunkIndex]:
-    """Indices of blocks that cover an array, each of at most `size` elements."""
-    if math.prod(shape) == 0:
-        return
-    if math.prod(shape) <= size:
-        yield ()
-        return
-    inner = math.prod(shape[1:])
-    if inner > size:
-        for first in range(shape[0]):
-            for rest in chunks(shape[1:], size):
-                yield (first, *rest)
-        return
-    parts = -(-shape[0] // max(size // inner, 1))
-    rows = -(-shape[0] // parts)
-    for first in range(0, shape[0], rows):
-        yield (slice(first, first + rows),)
-
-
-def places(shape: Shape, size: int) -> Iterator[Place]:
-    """The same blocks as parts that keep all axes."""
-    for index in chunks(shape, size):
-        whole = (slice(at, at + 1) if isinstance(at, int) else at for at in index)
-        yield tuple(slice(*at.indices(n)[:2]) for at, n in zip(whole, shape, strict=False))
 
 
 def spec(array: HostArray) -> ArraySpec:
