@@ -388,7 +388,7 @@ def triplet_margin_with_distance_loss(
         if not hasattr(distance, "dtype"):
             kind = type(distance).__name__
             raise TypeError(f"distance_function must return an array of distances, got {kind}")
-    if not compiled.is_read() and compiled.proxy_among((near, far), {}) is None:
+    if not compiled.is_compiling() and compiled.proxy_among((near, far), {}) is None:
         names = "distance_function(anchor, positive)", "distance_function(anchor, negative)"
         check_dtypes([dtype_name(near.dtype), dtype_name(far.dtype)], names)
     if swap:

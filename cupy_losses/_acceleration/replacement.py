@@ -28,11 +28,11 @@ from .._api.prepared import Prepared
 from .._api.public import is_loss, prepare_or_none
 from .._core.cache import keep
 from .._core.dtypes import dtype_name
+from .._core.generated import function_of_source
 from .._core.locks import table_lock
 from .._core.types import AnyArray
-from .._core.written import written
 from .._torch.deprecated import DEPRECATED, are_given, take_reduction
-from .._torch.dynamo import unread
+from .._torch.dynamo import disable_compile
 from . import rules
 from .tallies import Kind, Layout, Sample, Tally, exponent_of, tally_of
 
@@ -51,7 +51,7 @@ _INLINE = "_torchdynamo_inline"
 # What every accelerated call does, as short as it can be. It is written once for each function, so
 # that there are no loops and no lists: they would take as long as all the rest. torch.compile may
 # read its beginning, where it compiles a function that it could not compile the caller of. What it
-# calls is `unread`: that runs as ever where torch.compile gives this function up too.
+# calls is not compiled: it runs as ever where torch.compile gives this function up too.
 _TEMPLATE = """
 def {name}({declared}):
     if torch.compiler.is_dynamo_compiling():
@@ -205,12 +205,12 @@ class Replaced:
             "elsewhere": self._elsewhere,
             "by_torch": self._by_torch,
             "in_new_words": self._in_new_words,
-            "prepare": unread(_copy(self.prepare)),  # others may read it
+            "prepare": disable_compile(_copy(self.prepare)),  # others may read it
             "refused": self._refused,
-            "evaluate": unread(evaluate),
+            "evaluate": disable_compile(evaluate),
         }
 
-    @unread
+    @disable_compile
     def _decide(self, key: Any, *args: Any) -> Tally:
         """The tally of calls with such tensors, by which the next one is decided too."""
         named = self._named(args)
@@ -229,7 +229,7 @@ class Replaced:
         exponent = exponent_of([x.numel() for x in tensors])
         return tally_of(Kind(self.name, dtype, exponent, reason, traced))
 
-    @unread
+    @disable_compile
     def _elsewhere(self, *args: Any) -> AnyArray:
         """A call that is not of plain tensors alone, or is traced, transformed or watched."""
         if has_torch_function(args):
@@ -256,19 +256,19 @@ class Replaced:
             tally.count()
         return self._call(args) if prepared is None else evaluate(*prepared)
 
-    @unread
+    @disable_compile
     def _by_torch(self, tally: Tally, *args: Any) -> AnyArray:
         tally.count()
         return self._call(args)
 
-    @unread
+    @disable_compile
     def _refused(self, error: Exception, tally: Tally, *args: Any) -> AnyArray:
         """An option that this package does not take: torch does, or has an error of its own."""
         refused = tally_of(tally.kind._replace(reason=rules.REFUSED))
         refused.example = refused.example or str(error)
         return self._by_torch(refused, *args)
 
-    @unread
+    @disable_compile
     def _in_new_words(self, *args: Any) -> AnyArray:
         """The same call with a reduction in place of the arguments that are deprecated."""
         named = self._named(args)
@@ -317,7 +317,7 @@ def _read(name: str, of_torch: Function) -> Callable[..., AnyArray]:
     """
 
     def read(*args: Any, **kwargs: Any) -> AnyArray:
-        if compiled.is_read():
+        if compiled.is_compiling():
             for x in (*args, *kwargs.values()):
                 if type(x) not in _IN_GRAPH:
                     return of_torch(*args, **kwargs)
@@ -365,7 +365,7 @@ def _code_of(name: str, text: str, constants: dict[str, Any]) -> types.CodeType:
     As constants they need no names in torch's module, which another thread could still look up when
     acceleration ends.
     """
-    code = written(text, name, f"<cupy_losses.accelerate: {name}>").__code__
+    code = function_of_source(text, name, f"<cupy_losses.accelerate: {name}>").__code__
     by_mark = {_mark(n): constant for n, constant in constants.items()}
     return code.replace(
         co_consts=tuple(

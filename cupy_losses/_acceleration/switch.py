@@ -100,6 +100,6 @@ def accelerate() -> Acceleration:
     Time saved: nothing was measured.
 
     """
-    if compiled.is_read():
-        return compiled.outside("accelerate", accelerate)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph("accelerate", accelerate)
     return Acceleration()

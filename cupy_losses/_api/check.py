@@ -41,8 +41,8 @@ def check_values() -> AbstractContextManager[None]:
     ValueError: input must be in [0, 1], but input[1] is 1.5
 
     """
-    if compiled.is_read():
-        return compiled.outside("check_values", check_values)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph("check_values", check_values)
     return _checked()
 
 

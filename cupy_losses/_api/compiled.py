@@ -22,8 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result")
 
 
-def _is_read() -> bool:
-    global is_read, _is_guarded
+def _is_compiling() -> bool:
+    global is_compiling, _is_guarded
     torch = imported("torch")
     if torch is None:
         return False
@@ -32,29 +32,31 @@ def _is_read() -> bool:
     if not _is_guarded:
         _is_guarded = torch._guards.TracingContext.try_get() is not None
         if not _is_guarded:
-            is_read = torch.compiler.is_dynamo_compiling  # a quarter of the time
+            is_compiling = torch.compiler.is_dynamo_compiling  # a quarter of the time
     return False
 
 
-# Whether torch.compile reads the caller instead of running it. It must be known before the package
-# has met torch: the first call may be one that is compiled.
-is_read: Callable[[], bool] = _is_read
-# Whether torch.compile has read `is_read`. Once it has, rebinding `is_read` would make it compile
-# everything anew.
+# Whether torch.compile traces the caller, which it reads instead of running it. The answer must be
+# right before the package has met torch: the first call may be one that is compiled.
+is_compiling: Callable[[], bool] = _is_compiling
+# Whether code that torch.compile has traced depends on `is_compiling`. To rebind that would make it
+# compile everything anew.
 _is_guarded = False
-_is_read()  # torch may be there
+_is_compiling()  # torch may be there
 
 
-def unread(function: Function) -> Function:
-    """Let torch.compile, if there is a torch, skip a function with all that it calls."""
+def disable_compile(function: Function) -> Function:
+    """Let torch.compile, if torch is there, skip a function with all that it calls."""
     if "torch" in sys.modules:
-        from .._torch.dynamo import unread as mark
+        from .._torch.dynamo import disable_compile as disable
 
-        return mark(function)
+        return disable(function)
     return function
 
 
-def outside(what: str, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+def call_outside_graph(
+    what: str, function: Callable[..., Result], /, *args: Any, **kwargs: Any
+) -> Result:
     """Call a function that is no node of the caller's graph, by its name in `graph.py`."""
     from .graph import runs  # imports torch's compiler
 
@@ -68,7 +70,9 @@ def in_graph(name: str, args: Any, kwargs: Any) -> AnyArray:
 
     for value in (*args, *kwargs.values()):
         if isinstance(value, np.ndarray):
-            return outside("NumPy arrays", functions.call_with_numbers, name, args, kwargs)
+            return call_outside_graph(
+                "NumPy arrays", functions.call_with_numbers, name, args, kwargs
+            )
     return call(name, args, kwargs)
 
 

@@ -57,8 +57,8 @@ def jvp(
     (5.0, 1.0)
 
     """
-    if compiled.is_read():
-        return compiled.outside("jvp", jvp, loss, primals, tangents, **options)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph("jvp", jvp, loss, primals, tangents, **options)
     call, library, operands = _resolved(loss, primals, options)
     varied, arrays = _along(call, library, operands, tangents)
     value: Any = library.run(call, FORWARD, operands)[0]
@@ -125,8 +125,8 @@ def vjp(
     [2.0, 60.0]
 
     """
-    if compiled.is_read():
-        return compiled.outside("vjp", vjp, loss, primals, cotangent, argnums, **options)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph("vjp", vjp, loss, primals, cotangent, argnums, **options)
     wanted_numbers, several = numbers_of(argnums)
     call, library, operands = _resolved(loss, primals, options)
     wanted = operands_of(call, operands, wanted_numbers)
@@ -171,8 +171,10 @@ def hvp(
     [1.0, 0.0]
 
     """
-    if compiled.is_read():
-        found: ArrayT = compiled.outside("hvp", hvp, loss, primals, tangents, argnum, **options)
+    if compiled.is_compiling():
+        found: ArrayT = compiled.call_outside_graph(
+            "hvp", hvp, loss, primals, tangents, argnum, **options
+        )
         return found
     call, library, operands = _resolved(loss, primals, options)
     check_reduced(call)
@@ -212,8 +214,8 @@ def grad_and_hess(
     ([0.5, 1.0], [1.0, 0.0])
 
     """
-    if compiled.is_read():
-        return compiled.outside("grad_and_hess", grad_and_hess, loss, argnum)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph("grad_and_hess", grad_and_hess, loss, argnum)
     prepare_of(loss)
     return functools.partial(_of_each_element, loss, integer(argnum))
 
@@ -222,8 +224,10 @@ def _of_each_element(
     loss: Callable[..., Any], argnum: int, /, *args: Any, **options: Any
 ) -> tuple[Any, Any]:
     """The first and the second derivative of each element's loss."""
-    if compiled.is_read():
-        return compiled.outside("grad_and_hess", _of_each_element, loss, argnum, *args, **options)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph(
+            "grad_and_hess", _of_each_element, loss, argnum, *args, **options
+        )
     _, of_partials = without_partials(loss)
     for name in ("reduction", "scale"):
         if name in options or name in of_partials:

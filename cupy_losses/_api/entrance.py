@@ -51,7 +51,7 @@ def loss_function(
 
         @functools.wraps(prepare)
         def loss(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Any:
-            if compiled.is_read():
+            if compiled.is_compiling():
                 return compiled.in_graph(name, args, kwargs)
             if watched.by_mode() and (tensors := watched.tensors_to_show(args, kwargs)):
                 return watched.show(public_of(loss), tensors, args, kwargs)

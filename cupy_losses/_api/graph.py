@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from .._core.types import AnyArray
-from .._torch.dynamo import unread
+from .._torch.dynamo import disable_compile
 from . import functions
 
 
-@unread  # where a node raises, torch.compile breaks the graph and calls the function outside
+@disable_compile  # where a node raises, torch.compile breaks the graph and calls it outside
 def call(name: str, args: Any, kwargs: Any) -> AnyArray:
     """Call a function: with tensors that stand for others while the graph is made.
 

@@ -345,9 +345,9 @@ def defined(
         raise TypeError(f"name must be a string, got {type(name).__name__}")
 
     def made_of(formula: Any) -> Made:
-        if compiled.is_read():
-            return compiled.outside(public.__name__, made_of, formula)
-        return compiled.unread(_defined)(make, public, name, formula, decorates, check)
+        if compiled.is_compiling():
+            return compiled.call_outside_graph(public.__name__, made_of, formula)
+        return compiled.disable_compile(_defined)(make, public, name, formula, decorates, check)
 
     return made_of if formula is None else made_of(formula)
 

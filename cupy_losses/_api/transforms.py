@@ -81,8 +81,8 @@ def _both(
     loss: Callable[..., Any], argnums: int | Sequence[int], name: str
 ) -> Callable[..., tuple[Any, Any]]:
     """What `value_and_grad` makes, which may be a part of what another function makes."""
-    if compiled.is_read():
-        return compiled.outside(_NAME, _both, loss, argnums, name)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph(_NAME, _both, loss, argnums, name)
     if not callable(loss):
         raise TypeError(f"loss must be a function, got {type(loss).__name__}")
     wanted_numbers, several = numbers_of(argnums)
@@ -107,8 +107,8 @@ def _of_function(
     **kwargs: Any,
 ) -> tuple[AnyArray, Any]:
     """The value and the gradient of a function of losses."""
-    if compiled.is_read():
-        return compiled.outside(
+    if compiled.is_compiling():
+        return compiled.call_outside_graph(
             _NAME, _of_function, name, loss, wanted_numbers, several, *args, **kwargs
         )
     own = [_by_position(number, len(args)) for number in wanted_numbers]
@@ -141,8 +141,10 @@ def _of_one_loss(
     **kwargs: Any,
 ) -> tuple[AnyArray, Any]:
     """The value and the gradient of a loss of this package: one request."""
-    if compiled.is_read():
-        return compiled.outside(_NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs)
+    if compiled.is_compiling():
+        return compiled.call_outside_graph(
+            _NAME, _of_one_loss, loss, wanted_numbers, several, *args, **kwargs
+        )
     _, prepare = mark_of(loss)
     call, given = prepare(*args, **kwargs)
     library, operands = check.resolved(call, given)

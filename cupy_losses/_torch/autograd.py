@@ -11,7 +11,7 @@ import torch
 from .._core.cache import keep
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, operators, weights
-from .dynamo import unread
+from .dynamo import disable_compile
 from .evaluation import Evaluation, in_memory
 
 Tensor = torch.Tensor
@@ -87,7 +87,7 @@ class _Loss(torch.autograd.Function):
     """A loss. Its forward pass writes the gradients too, where that saves a pass."""
 
     @staticmethod
-    @unread
+    @disable_compile
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
         request = _request(call, ctx.needs_input_grad, early=True)
         value, *gradients, waiting = library.run_resolved(call, request, operands)
@@ -100,7 +100,7 @@ class _Loss(torch.autograd.Function):
         return value
 
     @staticmethod
-    @unread
+    @disable_compile
     def backward(ctx: Any, grad_output: Tensor | None) -> Any:
         library, call, wanted = ctx.state
         operands = ctx.saved_tensors  # raises if one was modified since
@@ -193,7 +193,7 @@ class _OverwritingLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    @unread
+    @disable_compile
     def forward(ctx: Any, library: Tensors, call: Call, *operands: Tensor) -> Any:
         request = _request(call, ctx.needs_input_grad, early=False)
         value, *gradients = library.run_resolved(call, request, operands)
@@ -207,7 +207,7 @@ class _OverwritingLoss(torch.autograd.Function):
         return value
 
     @staticmethod
-    @unread
+    @disable_compile
     def backward(ctx: Any, grad_output: Tensor | None) -> Any:
         if grad_output is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -245,7 +245,7 @@ class _Gradient(torch.autograd.Function):
     """The gradients of a loss, differentiable once more."""
 
     @staticmethod
-    @unread
+    @disable_compile
     def forward(
         ctx: Any,
         library: Tensors,
@@ -261,7 +261,7 @@ class _Gradient(torch.autograd.Function):
         return tuple(library.run(call, request, (grad_output, *operands)))
 
     @staticmethod
-    @unread
+    @disable_compile
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         request = Request(value=False, wanted=ctx.wanted, vjp=True)
         is_recorded = (

@@ -20,7 +20,7 @@ _REASON = (
 )
 
 
-def unread(function: Function) -> Function:
+def disable_compile(function: Function) -> Function:
     """Let torch.compile skip a function, with all that it calls.
 
     It is the mark that torch.compile itself puts on code, and one that it looks for in functions
@@ -41,4 +41,4 @@ def unread(function: Function) -> Function:
     return function
 
 
-unread(unread)
+disable_compile(disable_compile)

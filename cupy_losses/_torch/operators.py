@@ -29,7 +29,7 @@ from torch.autograd.function import _SingleLevelFunction
 from .._core.loss import FORWARD, Call, Request
 from . import derivatives, weights
 from .batching import batched
-from .dynamo import unread
+from .dynamo import disable_compile
 from .evaluation import (
     Evaluation,
     Run,
@@ -146,7 +146,7 @@ def _counting(call: Call, request: Request, operands: Sequence[Tensor]) -> Reque
     return request._replace(counted=denominator.is_count)
 
 
-@unread
+@disable_compile
 def _dispatched(
     call: Call, request: Request, operands: Sequence[Tensor], autocast: bool
 ) -> Sequence[Tensor]:
@@ -192,7 +192,7 @@ def implement(device: str, library: Callable[[], Any], ordered: bool) -> None:
     Its results are `ordered` if they lie in memory as the plan of a request says.
     """
 
-    @unread
+    @disable_compile
     def compute(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
         asked = asked_of(text)
         call, request, autocast = asked.call, asked.request, asked.autocast
@@ -237,7 +237,7 @@ def _in_order(result: Any, strides: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
-@unread
+@disable_compile
 def _allocate(text: str, operands: Sequence[Tensor]) -> list[Tensor]:
     """The operator on tensors without memory: results of the right shapes, strides and dtypes."""
     asked, like = asked_of(text), operands[-1]
@@ -257,14 +257,14 @@ class _Evaluate(_SingleLevelFunction):
     """
 
     @staticmethod
-    @unread
+    @disable_compile
     def forward(modes: _Modes, asked: Asked, denominator: Tensor | None, *operands: Tensor) -> Any:
         given = operands if denominator is None else (denominator, *operands)
         with modes.restored():
             return tuple(_below_autograd(modes.keys, text_of(asked), given))
 
     @staticmethod
-    @unread
+    @disable_compile
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.modes, ctx.asked, denominator, *operands = inputs
         request = ctx.asked.request
@@ -280,7 +280,7 @@ class _Evaluate(_SingleLevelFunction):
         ctx.save_for_forward(denominator, *operands)
 
     @staticmethod
-    @unread
+    @disable_compile
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         call, request = ctx.asked.call, _own(ctx.asked.request)
         denominator, *operands = ctx.saved_tensors
@@ -293,7 +293,7 @@ class _Evaluate(_SingleLevelFunction):
         return None, None, None, *gradients
 
     @staticmethod
-    @unread
+    @disable_compile
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
         call, request = ctx.asked.call, ctx.asked.request
         with ctx.modes.restored():
@@ -345,7 +345,7 @@ def _is_asked(edges: Sequence[tuple[Any, int]]) -> bool:
 _apply: Callable[..., Sequence[Tensor]] = _Evaluate.apply  # type: ignore[attr-defined]
 
 
-@unread
+@disable_compile
 def _batched(
     info: Any, dims: Any, text: str, operands: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[int]]:
@@ -378,7 +378,7 @@ def _below_autograd(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
         return _operator().redispatch(keys & torch._C._after_autograd_keyset, text, list(operands))
 
 
-@unread
+@disable_compile
 def _with_derivatives(keys: Any, text: str, operands: Sequence[Tensor]) -> Any:
     """The operator for autograd: differentiable where an operand may vary."""
     grad = torch.is_grad_enabled()

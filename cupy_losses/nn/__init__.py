@@ -19,7 +19,7 @@ require_torch(__name__)
 
 import torch  # noqa: E402
 
-from .._core.written import written  # noqa: E402
+from .._core.generated import function_of_source  # noqa: E402
 from .._torch.deprecated import DEPRECATED  # noqa: E402
 from . import functional  # noqa: E402
 
@@ -110,7 +110,7 @@ def _forward(loss: str, signature: inspect.Signature, options: Sequence[str]) ->
     plain = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
     text = f"def forward{plain}:\n    return functional.{loss}({', '.join(passed)})\n"
     file = f"<{__name__}: {loss}>"
-    forward: Forward = written(text, "forward", file, {"functional": functional})
+    forward: Forward = function_of_source(text, "forward", file, {"functional": functional})
     forward.__signature__ = signature  # type: ignore[attr-defined]
     return forward
 

@@ -55,7 +55,7 @@ def with_signature_of_torch(
             raise TypeError(f"{name}() {error}{hint}") from None
 
     def function(*args: Any, **kwargs: Any) -> AnyArray:
-        if is_node and compiled.is_read():
+        if is_node and compiled.is_compiling():
             return compiled.in_graph(in_graph, args, kwargs)
         if len(args) > operands:
             by_position = dict(zip(options, args[operands:], strict=False))

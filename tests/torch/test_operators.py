@@ -950,10 +950,10 @@ def test_a_torch_without_the_mark_of_code_disables_functions(
 ) -> None:
     monkeypatch.setattr(dynamo, "_frames", None)
 
-    def is_read() -> bool:
+    def is_compiling() -> bool:
         return torch.compiler.is_compiling()
 
-    skipped = dynamo.unread(is_read)
+    skipped = dynamo.disable_compile(is_compiling)
     assert not torch.compile(lambda x: x if skipped() else -x, backend="eager")(torch.ones(1)) > 0
 
 

@@ -1,4 +1,4 @@
-"""Functions whose text this package writes, for other libraries that read code."""
+"""Functions whose source this package generates, for libraries that read code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from types import FunctionType
 from typing import Any
 
 
-def written(text: str, name: str, file: str, names: dict[str, Any] | None = None) -> FunctionType:
-    """The function that a text defines; `inspect` and tracebacks show its lines.
+def function_of_source(
+    text: str, name: str, file: str, names: dict[str, Any] | None = None
+) -> FunctionType:
+    """The function that a source defines; `inspect` and tracebacks show its lines.
 
     Args:
-        text: What defines it.
+        text: The source.
         name: Its name.
         file: What stands for a file in tracebacks.
         names: The global variables that it reads.
