@@ -197,7 +197,7 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
         lines.pop()
     first = lines[0][1] if lines else []
     # 1_000 is no number, but no name either. Flags alone are a mask.
-    are_flags = all(not field or _flag(field) is not None for field in first)
+    are_flags = all(not field or flag(field) is not None for field in first)
     are_names = not are_flags and all(_of_python(field) is None for field in first)
     if are_names or _are_numbered(first, lines[1:]):
         return first, lines[1:]
@@ -246,15 +246,16 @@ def _numbers(
         field = row[column]
         value: bool | int | float | None = math.nan
         if field:
-            flag = _flag(field)
-            value = number(field) if flag is None else flag
+            value = flag(field)
+            value = number(field) if value is None else value
         if value is None:
             raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
         found.append(value)
     return found
 
 
-def _flag(text: str) -> bool | None:
+def flag(text: str) -> bool | None:
+    """The flag that a text is; None for any other text."""
     return _FLAGS.get(text.strip().lower())
 
 

@@ -16,7 +16,7 @@ import cupy_losses
 from .._api.prepared import Prepared
 from .._api.public import is_loss, prepare_of
 from .._core.loss import Call, Loss
-from .files import number
+from .files import flag, number
 
 # What has an option of its own, and what a command line cannot say or nobody sees the effect of.
 _NO_PARAMETERS = ("reduction", "distance_function", "overwrite_input")
@@ -97,10 +97,9 @@ class NamedLoss:
 
 def _value(text: str) -> bool | int | float | str:
     """A flag or a number; any other text as it is."""
-    flags = {"true": True, "false": False}
-    if text.lower() in flags:
-        return flags[text.lower()]
-    found = number(text)
+    found: bool | int | float | None = flag(text)
+    if found is None:
+        found = number(text)
     return text if found is None else found
 
 

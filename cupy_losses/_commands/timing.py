@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from .._device import driver
+from .._device.sources import source
 
 RUNS = 15  # of each work, after the first ones
 FEWEST = 3
@@ -23,12 +24,7 @@ CACHES = 4  # caches of a device that are read to empty one
 Key = TypeVar("Key", bound=Hashable)
 
 OPTIONS = ("-std=c++17",)
-WAIT = """
-__global__ void wait(long long cycles) {
-  for (const long long start = clock64(); clock64() - start < cycles;) {
-  }
-}
-"""
+WAIT = "kernels/wait.cu"
 
 
 def on_host(works: Mapping[Key, Callable[[], Any]], runs: int = RUNS) -> dict[Key, float]:
@@ -62,7 +58,7 @@ def on_device(works: Mapping[Key, Callable[[], Any]], runs: int = RUNS) -> dict[
     cupy = driver.cupy()
     device = cupy.cuda.runtime.getDevice()
     others = cupy.zeros(CACHES * driver.cache_bytes(device) // 4, dtype=cupy.float32)
-    wait = driver.compile(WAIT, "wait", OPTIONS)
+    wait = driver.compile(source(WAIT), "wait", OPTIONS)
 
     def prepare() -> None:
         others.sum()

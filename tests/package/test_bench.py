@@ -36,7 +36,7 @@ from cupy_losses._commands import (
 )
 from cupy_losses._commands.comparison import Comparison, Result, Work
 from cupy_losses._commands.problem import Drawn, Problem, WrongError
-from cupy_losses._device import driver
+from cupy_losses._device import driver, sources
 
 from .. import emulator
 from ..tools import commands, requirements
@@ -760,7 +760,7 @@ def test_slow_works_run_less_often(clock: Clock) -> None:
 def test_what_waits_compiles() -> None:
     """On the device it gives the host the time to launch."""
     nvrtc = requirements.nvrtc()
-    program = nvrtc.createProgram(timing.WAIT, "wait.cu", (), ())
+    program = nvrtc.createProgram(sources.source(timing.WAIT), timing.WAIT, (), ())
     try:
         nvrtc.addNameExpression(program, "wait")
         nvrtc.compileProgram(program, (*timing.OPTIONS, "-arch=sm_90"))
