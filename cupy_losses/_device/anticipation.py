@@ -16,7 +16,7 @@ from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._core.types import AnyArray
 from .launch import Chooser, Parameters
-from .library import DeviceLibrary
+from .library import PER_THREAD_STREAM, DeviceLibrary
 
 SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/reduction.cuh
 COUNTED_OFFSET = 16  # where its number COUNTED lies
@@ -35,7 +35,8 @@ class Slots:
 
     A call takes the lowest free slot of its stream and has it to itself until it is done. All
     kernels that use a slot are on one stream. So no slot changes while a kernel reads it, and what
-    a call has anticipated stays until its backward pass.
+    a call has anticipated stays until its backward pass. A call on the stream of its thread, which
+    has the same handle in all threads, has a slot of its own.
 
     A call that is captured in a CUDA graph keeps its slot, as replays use it. It takes the highest
     one of any stream, which other calls have hardly used. What they have launched is done before a
@@ -77,6 +78,10 @@ class Slots:
             _keep_for_replays(self._memory)
             return address, self._memory
         # Nothing came before the capture: each replay fills this and anticipates 1.
+        return self.take_new(library, operands)
+
+    def take_new(self, library: DeviceLibrary, operands: Sequence[AnyArray]) -> tuple[int, Any]:
+        """A slot that no other call has, and what keeps it alive."""
         memory = self._allocate(operands)
         return self._addresses(library, memory)[0], memory
 
@@ -132,6 +137,8 @@ class Waiting:
         self._is_captured = is_captured
         if self._is_captured:
             self._slot, self._memory = again.slots.take_for_graph(again.library, operands)
+        elif stream == PER_THREAD_STREAM:
+            self._slot, self._memory = again.slots.take_new(again.library, operands)
         else:
             self._slot, self._home = again.slots.take(again.library, operands, stream)
         addresses.append(self._slot)
@@ -139,14 +146,16 @@ class Waiting:
     def finish(self, operands: Sequence[AnyArray], grad_output: AnyArray) -> bool:
         """Make the gradients those for grad_output; False where they must be computed elsewhere.
 
-        That is so on another stream, with operands that a hook has moved, and where only one of the
-        two passes is captured in a graph, whose replays would not find what the other one did.
+        That is so on another stream, or one that may be another thread's, with operands that a hook
+        has moved, and where only one of the two passes is captured in a graph, whose replays would
+        not find what the other one did.
         """
         start, choose, _, library, device, strided, is_capturing = self._again
         stream = library.stream(device)
         address = library.address
         if (
             stream != self._stream
+            or stream == PER_THREAD_STREAM
             or [*map(address, operands)] != self._pointers
             # What a hook copies is contiguous, and may lie where the original was.
             or (strided and [*map(library.spec, operands[: len(strided)])] != strided)

@@ -267,9 +267,17 @@ def capture_query() -> Any:
     return cupy().cuda.runtime.streamIsCapturing
 
 
-def memory(size: int) -> Any:
-    """Memory of the current device, of no pool, for as long as this is referred to."""
-    return cupy().cuda.Memory(size)
+def memory_to_keep(size: int, stream: int) -> int:
+    """The address of memory of the current device, allocated on a stream and never freed.
+
+    It is of no pool of CuPy or torch: torch demands that a pool is as it was, once the warm-up of a
+    CUDA graph ends.
+
+    Raises:
+        RuntimeError: If there is none, or the device allocates none in stream order.
+
+    """
+    return int(cupy().cuda.runtime.mallocAsync(size, stream))
 
 
 def memset() -> Any:

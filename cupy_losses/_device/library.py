@@ -11,6 +11,7 @@ from .._core.shapes import ArraySpec
 from .._core.types import AnyArray
 
 Allocator = Callable[[Sequence[AnyArray]], AnyArray]
+PER_THREAD_STREAM = 2  # the handle of as many streams as there are threads
 
 
 class DeviceLibrary(Protocol):

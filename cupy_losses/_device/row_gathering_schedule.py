@@ -74,7 +74,8 @@ def gathering_of(operands: RowOperands) -> Gathering | None:
     if in_stretch:
         if columns * size <= STAGED_BYTES and rows.number >= STAGED_ROWS:
             return Gathering(THREADS, "STAGED", 1)
-        return Gathering(THREADS, "IN_VECTORS", _slices(rows.number, columns * size))
+        slices = _slices(rows.number, columns * size)
+        return Gathering(min(rows.number, THREADS), "IN_VECTORS", slices)
     slices = min(WRITING_THREADS // rows.number, columns // LEAST_OF_SLICE)
     of_tile = THREADS // beside * beside or THREADS  # whole stretches of rows, or a part of one
     return Gathering(of_tile, "BESIDE", max(slices, 1))

@@ -11,23 +11,20 @@ from typing import Any
 
 from .._core.types import AnyArray
 from . import driver
-from .library import DeviceLibrary
+from .library import PER_THREAD_STREAM, DeviceLibrary
 
 COUNTER_BYTES = 4 << 10
 PARTIAL_BYTES = 252 << 10
-AT_ONCE = 8  # for so many streams: 2 MiB, of which the driver allocates a multiple
-PER_THREAD_STREAM = 2  # the handle of as many streams as there are threads
 
 _of_streams: dict[tuple[int, int], int] = {}  # by device and stream, to the end of the process
-_spare: dict[int, list[int]] = {}  # by device
-_blocks: list[Any] = []
 
 
 class Workspace:
     """What a plan needs of it.
 
     More than is kept for a stream is memory of the call alone, and its counters are set to 0. So is
-    that of a call that is captured in a CUDA graph: replays may run beside other calls.
+    that of a call that is captured in a CUDA graph: replays may run beside other calls. So is all
+    of a stream for which nothing can be kept.
     """
 
     def __init__(self, library: DeviceLibrary, device: int, counters: int, partials: int) -> None:
@@ -42,27 +39,20 @@ class Workspace:
         self, operands: Sequence[AnyArray], stream: int, is_captured: bool
     ) -> tuple[Any, int, int]:
         """What keeps it alive, and where the counters and the partial sums are."""
-        memory = None
-        if self._own or is_captured or stream == PER_THREAD_STREAM:
-            memory, begin = self._library.scratch(operands, self._size, is_captured)
-            self._memset(begin, 0, self._counters, stream)
-        else:
-            try:
-                begin = _of_streams[self._device, stream]
-            except KeyError:
-                begin = self._of_new_stream(stream)
+        if not (self._own or is_captured or stream == PER_THREAD_STREAM):
+            begin = _of_streams.get((self._device, stream)) or self._of_new_stream(stream)
+            if begin:
+                return None, begin, begin + self._begin
+        memory, begin = self._library.scratch(operands, self._size, is_captured)
+        self._memset(begin, 0, self._counters, stream)
         return memory, begin, begin + self._begin
 
     def _of_new_stream(self, stream: int) -> int:
-        # It comes from no pool: a pool that is used for a while would not be free of it afterwards.
-        spare = _spare.setdefault(self._device, [])
+        """What is kept for a stream from now on; 0 if nothing can be."""
         try:
-            begin = spare.pop()
-        except IndexError:
-            size = COUNTER_BYTES + PARTIAL_BYTES
-            _blocks.append(driver.memory(AT_ONCE * size))
-            begin, *others = range(_blocks[-1].ptr, _blocks[-1].ptr + AT_ONCE * size, size)
-            spare += others
+            begin = driver.memory_to_keep(COUNTER_BYTES + PARTIAL_BYTES, stream)
+        except RuntimeError:
+            return 0
         self._memset(begin, 0, COUNTER_BYTES, stream)
         # Another thread may have been faster: what is set on one stream stays with it.
         return _of_streams.setdefault((self._device, stream), begin)

@@ -72,7 +72,12 @@ class Exporter(Locatable):
         device = self._tensor.get_device()
         if _current_stream(device) != (0 if stream == 1 else stream):
             event = torch.cuda.current_stream(device).record_event()
-            consumer = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+            # Of 0, ExternalStream would make a stream of torch's pool.
+            consumer = (
+                torch.cuda.default_stream(device)
+                if stream in (0, 1)
+                else torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+            )
             consumer.wait_event(event)
             if self._is_copy:
                 self._tensor.record_stream(consumer)

@@ -89,6 +89,7 @@ class Device:
         choose: From a kernel's name and the number of its blocks, those to run; None: all.
         capturing: Whether the streams say that they are capturing a graph.
         stream: The address of the current stream.
+        kept: The memory that was allocated in stream order, which nothing frees.
         launches: All launches so far.
         loaded: The kernels that have been loaded, by function pointer.
         in_large_clusters: The names of those that may be launched in clusters of more than 8
@@ -123,6 +124,7 @@ class Device:
         self.choose = choose
         self.capturing = False
         self.stream = 0
+        self.kept: list[Allocation] = []
         self.launches: list[Launch] = []
         self.loaded: dict[int, _Loaded] = {}
         self.in_large_clusters: set[str] = set()
@@ -281,7 +283,6 @@ def _modules(device: Device) -> dict[str, ModuleType]:
     cuda = _module(
         "cupy.cuda",
         alloc=lambda size: MemoryPointer(Allocation(size, current.device)),
-        Memory=lambda size: MemoryPointer(Allocation(size, current.device)),
         get_current_stream=lambda: _Pointer(device.stream),
         runtime=_runtime(device),
         Device=_device_class(device),
@@ -381,11 +382,17 @@ def _runtime(device: Device) -> ModuleType:
         current.device = number
         current.has_context = True
 
+    def malloc(size: int, stream: int) -> int:
+        device.kept.append(Allocation(size, current.device))
+        device.kept[-1].writable = True
+        return MemoryPointer(device.kept[-1]).ptr
+
     return _module(
         "cupy.cuda.runtime",
         getDevice=lambda: current.device,
         getDeviceCount=lambda: device.count,
         setDevice=set_device,
+        mallocAsync=malloc,
         memsetAsync=_memset,
         streamIsCapturing=lambda stream: device.capturing,
         runtimeGetVersion=lambda: 12090,
@@ -464,8 +471,6 @@ _COLLECTIONS = (
     "_library_of",
     "_instances",
     "_of_streams",
-    "_spare",
-    "_blocks",
 )
 
 

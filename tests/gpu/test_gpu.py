@@ -376,3 +376,42 @@ def test_second_device() -> None:
     assert float(mse_loss(array, array)) == 0
     with pytest.raises(ValueError, match="same device"):
         mse_loss(input.detach(), target.detach().to("cuda:0"))
+
+
+@pytest.mark.parametrize("first", ["null", "side"])
+def test_a_tensor_of_another_stream_is_waited_for(first: str) -> None:
+    """Beside a CuPy array, whose stream may be CuPy's null stream."""
+    import cupy
+
+    x, other = cupy.zeros(1 << 20, cupy.float32), torch.cuda.Stream()
+    stream = cupy.cuda.Stream.null if first == "null" else cupy.cuda.Stream(non_blocking=True)
+    mse_loss(x, torch.zeros(1 << 20, device="cuda"))  # compiles
+    torch.cuda.synchronize()
+    with stream, torch.cuda.stream(other):
+        tensor = torch.zeros(1 << 20, device="cuda")
+        torch.cuda._sleep(200_000_000)
+        tensor.fill_(1)
+        loss = mse_loss(x, tensor)
+    torch.cuda.synchronize()
+    assert float(loss) == 1
+
+
+def test_a_new_stream_while_another_thread_captures() -> None:
+    """Its first call allocates memory, as torch does: the capture allows that in other threads."""
+    input, target = tensors(100_000)
+    expected = mse_loss(input, target).item()
+    for _ in range(3):
+        results: list[torch.Tensor] = []
+
+        def work(results: list[torch.Tensor] = results) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                results.append(mse_loss(input, target))
+
+        graph, thread = torch.cuda.CUDAGraph(), threading.Thread(target=work)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            captured = mse_loss(input, target)
+            thread.start()
+            thread.join()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert [captured.item(), *(result.item() for result in results)] == [expected] * 2

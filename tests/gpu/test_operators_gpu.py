@@ -129,7 +129,6 @@ def test_reduce_overhead(
     monkeypatch.setattr(engine, "_plans", {})
     monkeypatch.setattr(inductor, "_runs", {})
     monkeypatch.setattr(workspace, "_of_streams", {})
-    monkeypatch.setattr(workspace, "_spare", {})
     torch_library._scalar.cache_clear()
     compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
     x, target = make()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,9 @@ from cupy_losses import cross_entropy, huber_loss, mse_loss, multi_margin_loss, 
 from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device import anticipation, engine, plan_rows
+from cupy_losses._device.anticipation import Slots
+from cupy_losses._device.launch import Launch
+from cupy_losses._device.library import PER_THREAD_STREAM
 from cupy_losses._libraries.registry import resolve
 
 from ..emulator import Device
@@ -380,6 +384,50 @@ def test_another_stream_has_guesses_of_its_own(device: Device) -> None:
     assert anticipated(calls)[0] == 0.5
 
 
+def test_threads_whose_streams_have_one_handle(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another thread launches may come between the launches of a call."""
+    queue: list[Callable[[], None]] | None = None
+    start, kept = Launch.start, []
+
+    def started(launch: Launch, *arguments: Any) -> None:
+        if queue is None:
+            start(launch, *arguments)
+        else:
+            queue.append(functools.partial(start, launch, *arguments))
+
+    def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+        def keeping(*args: Any) -> Any:
+            kept.append(function(*args))  # as CuPy's memory pool does while launches wait
+            return kept[-1]
+
+        return keeping
+
+    monkeypatch.setattr(Launch, "start", started)
+    monkeypatch.setattr(Slots, "take_new", keep(Slots.take_new))
+    device.stream = PER_THREAD_STREAM
+    input, whole = scores(np.float32)
+    part = np.where(np.arange(len(whole)) % 2, whole, -100)
+    calls = [Calls(device, cross_entropy, (input, target)) for target in (part, whole)]
+    library = type(calls[0].library)
+    monkeypatch.setattr(library, "scratch", keep(library.scratch))
+    expected = [own.vjp(1.0, np.float32)[0] for own in calls]
+    found, queues = [], []
+    for own in calls:
+        queue = []
+        found.append(own.value_and_gradients())
+        queues.append(queue)
+    queue = None
+    for of_both in zip(*queues, strict=True):
+        for launch in of_both:
+            launch()
+    for (_, gradient), wanted in zip(found, expected, strict=True):
+        assert same(gradient.get(), wanted)
+    *_, waiting = calls[0].forward()
+    assert not waiting.finish(calls[0].operands, calls[0].grad_output(1.0, np.float32))
+
+
 def test_operands_that_a_hook_moved(device: Device) -> None:
     calls = Calls(device, mse_loss, pair(np.float32, 100))
     _, _, waiting = calls.forward()
@@ -460,9 +508,9 @@ def test_a_call_that_gets_no_slot() -> None:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    for is_captured in (False, True):
-        slots: Any = SimpleNamespace(take=fail, take_for_graph=fail)
+    for stream, is_captured in ((0, False), (0, True), (PER_THREAD_STREAM, False)):
+        slots: Any = SimpleNamespace(take=fail, take_for_graph=fail, take_new=fail)
         again: Any = SimpleNamespace(slots=slots, library=None)
         with pytest.raises(MemoryError):
-            anticipation.Waiting(again, ((), 1.0), [], [], 0, is_captured, None, [])
+            anticipation.Waiting(again, ((), 1.0), [], [], stream, is_captured, None, [])
         gc.collect()

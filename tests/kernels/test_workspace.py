@@ -12,6 +12,7 @@ import pytest
 
 from cupy_losses import cross_entropy, mse_loss, nll_loss, value_and_grad
 from cupy_losses._device import workspace
+from cupy_losses._device.library import PER_THREAD_STREAM
 
 from ..emulator import Device, installed
 from ..tools import levels
@@ -72,7 +73,7 @@ def test_each_stream_has_its_own(device: Device) -> None:
     """Also each thread on the stream that has one handle in all of them."""
     x, target = drawn(device, 3000, 5)
     streams = [0, *range(16, 32)]
-    for stream in (*streams, workspace.PER_THREAD_STREAM, 0):
+    for stream in (*streams, PER_THREAD_STREAM, 0):
         device.stream = stream
         cross_entropy(x, target)
     assert [stream for _, stream in workspace._of_streams] == streams
@@ -103,3 +104,24 @@ def test_more_than_is_kept(
     np.testing.assert_allclose(cross_entropy(x, target).get(), expected, rtol=1e-6)
     assert workspace._of_streams == {}
     assert len(memsets) == 1
+
+
+def test_memory_that_cannot_be_kept(
+    device: Device, memsets: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call then has its own, from the library, which may have some that it does not use."""
+    import cupy
+
+    def fail(size: int, stream: int) -> int:
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    x, target = drawn(device, 3000, 5)
+    expected = cross_entropy(x.get(), target.get())
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda.runtime, "mallocAsync", fail)
+        for calls in 1, 2:
+            np.testing.assert_allclose(cross_entropy(x, target).get(), expected, rtol=1e-6)
+            assert len(memsets) == calls
+        assert workspace._of_streams == {}
+    cross_entropy(x, target)
+    assert len(workspace._of_streams) == 1
