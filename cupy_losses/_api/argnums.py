@@ -18,8 +18,9 @@ def check_reduced(call: Call) -> None:
     if call.reduction == "none":
         allowed = one_of(reduction for reduction in call.loss.reductions if reduction != "none")
         raise ValueError(
-            f"reduction must be {allowed} to take a gradient, got 'none': vjp takes a cotangent "
-            "for each element of the loss, grad_and_hess gives the derivatives of each element"
+            f"reduction must be {allowed} to take a gradient, got 'none', given or by default: vjp "
+            "takes a cotangent for each element of the loss, grad_and_hess gives the derivatives "
+            "of each element"
         )
 
 

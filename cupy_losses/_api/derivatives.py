@@ -17,7 +17,7 @@ from .._libraries.registry import ArrayLibrary, find, resolve
 from . import check, compiled
 from .argnums import check_reduced, integer, numbers_of, operand_of, operands_of
 from .prepared import Result
-from .public import prepare_of, without_partials
+from .public import prepare_of, with_signature_of, without_partials
 from .signature import Arguments
 
 
@@ -217,7 +217,7 @@ def grad_and_hess(
     if compiled.is_compiling():
         return compiled.call_outside_graph("grad_and_hess", grad_and_hess, loss, argnum)
     prepare_of(loss)
-    return functools.partial(_of_each_element, loss, integer(argnum))
+    return with_signature_of(loss, functools.partial(_of_each_element, loss, integer(argnum)))
 
 
 def _of_each_element(

@@ -51,6 +51,15 @@ def prepare_of(loss: Callable[..., AnyArray]) -> Callable[..., Prepared[Any]]:
     return prepare
 
 
+def with_signature_of(
+    function: Callable[..., Any], made: functools.partial[Any]
+) -> functools.partial[Any]:
+    """What is made of a function, which takes the same arguments, with its signature and name."""
+    inner, _ = without_partials(function)
+    vars(made).update(__wrapped__=function, __name__=getattr(inner, "__name__", "function"))
+    return made
+
+
 def without_partials(loss: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The function inside of partials by keyword, and the arguments that these have."""
     options: dict[str, Any] = {}

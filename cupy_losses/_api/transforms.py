@@ -13,7 +13,7 @@ from .._core.types import AnyArray
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
 from .prepared import Result
-from .public import is_loss, mark_of, namesake, without_partials
+from .public import is_loss, mark_of, namesake, with_signature_of, without_partials
 from .signature import Arguments
 from .sums import Sum, Trace, Variable
 
@@ -89,9 +89,11 @@ def _both(
     if not is_loss(loss):
         if getattr(loss, "__module__", "") == "torch.nn.functional":
             raise TypeError(f"loss must not be a function of torch{namesake(loss)}")
-        return functools.partial(_of_function, name, loss, wanted_numbers, several)
-    loss, options = without_partials(loss)
-    return functools.partial(_of_one_loss, loss, wanted_numbers, several, **options)
+        made = functools.partial(_of_function, name, loss, wanted_numbers, several)
+        return with_signature_of(loss, made)
+    function, options = without_partials(loss)
+    made = functools.partial(_of_one_loss, function, wanted_numbers, several, **options)
+    return with_signature_of(loss, made)
 
 
 # What a transform makes is a partial of a function of this module, as that can be pickled.
@@ -186,7 +188,7 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     [1.0, 3.0]
 
     """
-    return functools.partial(_second, _both(loss, argnums, "grad"))
+    return with_signature_of(loss, functools.partial(_second, _both(loss, argnums, "grad")))
 
 
 def _second(both: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

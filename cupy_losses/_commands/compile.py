@@ -88,6 +88,15 @@ def command(
     functions = [losses.find(name) for name in names or losses.names()]
     with _unwarned():
         arguments = [function.arguments(hyper, reduction) for function in functions]
+    known = driver.architectures()
+    for architecture in map(int, architectures):
+        if architecture not in known:
+            version = ".".join(map(str, driver.nvrtc_version()))
+            choices = ", ".join(map(str, known))
+            raise click.ClickException(
+                f"the NVRTC that is installed, {version}, does not compile for {architecture}, "
+                f"only for {choices}"
+            )
     called = list(zip(functions, arguments, strict=True))
     wanted = [*itertools.product(architectures or [_architecture()], called, dtypes)]
     rows = []

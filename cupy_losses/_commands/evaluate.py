@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from .report import as_json, in_column, print_table
 
 
 class _Evaluate(Command):
-    """Says how a parameter is given that looks like an option, as it is one of `plot`."""
+    """Says how a parameter and a loss are given, where they are as `plot` takes them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""
@@ -30,6 +31,12 @@ class _Evaluate(Command):
                 raise
             message = f"no option {error.option_name}: write --parameter {name}=VALUE"
             raise click.UsageError(message, ctx) from None
+        except click.UsageError as error:
+            extra = re.search(r"unexpected extra arguments? \((.*)\)", error.message)
+            named = [word for word in extra[1].split() if word in losses.names()] if extra else []
+            if not named:
+                raise
+            raise click.UsageError(f"{error.message}: write --loss {named[0]}", ctx) from None
 
 
 # Those to one number, which is what is shown.
@@ -86,8 +93,8 @@ def command(
 
     FILE is a .npy file, a .npz file (FILE.npz:KEY where it has several arrays), a .csv file, with a
     line of names or without, where an empty field is NaN, or a .parquet file (needs pyarrow).
-    FILE.csv:COLUMN and FILE.parquet:COLUMN are one column, FILE.csv:A,B two side by side. The index
-    of rows that pandas writes is left out.
+    FILE.csv:COLUMN and FILE.parquet:COLUMN are one column, FILE.csv:A,B two side by side. A first
+    column without a name, the index that pandas writes, is left out.
 
     Without --dtype, operands have the dtype of their files. What is read of a .csv file has an
     integer dtype if every number is written without a decimal point and no field is empty, else

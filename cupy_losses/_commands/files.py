@@ -19,6 +19,7 @@ import numpy as np
 from .._core.types import AnyArray
 
 _FLAGS = {"true": True, "false": False}  # in capitals or not
+_MISSING = ("na", "n/a", "<na>", "null", "none", "-", "?")  # what stands for a number elsewhere
 
 
 def read(name: str, location: str) -> AnyArray:
@@ -30,12 +31,17 @@ def read(name: str, location: str) -> AnyArray:
     file, key = _split(location)
     reader = _READERS.get(Path(file).suffix.lower())
     if reader is None:
+        if Path(file.partition(":")[0]).suffix.lower() == ".npy":
+            own = file.partition(":")[0]
+            raise click.ClickException(f"{name}: {own} holds one array, which has no name: {file}")
         *endings, last = _READERS
         raise click.ClickException(
             f"{name}: the name of {location} must end in {', '.join(endings)} or {last}"
         )
     if not Path(file).exists():
         raise click.ClickException(f"{name}: there is no file {file}")
+    if not (Path(file).is_file() or Path(file).is_dir()):
+        raise click.ClickException(f"{name}: {file} is no regular file")
     try:
         array = reader(file, key)
     except OSError as error:
@@ -111,7 +117,10 @@ def _asked(file: str, key: str, known: Sequence[str]) -> list[str]:
     for name in names:
         if known.count(name) != 1:
             several = "several columns" if name in known else "no column"
-            raise ValueError(f"has {several} {name!r}, it has {_choices(file, known)}")
+            advice = ""
+            if len(known) == 1 and re.search("[;\t|]", known[0]):
+                advice = "; columns are separated by commas"
+            raise ValueError(f"has {several} {name!r}, it has {_choices(file, known)}{advice}")
     return names
 
 
@@ -190,9 +199,9 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     """The names of a file of text, if it has any, and its other lines with their numbers."""
     try:
         with open(file, newline="", encoding="utf-8-sig") as text:
-            lines = list(enumerate(csv.reader(text), 1))
+            lines = list(enumerate(csv.reader(text, skipinitialspace=True), 1))
     except (UnicodeDecodeError, csv.Error):
-        raise ValueError("is no text of comma-separated values") from None
+        raise ValueError("is no text of comma-separated values in UTF-8") from None
     while lines and not lines[-1][1]:
         lines.pop()
     first = lines[0][1] if lines else []
@@ -249,7 +258,11 @@ def _numbers(
             value = flag(field)
             value = number(field) if value is None else value
         if value is None:
-            raise ValueError(f"line {place} must hold numbers separated by commas, got {field!r}")
+            missing = field.strip().lower() in _MISSING
+            advice = "; leave a missing number empty" if missing else ""
+            raise ValueError(
+                f"line {place} must hold numbers separated by commas, got {field!r}{advice}"
+            )
         found.append(value)
     return found
 

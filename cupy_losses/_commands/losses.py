@@ -118,16 +118,14 @@ class Name(click.Choice[str]):
         """The name."""
         try:
             return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            given = str(value).lower()
-            likely = [
-                name
-                for text in (given, f"{given}_loss")
-                for name in difflib.get_close_matches(text, self.choices, n=1)
-            ]
+        except click.BadParameter:
+            # Compared without what most names end in, which any other word would be close to.
+            names = {name.removesuffix("_loss"): name for name in self.choices}
+            given = str(value).lower().removesuffix("loss").rstrip("_")
+            likely = difflib.get_close_matches(given, names, n=1)
             if not likely:
                 raise
-            message = f"{error.message} Did you mean {likely[0]}?"
+            message = f"{value!r} is no loss. Did you mean {names[likely[0]]}?"
             raise click.BadParameter(message, ctx, param) from None
 
 

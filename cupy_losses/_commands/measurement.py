@@ -47,7 +47,7 @@ def measured(name: str, evaluated: EvaluatedLoss, line: Line) -> Row:
     norm, worst = _compared(gradient, evaluated, denominator)
     if math.isnan(value):
         worst = math.nan  # a gradient that is right of what is wrong says nothing
-        _warn_of_nan(evaluated)
+        _warn_of_operands(evaluated)
     line.say(f"{name}: time of the loss")
     forward = _milliseconds(evaluated, evaluated.value)
     line.say(f"{name}: time of the gradient")
@@ -105,14 +105,21 @@ def _compared(
     return math.sqrt(squares), relative(worst, largest)
 
 
-def _warn_of_nan(evaluated: EvaluatedLoss) -> None:
+def _warn_of_operands(evaluated: EvaluatedLoss) -> None:
+    """Warn of what may be why a loss is NaN: NaN and infinities in its operands."""
     for name, operand in evaluated.operands.items():
         if operand.dtype.kind in "biu":
             continue
-        parts = places(operand.shape, PART)
-        nan = sum(int(np.isnan(on_the_host(operand[part])).sum()) for part in parts)
-        if nan:
-            warnings.warn(f"{name} has {nan} NaN in {operand.size} elements", stacklevel=2)
+        nan = infinite = 0
+        for part in places(operand.shape, PART):
+            own = on_the_host(operand[part])
+            nan += int(np.isnan(own).sum())
+            infinite += int(np.isinf(own).sum())
+        counts = [f"{nan} NaN"] * bool(nan)
+        counts += [f"{infinite} {'infinities' if infinite > 1 else 'infinity'}"] * bool(infinite)
+        if counts:
+            text = f"{name} has {' and '.join(counts)} in {operand.size} elements"
+            warnings.warn(text, stacklevel=2)
 
 
 def _milliseconds(evaluated: EvaluatedLoss, work: Callable[[], Any]) -> float:

@@ -52,7 +52,9 @@ class Real:
         ):
             return value + 0.0  # -0.0 becomes 0.0: both are the same argument
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} must be a real number, got {described(value)}")
+            is_number = getattr(value, "shape", None) == ()
+            advice = f": pass float({name})" if is_number else ""
+            raise TypeError(f"{name} must be a real number, got {described(value)}{advice}")
         try:
             number = float(value) + 0.0
         except OverflowError:

@@ -85,10 +85,11 @@ def _traced(
             raise failures[0]
         return program(result)
     except TypeError as error:
-        message = str(error)
+        message, cause = str(error), None  # which says where it is
         if not isinstance(error, _TraceError):
             message += f"; a formula is made of {formula_errors.WORDS}"
-        raise TypeError(_located(name, message, error.__traceback__)) from error
+            cause = error
+        raise TypeError(_located(name, message, error.__traceback__)) from cause
     except AttributeError as error:
         if not isinstance(error.obj, Value):
             raise
@@ -357,6 +358,9 @@ class Value:
         self.of_row = of_row
         self.varies = of_element or of_row
         self.is_condition = is_condition
+
+    def __repr__(self) -> str:
+        return "<a value of a formula that is being traced>"
 
     def __copy__(self) -> Value:
         return self  # nothing changes it

@@ -20,6 +20,8 @@ def places(call: Call, on_host: Sequence[bool]) -> str:
 def described(array: AnyArray) -> str:
     """What an object is that no library takes."""
     details = array.layout if is_sparse(array) else getattr(array, "device", None)
+    if details is None and hasattr(array, "__dlpack_device__"):
+        details = f"DLPack device type {int(array.__dlpack_device__()[0])}"
     return type(array).__name__ + (f" ({details})" if details is not None else "")
 
 
@@ -49,7 +51,9 @@ def instead(name: str, array: AnyArray, first: AnyArray) -> str:
     if hasattr(getattr(array, "cat", None), "codes"):
         return f": pass {name}.cat.codes.to_numpy()"
     if hasattr(array, "to_numpy"):
-        return f": pass {name}.to_numpy()"
+        # Arrow copies bits and numbers beside nulls only if it is told to.
+        is_arrow = type(array).__module__.partition(".")[0] == "pyarrow"
+        return f": pass {name}.to_numpy({'zero_copy_only=False' if is_arrow else ''})"
     if type(array).__name__.endswith("Tracer"):
         return (
             ", which is traced: call the loss outside of jit and grad, or by pure_callback; "
@@ -58,7 +62,8 @@ def instead(name: str, array: AnyArray, first: AnyArray) -> str:
     is_number = isinstance(array, int | float) and not isinstance(array, bool)
     if name in ("weight", "sample_weight") and is_number:
         return f": pass scale={array!r}, which multiplies the whole loss"
-    if isinstance(array, list | tuple | int | float):
+    is_buffer = isinstance(array, memoryview) or type(array).__module__ == "array"
+    if is_buffer or isinstance(array, list | tuple | int | float):
         return f": pass {_made_of(name, first)}"
     if isinstance(array, Value):
         return ", of a formula, which calls no loss: write out what the loss computes"

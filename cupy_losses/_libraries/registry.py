@@ -286,7 +286,10 @@ def _shared(
 
 
 class _Returning(ArrayLibrary):
-    """Arrays of a library that has no file here: computed by another, and returned by DLPack."""
+    """Arrays of a library that has no file here: computed by another, and returned by DLPack.
+
+    Those of a library that takes none by DLPack get results of the one that computes.
+    """
 
     def __init__(self, library: ArrayLibrary, from_dlpack: Callable[[AnyArray], AnyArray]) -> None:
         self._library = library
@@ -356,14 +359,16 @@ def _returning(library: ArrayLibrary, array: AnyArray) -> ArrayLibrary:
     namespace = getattr(array, "__array_namespace__", None)
     root = type(array).__module__.partition(".")[0]
     module = sys.modules.get(root) if namespace is None else namespace()
-    from_dlpack = getattr(module, "from_dlpack", None)
-    if from_dlpack is None:
-        return library
+    from_dlpack = getattr(module, "from_dlpack", _as_it_is)
     key = library, from_dlpack
     known = _returning_to.get(key)
     if known is None:
         known = keep(_returning_to, key, _Returning(library, from_dlpack), _MOST)
     return known
+
+
+def _as_it_is(result: AnyArray) -> AnyArray:
+    return result
 
 
 _returning_to: dict[Any, _Returning] = {}

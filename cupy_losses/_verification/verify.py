@@ -103,7 +103,7 @@ def verify(loss: Loss, parameters: Mapping[str, float], operands: Sequence[Array
     problems, notes = tuple(findings.problems), tuple(findings.notes)
     instead: list[str] = []
     if isinstance(formula, Program) and (problems or notes):
-        instead = advice(formula)
+        instead = advice(formula, of_rows=at.length > 1)
     return Report(loss.name, problems, notes, tuple(instead), tuple(checked))
 
 

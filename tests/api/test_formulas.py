@@ -866,6 +866,9 @@ def test_what_cannot_be_traced(formula: Any, shown: str, message: str) -> None:
     first, *rest = str(raised.value).splitlines()
     assert first.startswith("the formula of mine cannot be traced")
     assert re.search(message, first), first
+    # The error that is behind it says the same, unless it is Python's own.
+    cause = raised.value.__cause__
+    assert cause is None or isinstance(cause, AttributeError) or "is made of" in first
     if shown == "none":
         assert not rest
         return
@@ -875,6 +878,17 @@ def test_what_cannot_be_traced(formula: Any, shown: str, message: str) -> None:
         number = next(k for k, line in enumerate(lines, 1) if line.strip() == shown)
     assert f", line {number} of test_formulas.py: " in first
     assert rest == [f"    {lines[number - 1].strip()}"]
+
+
+def test_a_value_of_a_formula_is_shown() -> None:
+    shown = []
+
+    def squared(x: Any) -> Any:
+        shown.append(repr(x))
+        return x * x
+
+    pointwise_loss("mine", squared)
+    assert shown == ["<a value of a formula that is being traced>"]
 
 
 def installed_function(text: str) -> Any:

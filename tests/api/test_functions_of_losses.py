@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import pickle
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -16,6 +18,7 @@ from cupy_losses import (
     check_values,
     cross_entropy,
     grad,
+    grad_and_hess,
     huber_loss,
     hvp,
     l1_loss,
@@ -418,3 +421,14 @@ def test_constants_are_as_wide_as_they_come() -> None:
         value, gradient = value_and_grad(lambda a, zero=zero: mse_loss(a, y) / zero)(x)
         assert value == np.inf
         assert np.isposinf(gradient).all()
+
+
+def test_what_a_transform_makes_has_the_signature_of_its_loss() -> None:
+    partial = functools.partial(huber_loss, delta=2.0)
+    for transform in (value_and_grad, grad, grad_and_hess):
+        for loss in (huber_loss, partial):
+            made = pickle.loads(pickle.dumps(transform(loss)))
+            assert made.__name__ == "huber_loss"
+            assert inspect.signature(made) == inspect.signature(loss)
+    signature = inspect.signature(value_and_grad(elastic))
+    assert signature == inspect.signature(elastic)

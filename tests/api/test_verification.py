@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_losses import pointwise_loss
+from cupy_losses import pointwise_loss, row_loss
 from cupy_losses._core.tracing import trace
 from cupy_losses._device import driver
 from cupy_losses._host import dual
 from cupy_losses._verification import verify as verification
-from cupy_losses._verification.advice import KNOWN, advice
+from cupy_losses._verification.advice import KNOWN, OF_ROWS, advice
 from cupy_losses._verification.arithmetic import Rounded
 
 from .. import emulator
@@ -151,6 +151,19 @@ def test_advice(written: str, pattern: Any, instead: str) -> None:
     assert advice(trace("mine", after, names, (), ())) == []
     points = np.random.default_rng(0).uniform(0.5, 2, (len(names), 50))
     np.testing.assert_allclose(after(*points), before(*points), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_advice_for_rows() -> None:
+    """What is an expression of two elements in the check is one of a row where it is written."""
+    for written, instead in OF_ROWS.values():
+        before, after = (
+            row_loss("mine", eval(f"lambda x: {text}", {"np": np})).check()
+            for text in (written, instead)
+        )
+        assert before.advice == (f"write {instead} for {written}",)
+        assert after
+        assert not after.advice
 
 
 def test_rounded_arithmetic() -> None:

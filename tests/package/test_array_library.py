@@ -8,12 +8,14 @@ import itertools
 import sys
 import threading
 import weakref
+from array import array as buffer
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 
@@ -232,12 +234,16 @@ def test_tangents_of_a_library_of_dlpack() -> None:
 
 
 @pytest.mark.usefixtures("_of_dlpack")
+@pytest.mark.parametrize("takes_results", [False, True])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_arrays_of_dlpack_are_not_overwritten(
-    on_device: bool, monkeypatch: pytest.MonkeyPatch
+    on_device: bool, takes_results: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nothing says that they are immutable, as on a device."""
     x: Any = Shared(X)
+    if not takes_results:
+        monkeypatch.setitem(sys.modules, "shared", SimpleNamespace())
+        assert isinstance(mse_loss(x, Y), np.ndarray)
     target: Any = np.array([0, 2])
     with contextlib.ExitStack() as stack:
         if on_device:
@@ -287,6 +293,14 @@ class Sparse:
         raise AssertionError("must not be converted")
 
 
+class Elsewhere:
+    def __dlpack__(self, **options: Any) -> Any:
+        raise AssertionError("must not be asked")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (12, 0)
+
+
 class JitTracer:
     shape = (3,)
 
@@ -303,6 +317,9 @@ JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch
         (Series(), r"Series: pass target.to_numpy\(\)"),
         (JAGGED, "NestedTensor .*, which is nested: pad target, and pass where= for what counts$"),
         (Sparse(), r"Sparse: pass target.toarray\(\)$"),
+        (memoryview(b"12"), r"memoryview: pass (np.asarray|torch.as_tensor)\(target\)"),
+        (buffer("d", [1.0]), r"array: pass (np.asarray|torch.as_tensor)\(target\)"),
+        (Elsewhere(), r"Elsewhere \(DLPack device type 12\)$"),
         (JitTracer(), "JitTracer, which is traced: call the loss outside of jit and grad"),
         (None, "got NoneType$"),
     ],
@@ -312,6 +329,19 @@ def test_what_to_pass_instead(array: Any, instead: str) -> None:
     for library in (np.ones(2), torch.ones(2)):
         with pytest.raises(TypeError, match=f"target must be a NumPy, CuPy or .*{instead}"):
             mse_loss(library, array)
+
+
+@pytest.mark.filterwarnings("ignore:Exporting an unversioned DLPack capsule")
+def test_what_to_pass_instead_of_nulls_and_bits() -> None:
+    """Arrow has no memory for them that NumPy could share."""
+    numbers, bits = pyarrow.array([1.0, None]), pyarrow.array([True, False])
+    advice = r"cannot be shared as .*: pass {}\.to_numpy\(zero_copy_only=False\)$"
+    with pytest.raises(TypeError, match=advice.format("target")):
+        mse_loss(np.ones(2), numbers)
+    with pytest.raises(TypeError, match=advice.format("where")):
+        mse_loss(np.ones(2), np.ones(2), where=bits)
+    own = (array.to_numpy(zero_copy_only=False) for array in (numbers, bits))
+    np.testing.assert_array_equal(mse_loss(np.ones(2), next(own), where=next(own)), 0)
 
 
 def test_sparse_tensors() -> None:

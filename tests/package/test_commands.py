@@ -751,6 +751,10 @@ def test_nan_is_no_number(capsys: Any, tmp_path: Path) -> None:
     _, out, err = evaluate(capsys, *own)
     assert "nan" in out
     assert "Warning: input has 1 NaN in 2 elements" in err
+    own = saved(tmp_path, input=np.array([math.inf, math.nan]), target=np.full(2, math.inf))
+    _, _, err = evaluate(capsys, *own)
+    assert "Warning: input has 1 NaN and 1 infinity in 2 elements" in err
+    assert "Warning: target has 2 infinities in 2 elements" in err
 
 
 OUT_OF_RANGE: dict[str, tuple[Any, Any, str]] = {
@@ -849,6 +853,7 @@ FILES: dict[str, Any] = {
     "text.csv": b"name,p\none,1\n",
     "semicolons.csv": b"a;b\n1.5;2\n",
     "tabs.csv": b"1.5\t2\n3\t4\n",
+    "missing.csv": b"1,2\nNA,4\n",
     "underscore.csv": b"1_000,2\n3,4\n",
     "underscores.csv": b"1_000,2_000.5\n3,4\n",
     "binary.csv": bytes(range(256)),
@@ -891,7 +896,7 @@ FILES: dict[str, Any] = {
         ("tabs.csv", "line 2 must hold numbers separated by commas, got '3\\t4'"),
         ("underscore.csv", "line 1 must hold numbers separated by commas, got '1_000'"),
         ("underscores.csv", "line 1 must hold numbers separated by commas, got '1_000'"),
-        ("binary.csv", "binary.csv is no text of comma-separated values"),
+        ("binary.csv", "binary.csv is no text of comma-separated values in UTF-8"),
         ("text.parquet", "text.parquet is no Parquet file that pyarrow can read"),
         ("none.npy", "none.npy of shape (0, 3) has no elements"),
         ("bfloat16.npy", "got dtype void16, which may be bfloat16: save it as float32"),
@@ -916,6 +921,13 @@ FILES: dict[str, Any] = {
         ("unnamed.csv:p", "unnamed.csv has no column 'p', it has unnamed.csv:0, unnamed.csv:1"),
         ("missing.npy", "there is no file missing.npy"),
         ("folder.npy", "folder.npy cannot be read: Is a directory"),
+        ("fifo.npy", "fifo.npy is no regular file"),
+        ("missing.csv", "commas, got 'NA'; leave a missing number empty"),
+        (
+            "semicolons.csv:a",
+            "no column 'a', it has semicolons.csv:a;b; columns are separated by commas",
+        ),
+        ("none.npy:p", "none.npy holds one array, which has no name: none.npy:p"),
         ("/dev/null", "the name of /dev/null must end in .npy, .npz, .csv or .parquet"),
     ],
 )
@@ -924,6 +936,7 @@ def test_files_that_are_no_operands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.npy").mkdir()
+    os.mkfifo("fifo.npy")
     content = FILES.get(file.partition(":")[0])
     if isinstance(content, bytes):
         Path(file.partition(":")[0]).write_bytes(content)
@@ -982,6 +995,8 @@ def test_files_that_are_no_operands(
         ("--loss mse_loss --gradient g.txt", "must be a .npy or a .npz file, got g.txt"),
         ("--loss mse_loss --gradient no/g.npy", "--gradient: there is no folder no"),
         ("--no-option", "--no-option"),
+        ("mse_loss", "Got unexpected extra argument (mse_loss): write --loss mse_loss"),
+        ("something", "Got unexpected extra argument (something)"),
     ],
 )
 def test_wrong_arguments(arguments: str, message: str, capsys: Any) -> None:

@@ -195,6 +195,16 @@ def test_every_loss_has_kernels() -> None:
         assert any("__nv_bfloat16" in kernel[1] for kernel in requested(own, -90)), name
 
 
+def test_an_architecture_that_nvrtc_does_not_have(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "architectures", lambda: [80, 90])
+    monkeypatch.setattr(driver, "nvrtc_version", lambda: (12, 9))
+    assert main(["compile", "--architecture", "90", "--architecture", "110"]) == 1
+    message = "NVRTC that is installed, 12.9, does not compile for 110, only for 80, 90"
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
