@@ -238,6 +238,30 @@ def test_checks_of_a_sweep(shape: rows.Shape, draws: rows.Draw, dtype: str) -> N
         rows.check(Wrong(**fields, wrong=scaled), operands, 2)
 
 
+@dataclasses.dataclass(frozen=True)
+class Nudged(rows.Problem):
+    """Triplets whose reference has a margin that is a little smaller."""
+
+    @property
+    def eager(self) -> Any:
+        return functools.partial(super().eager, margin=1.0 - 3e-7)
+
+
+def test_rounding_decides_on_which_side_of_a_margin_a_row_is() -> None:
+    """Its gradient is not compared; that of every other row is."""
+    problem = Nudged("triplet_margin_loss", (3000, 1), torch.float32, rows.triplets, leaves=3)
+    operands = problem.draw(0, "cpu")
+    # Ours has some loss there, or none and the gradient of the margin; the reference has neither.
+    for near in (0.0, 1.0, 2.0 - 2.0**-22), (0.0, 1.0, 2.0):
+        for operand, number in zip(operands, near, strict=True):
+            operand[1600] = number
+        rows.check(problem, operands, 1500)
+    for operand, number in zip(operands, near, strict=True):
+        operand[1600:1605] = number
+    with pytest.raises(AssertionError):
+        rows.check(problem, operands, 1500)
+
+
 def test_gradients_that_are_subnormal_pass() -> None:
     """In float16, where numbers below 2^-14 are as far apart as those at it."""
     problem = rows.cross_entropy(12, 1000, torch.float16)
