@@ -18,7 +18,7 @@ from .._core.chunks import CHUNK, ChunkIndex, Place, chunks, places
 from .._core.loss import Call, Request
 from .._core.memory import Memory, check_overwritten
 from .._core.reduction import Denominator
-from .._core.rows import CLASS_WEIGHTS, Role, RowFormula
+from .._core.rows import ELEMENTS, INDEX, LABELS, NUMBER, Role, RowFormula
 from .._core.shapes import Shape
 from .arrays import HostArray, Layout, broadcast, is_narrow, layout, spec_of
 from .dual import Dual, Number, slope_of
@@ -148,13 +148,57 @@ def _memory(array: HostArray) -> Memory:
     return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
 
 
+Named = dict[str, int]  # the places of operands among those of the call, by their names
+
+
+class _Places(NamedTuple):
+    """Where the operands of a call are among them, by what they hold.
+
+    Attributes:
+        elements: Those that have a number for each element.
+        numbers: Those that have a number for each row.
+        indices: Those that have the index of an element for each row.
+        labels: Those that have several indices for each row.
+        where: The mask of rows; None if there is none.
+        weight: The weights of classes; None if there are none.
+        sample_weight: The weights of rows; None if there are none.
+
+    """
+
+    elements: Named
+    numbers: Named
+    indices: Named
+    labels: Named
+    where: int | None
+    weight: int | None
+    sample_weight: int | None
+
+    @classmethod
+    def of(cls, call: Call, loss: RowFormula) -> _Places:
+        """Those of the operands of a call."""
+        names = call.names
+        own = [(name, k, loss.role(name)) for k, name in enumerate(names[call.extra :], call.extra)]
+
+        def with_role(*roles: Role) -> Named:
+            return {name: k for name, k, role in own if role in roles}
+
+        extra = {name: k for k, name in enumerate(names[: call.extra])}
+        return cls(
+            with_role(ELEMENTS),
+            with_role(NUMBER),
+            with_role(INDEX),
+            with_role(LABELS),
+            *(extra.get(name) for name in ("where", "weight", "sample_weight")),
+        )
+
+
 class _Plan(NamedTuple):
     """What follows from the layouts of the operands of a request alone."""
 
     shape: Shape
     axis: int
     rows: Shape
-    roles: tuple[tuple[str, Role], ...]  # of the operands of the call, with their names
+    places: _Places
     value: NewValue | None
     gradients: dict[int, NewGradient]
     denominator: Denominator
@@ -178,31 +222,25 @@ class _Operands:
             call.names[k]: _Elements(self._of_elements(tangent, shape))
             for k, tangent in zip(request.tangents, leading[int(request.vjp) :], strict=True)
         }
+        places = plan.places
         self._weight: HostArray | float = 1.0
-        self._where: HostArray | None = None
+        if places.weight is not None:
+            self._weight = own[places.weight].astype(np.float64)
+        self._where = None if places.where is None else self._of_rows(own[places.where])
         self._sample_weight: _Elements | None = None
-        self._elements: dict[str, _Elements] = {}
-        self._indices: dict[str, HostArray] = {}
-        self._labels: dict[str, HostArray] = {}
-        for (name, role), operand in zip(plan.roles, own, strict=True):
-            if role == CLASS_WEIGHTS:
-                self._weight = operand.astype(np.float64)
-                continue
-            of_elements = role.of_elements
-            view = self._of_elements(operand, shape) if of_elements else self._of_rows(operand)
-            if role.is_index:
-                (self._labels if of_elements else self._indices)[name] = view
-            elif name == "where":
-                self._where = view
-            elif name == "sample_weight":
-                self._sample_weight = _Elements(view)
-            else:
-                self._elements[name] = _Elements(view)
-        self._any = view
+        if places.sample_weight is not None:
+            self._sample_weight = _Elements(self._of_rows(own[places.sample_weight]))
+        self._elements = {
+            **{n: _Elements(self._of_elements(own[k], shape)) for n, k in places.elements.items()},
+            **{n: _Elements(self._of_rows(own[k])) for n, k in places.numbers.items()},
+        }
+        self._indices = {n: self._of_rows(own[k]) for n, k in places.indices.items()}
+        self._labels = {n: self._of_elements(own[k], shape) for n, k in places.labels.items()}
         self._gathers_at = call.loss.index if call.loss.gathers else None
         self._copied = {name for name, own in self._elements.items() if own.is_copied}
         self._parameters = _parameters(call, plan)
         self._narrow = plan.narrow
+        self._first = self._of_elements(own[call.extra], shape)
         self._whole: _Chunk | None = None
 
     def _of_rows(self, operand: HostArray) -> HostArray:
@@ -274,7 +312,7 @@ class _Operands:
         return self._read(index)
 
     def _read(self, index: ChunkIndex) -> _Chunk:
-        shape = self._any[index].shape[:-1] if index else self.rows
+        shape = self._first[index].shape[:-1] if index else self.rows
         operands: dict[str, Number] = {}
         left_out = None if self._where is None else ~self._where[index].reshape(-1, 1)
         ignored: HostArray | None = left_out
@@ -325,7 +363,7 @@ def _plan(call: Call, request: Request, layouts: tuple[Layout, ...], autocast: b
         shape,
         loss.axis(shape, call.axis),
         rows,
-        tuple([(name, loss.role(name)) for name in call.names]),
+        _Places.of(call, loss),
         *new_results(request, outputs, shape, summed),
         loss.denominator(call, shape, own),
         is_narrow(request, specs),

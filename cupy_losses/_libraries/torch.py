@@ -360,11 +360,12 @@ class TorchCpu(TorchLibrary):
         names = request.names_in_messages(call) if request.extra else call.names
         arrays = [_to_numpy(*named) for named in zip(operands, names, strict=True)]
         results = on_host(call, request, arrays, torch.is_autocast_enabled("cpu"))
-        outputs: list[Any] = []
-        for result in results:
+        outputs: list[Any] = [None if result is None else _from_numpy(result) for result in results]
+        if call.loss.overwrites:
             # A gradient that overwrites an operand is that operand.
-            same = [t for t, array in zip(operands, arrays, strict=True) if array is result]
-            outputs.append(same[0] if same else None if result is None else _from_numpy(result))
+            for k, result in enumerate(results):
+                same = (t for t, array in zip(operands, arrays, strict=True) if array is result)
+                outputs[k] = next(same, outputs[k])
         if request.early:
             written = any(gradient is not None for gradient in outputs[1:])
             outputs.append(_WrittenForOne() if written else None)

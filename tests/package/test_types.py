@@ -40,7 +40,14 @@ from cupy_losses import (
 from cupy_losses._api.public import is_loss
 from cupy_losses._core.arguments import Choice
 from cupy_losses.custom import LossFunction, RowLossFunction
-from cupy_losses.typing import Array, ArrayT, KLReduction, Reduction
+from cupy_losses.typing import (
+    AccelerationReport,
+    Array,
+    ArrayT,
+    CheckReport,
+    KLReduction,
+    Reduction,
+)
 
 from ..tools import requirements
 from .test_documents import ROOT, blocks
@@ -208,6 +215,7 @@ def test_functions_of_losses() -> None:
 def test_losses_of_ones_own() -> None:
     x = torch.tensor([1.0, 3.0])
     assert_type(cauchy.source, str)
+    assert_type(cauchy.check(ZERO, ZERO), CheckReport)
     assert_type(cauchy(x, ZERO, c=2.0, reduction="sum", scale=2.0, where=x > 2), Tensor)
     assert_type(cauchy(input=X, target=ZERO), Any)
     assert_type(value_and_grad(cauchy)(x, x, reduction="sum"), tuple[Tensor, Tensor])
@@ -263,7 +271,7 @@ def test_torch_nn() -> None:
 
 def test_accelerate() -> None:
     with accelerate() as acceleration:
-        assert_type(str(acceleration.report(measure=False)), str)
+        assert_type(acceleration.report(measure=False), AccelerationReport)
 
 
 def test_generic_functions() -> None:
