@@ -410,7 +410,7 @@ def test_threads_whose_streams_have_one_handle(
     input, whole = scores(np.float32)
     part = np.where(np.arange(len(whole)) % 2, whole, -100)
     calls = [Calls(device, cross_entropy, (input, target)) for target in (part, whole)]
-    library = type(calls[0].library)
+    library: Any = type(calls[0].library)
     monkeypatch.setattr(library, "scratch", keep(library.scratch))
     expected = [own.vjp(1.0, np.float32)[0] for own in calls]
     found, queues = [], []

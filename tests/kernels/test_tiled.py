@@ -17,6 +17,7 @@ import pytest
 from cupy_losses import mse_loss, value_and_grad
 from cupy_losses._core.shapes import ArraySpec, broadcast_strides, coalesce, memory_order
 from cupy_losses._device import element_launches, tiling
+from cupy_losses._device.element_schedule import MAX_SEGMENTS
 from cupy_losses._device.tiling import Tiling, tiling_of
 
 from ..emulator import Device, installed
@@ -218,7 +219,7 @@ def test_more_than_2_to_the_32_elements() -> None:
         tiles = tiles_of(input.host_view, target.host_view, width=8)
         assert tiles is not None
         # The tile that the last segment has last, from its end backwards.
-        last = (tiles.tiles // element_launches.MAX_SEGMENTS) * element_launches.MAX_SEGMENTS - 1
+        last = (tiles.tiles // MAX_SEGMENTS) * MAX_SEGMENTS - 1
         row, column = divmod(last, -(-tiles.space.shape[1] // tiles.columns))
         place = (row + 1) * tiles.rows - 1, (column + 1) * tiles.columns - 1
         assert np.ravel_multi_index(place, shape) > 2**32 - 2**25
