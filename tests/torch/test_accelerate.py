@@ -28,6 +28,7 @@ from cupy_losses._acceleration import report as reports
 from cupy_losses._acceleration import rules, tallies
 from cupy_losses._acceleration.replacement import FUNCTIONS, Replaced
 from cupy_losses._acceleration.switch import Acceleration
+from cupy_losses._api.public import is_loss
 from cupy_losses._device import driver
 
 from ..tables.examples import Example
@@ -194,6 +195,11 @@ def test_an_acceleration_has_one_block() -> None:
         with pytest.raises(RuntimeError, match="has its block"), acceleration:
             pass
         assert F.mse_loss.__code__ is not CODES["mse_loss"]
+
+
+def test_every_loss_that_torch_has_is_replaced() -> None:
+    ours = [name for name in cupy_losses.__all__ if is_loss(getattr(cupy_losses, name))]
+    assert sorted(BY_NAME) == sorted(name for name in ours if hasattr(F, name))
 
 
 def test_an_error_inside_the_block() -> None:
