@@ -21,11 +21,11 @@ _LOWEST = np.finfo(np.float64).min
 class ReplayOfRows:
     """The steps of a formula of rows, in float64."""
 
-    function: RowProgram
+    program: RowProgram
 
     def __call__(self, rows: Rows) -> Evaluated:
         """The value of each row, and its gradients."""
-        program = self.function.compared_in_float32 if rows.narrow else self.function
+        program = self.program.compared_in_float32 if rows.narrow else self.program
         x = [rows.operands[name] for name in program.operands]
         given: Any = rows.parameters
         terms = [term(*x, **given) for term in program.terms]

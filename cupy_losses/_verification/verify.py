@@ -10,9 +10,10 @@ from numpy.typing import ArrayLike
 
 from .._core.loss import FORWARD, Call, Formula, Loss, Request
 from .._core.program import Program
-from .._core.row_program import RowProgram
 from .._device import driver
 from .._host.arrays import HostArray
+from .._host.elementwise import Elementwise
+from .._host.row_replay import ReplayOfRows
 from .._libraries.registry import resolve
 from .advice import advice
 from .arithmetic import Quantity, derivatives, rounded, second_derivatives
@@ -54,12 +55,14 @@ class _Points(NamedTuple):
         cls, loss: Loss, parameters: Mapping[str, float], operands: Sequence[ArrayLike]
     ) -> _Points:
         """The points given by operands; without operands, points that are drawn."""
-        formula: Formula | None = getattr(loss.formula, "function", loss.formula)
+        formula: Formula | None = loss.formula
         names, length = loss.operands, 1
         points = [np.asarray(x, np.float64).ravel() for x in operands]
-        if isinstance(formula, RowProgram):
+        if isinstance(formula, Elementwise):
+            formula = formula.function
+        elif isinstance(formula, ReplayOfRows):
             length = _length_of(operands)
-            formula = formula.unrolled(length)
+            formula = formula.program.unrolled(length)
             names = formula.operands
             points = [x[k::length] for x in points for k in range(length)]
         kinks: tuple[list[HostArray], list[HostArray]] = ([], [])
