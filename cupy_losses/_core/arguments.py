@@ -52,8 +52,9 @@ class Real:
         ):
             return value + 0.0  # -0.0 becomes 0.0: both are the same argument
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            is_number = getattr(value, "shape", None) == ()
-            advice = f": pass float({name})" if is_number else ""
+            # Of the type first: what stands for an array in a trace may record what it is asked.
+            is_array = hasattr(type(value), "shape") and getattr(value, "shape", None) == ()
+            advice = f": pass float({name})" if is_array else ""
             raise TypeError(f"{name} must be a real number, got {described(value)}{advice}")
         try:
             number = float(value) + 0.0

@@ -971,7 +971,7 @@ def test_report(on_gpu: None) -> None:
         "",
         "function    dtype    elements  calls  computed by",
         "huber_loss  float32  4 to 7        1  torch: an argument that cupy_losses does not take "
-        "(delta must be a real number, got Tensor)",
+        "(delta must be a real number, got Tensor: pass float(delta))",
         "mse_loss    float32  4 to 7        3  cupy_losses",
         "mse_loss    float64  4 to 7        1  cupy_losses",
         "",
