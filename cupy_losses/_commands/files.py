@@ -31,8 +31,8 @@ def read(name: str, location: str) -> AnyArray:
     file, key = _split(location)
     reader = _READERS.get(Path(file).suffix.lower())
     if reader is None:
-        if Path(file.partition(":")[0]).suffix.lower() == ".npy":
-            own = file.partition(":")[0]
+        own, _, _ = file.rpartition(":")
+        if Path(own).suffix.lower() == ".npy":
             raise click.ClickException(f"{name}: {own} holds one array, which has no name: {file}")
         *endings, last = _READERS
         raise click.ClickException(

@@ -148,11 +148,8 @@ def _memory(array: HostArray) -> Memory:
     return Memory(array.ctypes.data, array.shape, array.strides, array.itemsize)
 
 
-Named = dict[str, int]  # the places of operands among those of the call, by their names
-
-
 class _Places(NamedTuple):
-    """Where the operands of a call are among them, by what they hold.
+    """Where each operand of a call is among them, by what they hold and by their names.
 
     Attributes:
         elements: Those that have a number for each element.
@@ -165,10 +162,10 @@ class _Places(NamedTuple):
 
     """
 
-    elements: Named
-    numbers: Named
-    indices: Named
-    labels: Named
+    elements: dict[str, int]
+    numbers: dict[str, int]
+    indices: dict[str, int]
+    labels: dict[str, int]
     where: int | None
     weight: int | None
     sample_weight: int | None
@@ -179,8 +176,8 @@ class _Places(NamedTuple):
         names = call.names
         own = [(name, k, loss.role(name)) for k, name in enumerate(names[call.extra :], call.extra)]
 
-        def with_role(*roles: Role) -> Named:
-            return {name: k for name, k, role in own if role in roles}
+        def with_role(wanted: Role) -> dict[str, int]:
+            return {name: k for name, k, role in own if role == wanted}
 
         extra = {name: k for k, name in enumerate(names[: call.extra])}
         return cls(
