@@ -94,12 +94,16 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
                   f((place + j) % PLACES, column + j, element_of(numbers, j));
               });
   }
-  // f(size, aligned, column, xs) for each unit of all parts, element_of(xs, j) being one such x.
+  // f(size, aligned, column) for each unit of all parts.
+  DEVICE void each_place(auto f) const {
+    each_unit_of_all([&](auto size, auto aligned, int, int column) { f(size, aligned, column); });
+  }
+  // f(size, aligned, column, xs) for the same, element_of(xs, j) being one such x.
   DEVICE void each_vector(auto f) const {
-    each_unit_of_all([&]<int SIZE, int ALIGNED>(Constant<SIZE> size, Constant<ALIGNED> aligned, int,
-                                                int column) {
-      f(size, aligned, column, this->template load_all<SIZE, bool(ALIGNED)>(column));
-    });
+    each_place(
+        [&]<int SIZE, int ALIGNED>(Constant<SIZE> size, Constant<ALIGNED> aligned, int column) {
+          f(size, aligned, column, this->template load_all<SIZE, bool(ALIGNED)>(column));
+        });
   }
   static DEVICE auto element_of(const auto& numbers, int j) {
     return Tuple<Repeat<N, I>...>{{get<I>(numbers).at[j]}...};
@@ -362,35 +366,26 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
-  DEVICE void fill(const Row& row, Status status) const {
+  DEVICE void fill(const Elements& elements, Status status) const {
     const T number = without_loss<T>(status);
-    for (int column = Team::thread(); column < columns; column += Team::THREADS_PER_ROW) {
-      each_bit<WANTED>([&]<int I>(Constant<I>) { set<FIRST + I>(row, column, number); });
-    }
+    elements.each_place([&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int column) {
+      each_bit<WANTED>([&]<int I>(Constant<I>) {
+        put<I, SIZE, bool(ALIGNED)>(elements.row, column, [&](int) { return number; });
+      });
+    });
   }
   // The same for an active row.
   DEVICE void differentiate(const Elements& elements, const auto& context,
                             const Finished& done) const {
     const Row& row = elements.row;
-    elements.each_vector(
-        [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int column, const auto& xs) {
-          each_bit<WANTED>([&]<int I>(Constant<I>) {
-            using E = typename Row::template Element<FIRST + I>;
-            Vector<E, SIZE> slopes;
-#pragma unroll
-            for (int j = 0; j < SIZE; ++j) {
-              const N slope = loss.template gradient<I, N>(row, done, Elements::element_of(xs, j));
-              slopes.at[j] = convert<E>(derivative(slope));
-            }
-            E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
-            if constexpr (ALIGNED) {
-              store_vector_in_block(place, slopes);
-            } else {
-#pragma unroll
-              for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
-            }
-          });
+    elements.each_vector([&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int column,
+                                                    const auto& xs) {
+      each_bit<WANTED>([&]<int I>(Constant<I>) {
+        put<I, SIZE, bool(ALIGNED)>(row, column, [&](int j) {
+          return derivative(loss.template gradient<I, N>(row, done, Elements::element_of(xs, j)));
         });
+      });
+    });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (Team::has(context.column)) {
         const N slope = loss.gradient_of_target(done);
@@ -449,6 +444,21 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       if (loss.add_anchored(state, context, elements)) return;
     }
     loss.template add<true>(state, elements.row, context, elements);
+  }
+  // Puts gradients slope(0), slope(1), ... by operand I in the place of its elements.
+  template <int I, int SIZE, bool ALIGNED>
+  static DEVICE void put(const Row& row, int column, auto slope) {
+    using E = typename Row::template Element<FIRST + I>;
+    Vector<E, SIZE> slopes;
+#pragma unroll
+    for (int j = 0; j < SIZE; ++j) slopes.at[j] = convert<E>(slope(j));
+    E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
+    if constexpr (ALIGNED) {
+      store_vector_in_block(place, slopes);
+    } else {
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
+    }
   }
   // Changes an element in shared memory.
   template <int S>
@@ -517,7 +527,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           if (context.status == ACTIVE) {
             work.differentiate(elements, context, outcome.done);
           } else {
-            work.fill(row, context.status);
+            work.fill(elements, context.status);
           }
         }
       }
@@ -553,13 +563,13 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         __syncthreads();
 #pragma unroll 1
         for (int own = Team::row(); own < rows; own += Team::ROWS) {
-          const auto row = work.row_at(tile, own, staged);
+          const typename Work::Elements elements(work.row_at(tile, own, staged));
           if (contexts[own].status == ACTIVE) {
             // A copy: a reference would be read anew after each gradient that is stored.
             const Finished done = finished[own];
-            work.differentiate(typename Work::Elements(row), contexts[own], done);
+            work.differentiate(elements, contexts[own], done);
           } else {
-            work.fill(row, contexts[own].status);
+            work.fill(elements, contexts[own].status);
           }
         }
       }
