@@ -18,7 +18,9 @@ from .shared_memory import BANKS, WORD_BYTES, bank_conflicts, placed
 # As measured on an H200. cuda/kernels/rows.cu is faster for rows that are not between these limits:
 # short ones wait in the registers of a thread, if those of all operands are no more than
 # HELD_BYTES, and of long ones a thread has much to do.
-SHORT_BYTES = 24  # of a row; half of it where a row is no whole number of words
+SHORT_BYTES = 24  # of a row
+SHORT_HIDDEN = 16  # the same of half precision for losses that hide some: gradients are faster here
+SHORT_ODD = 12  # the same where a row is no whole number of words
 SHORT_LIGHT = 8  # the same of one operand, where the loss is not precise
 SHORT_VECTORS = 32  # the same of whole vectors
 SHORT_VECTORS_OF_HALVES = 16
@@ -121,7 +123,9 @@ def row_tile(
     if not any(length % VECTOR_BYTES for length in lengths):
         short = SHORT_VECTORS if size >= WORD_BYTES else SHORT_VECTORS_OF_HALVES
     elif precise or len(lengths) > 1:
-        short = SHORT_BYTES // (2 if any(length % WORD_BYTES for length in lengths) else 1)
+        short = SHORT_HIDDEN if hides and size < WORD_BYTES else SHORT_BYTES
+        if any(length % WORD_BYTES for length in lengths):
+            short = SHORT_ODD
     else:
         short = SHORT_LIGHT
     is_short = max(lengths) <= short and sum(lengths) <= HELD_BYTES
