@@ -21,6 +21,9 @@ struct StridedTeamParameters {
   // Bit k: the elements of array k in `width` rows are one access, and in no array does the last
   // dimension end between these rows.
   unsigned vectors;
+  // The bytes of one access to an array in which the elements of a row lie together: one that the
+  // layout has VECTORISED.
+  int access;
   bool in_step;  // whether warps write gradients of the same columns one soon after the other
   int overlap;   // how many rows of a tile the next one has, too
 };
@@ -36,7 +39,7 @@ struct StridedTeam {
   static_assert(!AHEAD || (STAYS && ALONE), "a thread has all elements of its rows");
   static constexpr int STEP = STAYS ? GIVEN.threads_per_row : 1;  // between the elements of a batch
   static constexpr unsigned VECTORS = GIVEN.vectors;
-  static constexpr int OVERLAP = GIVEN.overlap;
+  static constexpr int OVERLAP = GIVEN.overlap, ACCESS = GIVEN.access;
   static constexpr int STATE_BYTES = GIVEN.state_bytes, ROW_BYTES = GIVEN.row_bytes;
   int log_neighbours;
 
@@ -89,11 +92,11 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     const Column behind = column - first;
     return behind >= 0 && behind < BATCH * STEP && behind % STEP == 0;
   }
-  // Takes the elements of array S at place k from load(), if they are there.
+  // Takes the elements of array S at place k from load(), if they are `there`.
   template <int S>
-  DEVICE void take(int k, auto load) {
+  DEVICE void take(int k, bool there, auto load) {
     auto& elements = get<S>(vectors[k]);
-    if (holds(k)) {
+    if (there) {
       elements = load();
       // The upper half is 0. The assembler would merge it with that of another register, for each.
       if constexpr (sizeof(Stored<S>) < sizeof(unsigned)) elements = opaque(elements);

@@ -3,6 +3,7 @@
 // or loss and gradients together.
 //
 // Neighbouring threads work on neighbouring rows, so that they read and write stretches of memory.
+// Where the elements of a row lie together in another operand, one access reads several of them.
 // A row has shares. A thread has WIDTH rows for itself, or several threads have some shares of
 // them each. If there is room for all elements in registers, each is read once. Few elements are
 // on their way while the thread works on the rows before. Shares of longer rows have sections. For
@@ -274,12 +275,24 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     return Step(STEP) * Step(layout.template step<S>());
   }
 
+  // How many elements of a row of array S, which lie together there, are one access.
+  template <int S, int STEP>
+  static __device__ constexpr int unit() {
+    if (STEP != 1 || !bool(Layout::VECTORISED >> S & 1u)) return 1;
+    int unit = Team::ACCESS / int(sizeof(typename Row::template Element<S>));
+    while (unit > 1 && Team::COUNT % unit != 0) unit /= 2;
+    return unit;
+  }
   template <int S, bool LAST, class B>
   DEVICE void load_array(B& batch, const ThreadRows& rows) const {
-    if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
+    if constexpr (S >= FIRST + Loss::OPERANDS || !Row::template is_read<S>()) {
+      return;
+    } else if constexpr (unit<S, B::STEP>() > 1) {
+      load_units<S, unit<S, B::STEP>(), LAST>(batch, rows);
+    } else {
 #pragma unroll
       for (int k = 0; k < Team::COUNT; ++k) {
-        batch.template take<S>(k, [&] {
+        batch.template take<S>(k, batch.holds(k), [&] {
           if constexpr (IS_VECTOR<S>) {
             const auto* const from = reinterpret_cast<const Packed<Stored<S>>*>(
                 address<S, B::STEP>(rows, 0, batch.first, k));
@@ -290,6 +303,25 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         });
       }
     }
+  }
+  // The same by units, of which a row is a whole number.
+  template <int S, int UNIT, bool LAST, class B>
+  DEVICE void load_units(B& batch, const ThreadRows& rows) const {
+#pragma unroll
+    for (int k = 0; k < Team::COUNT; k += UNIT) {
+      const bool there = batch.holds(k);
+      Vector<typename Row::template Element<S>, UNIT> units[WIDTH];
+      if (there) ((units[V] = load_unit<LAST, UNIT>(address<S, 1>(rows, V, batch.first, k))), ...);
+#pragma unroll
+      for (int j = 0; j < UNIT; ++j) {
+        batch.template take<S>(k + j, there,
+                               [&] { return packed(Stored<S>{{units[V].at[j]...}}); });
+      }
+    }
+  }
+  template <bool LAST, int UNIT, class E>
+  static DEVICE Vector<E, UNIT> load_unit(const E* from) {
+    return load_words<UNIT>(from, [](const auto* at) { return LAST ? __ldcs(at) : *at; });
   }
   // Where element k of a batch is. With a step that is opaque here, an offset is a product, one
   // instruction. Else it is a sum of the one before, two of them.

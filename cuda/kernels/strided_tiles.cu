@@ -132,8 +132,9 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     batch.end = columns;
 #pragma unroll
     for (int k = 0; k < Team::COUNT; ++k) {
-      batch.template take<FIRST>(
-          k, [&] { return packed(Vector<Element, 1>{{*row.template address<FIRST>(k)}}); });
+      batch.template take<FIRST>(k, batch.holds(k), [&] {
+        return packed(Vector<Element, 1>{{*row.template address<FIRST>(k)}});
+      });
     }
     return batch;
   }

@@ -15,6 +15,8 @@ from .row_operands import RowOperands
 from .row_schedule import RECORD_BYTES, Results, Schedule
 from .row_striding import StridedTeam, strided_team
 
+ACCESSES = (16, 8, 4)  # bytes that one access may read
+
 
 def strided_team_of(operands: RowOperands, outputs: Sequence[RowArray]) -> StridedTeam | None:
     """The threads of rows that lie side by side; None for other rows."""
@@ -47,7 +49,8 @@ def strided_rows_schedule(
 ) -> Schedule:
     """All of kernels/strided_rows.cu, or one of two launches; `records`: of the first."""
     arrays = [*operands.inputs, *results.outputs]
-    layout, fields = operands.layout(arrays, operands.class_weights(1))
+    access, along = _accesses(operands)
+    layout, fields = operands.layout(arrays, [*along, *operands.class_weights(1)])
     is_divided = phase == "SPLIT" or (phase == "MERGE" and bool(results.wanted))
     of_block = team.of_block if is_divided else team.sections
     sections = int64(team.section), *map(int32, (team.share, team.shares, of_block))
@@ -59,7 +62,7 @@ def strided_rows_schedule(
     segments = min(tiles, team.segments)
     return Schedule(
         kernel="strided_rows",
-        types=(layout, _team_type(operands, team, arrays, kept), phase),
+        types=(layout, _team_type(operands, team, arrays, kept, access), phase),
         arguments=(fields, *sections, log_neighbours),
         threads=team.threads,
         segments=segments,
@@ -78,9 +81,9 @@ def bytes_between_sections(operands: RowOperands, team: StridedTeam) -> int:
 
 
 def _team_type(
-    operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArray], kept: int
+    operands: RowOperands, team: StridedTeam, arrays: Sequence[RowArray], kept: int, access: int
 ) -> str:
-    """The C++ type of the threads of a row; `kept`: what `row_bytes` says."""
+    """The C++ type of the threads of a row; `kept`: what `row_bytes` says; `access`: in bytes."""
     rows = operands.rows
     pairs = [k for k, a in enumerate(arrays) if team.pairs and rows.has_pairs(a, arrays)]
     return tuned(
@@ -96,9 +99,25 @@ def _team_type(
         state_bytes=state_bytes(operands),
         row_bytes=kept,
         vectors=bits(pairs),
+        access=access,
         in_step=team.in_step,
         overlap=team.overlap,
     )
+
+
+def _accesses(operands: RowOperands) -> tuple[int, list[int]]:
+    """The bytes that one access reads along a row, the most there are, and the inputs read so."""
+    rows, inputs = operands.rows, operands.inputs
+    for access in ACCESSES:
+        units = [access // item_size(array.dtype) if array.streamed else 1 for array in inputs]
+        along = [
+            k
+            for k, unit in enumerate(units)
+            if unit > 1 and rows.columns % unit == 0 and rows.has_vectors(inputs[k], unit)
+        ]
+        if along:
+            return access, along
+    return 0, []
 
 
 def _overlap(operands: RowOperands, outputs: Sequence[RowArray]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -709,6 +710,51 @@ def test_operands_of_different_layouts(width: int) -> None:
             assert strided_kernels(device)
             for result, wanted in zip(results, expected, strict=True):
                 close(result, wanted, 4e-3)
+
+
+# Rows in registers, of one thread and of several, and in shares.
+ALONG = [30, 8, 12, 24, 40, 136, 1100]
+
+
+@pytest.mark.parametrize("columns", levels.first(ALONG))
+@pytest.mark.parametrize(
+    "dtypes",
+    levels.first(
+        [
+            ("float32", "float32"),
+            ("bfloat16", "bfloat16"),
+            ("float16", "float32"),
+            ("float64", "float64"),
+        ]
+    ),
+    ids=" ".join,
+)
+def test_operands_of_two_memory_orders(columns: int, dtypes: tuple[str, str]) -> None:
+    """Scores with classes ahead of pixels, probabilities with classes last, of which one access
+    reads some."""
+    rng = np.random.default_rng(columns)
+    shape = (2, columns, 35)
+    x = rng.standard_normal(shape).astype(DTYPES[dtypes[0]])
+    y = rng.random(shape).astype(DTYPES[dtypes[1]])
+    tangent = rng.standard_normal(shape).astype(x.dtype)
+    call, _ = prepare_of(cross_entropy)(x, y)
+    for request, leading in (
+        (Request(), ()),
+        (Request(wanted=(0, 1)), ()),
+        (Request(tangents=(0,)), (tangent,)),
+    ):
+        hosts = [np.asarray(host) for host in (*leading, x, y)]
+        expected = on_host(call, request, hosts)
+        with installed(multiprocessors=3, seed=1) as device:
+            arrays = [device.asarray(host) for host in hosts]
+            last = device.asarray(np.ascontiguousarray(y.transpose(0, 2, 1)))
+            arrays[-1] = last.transpose(0, 2, 1)
+            library, own = resolve(call, arrays[len(leading) :])
+            results = library.run(call, request, [*arrays[: len(leading)], *own])
+            accesses = {team["access"] for team in strided_teams(device)}
+            assert accesses == {math.gcd(16, columns * y.itemsize)}
+            for result, wanted in zip(results, expected, strict=True):
+                close(result, wanted, 4e-3 if x.dtype.itemsize == 2 else 1e-5)
 
 
 @pytest.mark.quick
