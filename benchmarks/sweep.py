@@ -74,7 +74,9 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((64, 1000, 64, 64), rows.channels_last),
     ((32, 3, 1024, 1365), rows.channels_last),
     ((64, 21, 256, 256), rows.two_orders),
+    ((64, 32, 256, 256), rows.two_orders),
     ((64, 128, 128, 128), rows.two_orders),
+    ((64, 150, 128, 128), rows.two_orders),
     ((1 << 17, 1000), rows.two_orders),
 ]
 QUICK_STRIDED = STRIDED[:2]
