@@ -285,22 +285,22 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   template <int S, bool LAST, class B>
   DEVICE void load_array(B& batch, const ThreadRows& rows) const {
-    if constexpr (S >= FIRST + Loss::OPERANDS || !Row::template is_read<S>()) {
-      return;
-    } else if constexpr (unit<S, B::STEP>() > 1) {
-      load_units<S, unit<S, B::STEP>(), LAST>(batch, rows);
-    } else {
+    if constexpr (S < FIRST + Loss::OPERANDS && Row::template is_read<S>()) {
+      if constexpr (unit<S, B::STEP>() > 1) {
+        load_units<S, unit<S, B::STEP>(), LAST>(batch, rows);
+      } else {
 #pragma unroll
-      for (int k = 0; k < Team::COUNT; ++k) {
-        batch.template take<S>(k, batch.holds(k), [&] {
-          if constexpr (IS_VECTOR<S>) {
-            const auto* const from = reinterpret_cast<const Packed<Stored<S>>*>(
-                address<S, B::STEP>(rows, 0, batch.first, k));
-            return LAST ? __ldcs(from) : *from;
-          } else {
-            return packed(Stored<S>{{*address<S, B::STEP>(rows, V, batch.first, k)...}});
-          }
-        });
+        for (int k = 0; k < Team::COUNT; ++k) {
+          batch.template take<S>(k, batch.holds(k), [&] {
+            if constexpr (IS_VECTOR<S>) {
+              const auto* const from = reinterpret_cast<const Packed<Stored<S>>*>(
+                  address<S, B::STEP>(rows, 0, batch.first, k));
+              return LAST ? __ldcs(from) : *from;
+            } else {
+              return packed(Stored<S>{{*address<S, B::STEP>(rows, V, batch.first, k)...}});
+            }
+          });
+        }
       }
     }
   }

@@ -271,6 +271,8 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x % 32 == 1) mbarrier_arrive(EmptyBarriers::barrier(turn));": (
         "another thread of each warp arrives"
     ),
+    "while (unit > 1 && Team::COUNT / unit != 0) unit /= 2;": "elements one by one: slower",
+    "while (unit > 1 || Team::COUNT % unit != 0) unit /= 2;": "elements one by one: slower",
     "kernels/strided_tiles.cu: for (int k = 0; k <= Team::COUNT; ++k) {": (
         "an element that is not there"
     ),

@@ -457,11 +457,13 @@ def strided(device: Device) -> None:
     forget()
     weighted = {"weight": _weight(rng, 21), "label_smoothing": 0.3}
     check(draw((1, 21, 40)), **weighted)
-    scores, probabilities = draw((2, 21, 36))[0], rng.random((2, 21, 36)).astype(np.float32)
-    hosts = scores, probabilities
-    last = device.asarray(np.ascontiguousarray(probabilities.transpose(0, 2, 1)))
-    arrays = [device.asarray(scores), last.transpose(0, 2, 1)]
-    compare(device, cross_entropy, hosts, arrays, (0, 1), 16)
+    # Probabilities with classes last, element by element and by accesses of several.
+    for shape in (2, 21, 36), (1, 140, 33), (2, 22, 36):
+        scores, probabilities = draw(shape)[0], rng.random(shape).astype(np.float32)
+        hosts = scores, probabilities
+        last = device.asarray(np.ascontiguousarray(probabilities.transpose(0, 2, 1)))
+        arrays = [device.asarray(scores), last.transpose(0, 2, 1)]
+        compare(device, cross_entropy, hosts, arrays, (0, 1), 16)
     half = scores.astype(np.float16), probabilities
     compare(device, cross_entropy, half, [device.asarray(half[0]), arrays[1]], (0, 1), 16)
     flat = [np.asfortranarray(x[0].T) for x in hosts]
