@@ -265,6 +265,32 @@ def test_vectors_of_one_element_beside_longer_ones() -> None:
         assert not torch.allclose(torchs(anchor, positive, negative), expected)
 
 
+def test_infinite_logits() -> None:
+    """Ours is the limit, as docs/deviations.md says."""
+    input, target = torch.tensor([-torch.inf, torch.inf]), torch.tensor([0.5, 0.5])
+    for name, expected in ((F, torch.inf), (torch.nn.functional, torch.nan)):
+        losses = name.binary_cross_entropy_with_logits(input, target, reduction="none")
+        torch.testing.assert_close(losses[0], torch.tensor(expected), equal_nan=True)
+        assert losses[1] == torch.inf
+
+
+def test_what_is_added_to_a_squared_length() -> None:
+    """1e-12 in float64 too, as docs/deviations.md says."""
+    x, target = torch.tensor([[1e-5]], dtype=torch.float64), torch.ones(1)
+    for name, epsilon in ((F, 1e-12), (torch.nn.functional, float(np.float32(1e-12)))):
+        loss = name.cosine_embedding_loss(x, x, target).item()
+        assert loss == pytest.approx(epsilon / (1e-10 + epsilon), rel=1e-12)
+
+
+def test_a_hinge_beside_an_infinite_input() -> None:
+    """The gradient by its target is 0 where the loss is, as docs/deviations.md says."""
+    inputs = torch.tensor([torch.inf]), torch.zeros(1)
+    for name, expected in ((F, 0.0), (torch.nn.functional, torch.nan)):
+        target = torch.ones(1, requires_grad=True)
+        name.margin_ranking_loss(*inputs, target).backward()
+        torch.testing.assert_close(target.grad, torch.tensor([expected]), equal_nan=True)
+
+
 @pytest.mark.parametrize("case", LOSSES, ids=str)
 def test_integer_target(case: Case, library: Library) -> None:
     *others, _ = case.draw(np.random.default_rng(0), 17, np.float32)
