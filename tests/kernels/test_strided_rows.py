@@ -685,6 +685,24 @@ def test_rows_of_no_use() -> None:
             assert strided_kernels(device)
 
 
+def teams_beside_classes_last(
+    x: Any, y: Any, request: Request, leading: Sequence[Any], tolerance: float
+) -> list[dict[str, int]]:
+    """The teams of scores as they are and probabilities with classes last; checks the results."""
+    call, _ = prepare_of(cross_entropy)(x, y)
+    hosts = [np.asarray(host) for host in (*leading, x, y)]
+    expected = on_host(call, request, hosts)
+    with installed(multiprocessors=3, seed=1) as device:
+        arrays = [device.asarray(host) for host in hosts]
+        last = device.asarray(np.ascontiguousarray(y.transpose(0, 2, 1)))
+        arrays[-1] = last.transpose(0, 2, 1)
+        library, own = resolve(call, arrays[len(leading) :])
+        results = library.run(call, request, [*arrays[: len(leading)], *own])
+        for result, wanted in zip(results, expected, strict=True):
+            close(result, wanted, tolerance)
+        return strided_teams(device)
+
+
 @pytest.mark.parametrize("width", levels.first([34, 33]))
 def test_operands_of_different_layouts(width: int) -> None:
     """Scores with classes ahead of pixels, probabilities with classes last, and derivatives."""
@@ -692,24 +710,13 @@ def test_operands_of_different_layouts(width: int) -> None:
     shape = (2, 19, width)
     x = rng.standard_normal(shape).astype(np.float16)
     y = rng.random(shape).astype(np.float32)
-    call, _ = prepare_of(cross_entropy)(x, y)
     tangent = rng.standard_normal(shape).astype(np.float16)
     for request, leading in (
         (Request(wanted=(0, 1)), ()),
         (Request(tangents=(0,)), (tangent,)),
         (Request(value=False, wanted=(0, 1), vjp=True, tangents=(0,)), (np.float32(0.5), tangent)),
     ):
-        hosts = [np.asarray(host) for host in (*leading, x, y)]
-        expected = on_host(call, request, hosts)
-        with installed(multiprocessors=3, seed=1) as device:
-            arrays = [device.asarray(host) for host in hosts]
-            last = device.asarray(np.ascontiguousarray(y.transpose(0, 2, 1)))
-            arrays[-1] = last.transpose(0, 2, 1)
-            library, own = resolve(call, arrays[len(leading) :])
-            results = library.run(call, request, [*arrays[: len(leading)], *own])
-            assert strided_kernels(device)
-            for result, wanted in zip(results, expected, strict=True):
-                close(result, wanted, 4e-3)
+        assert teams_beside_classes_last(x, y, request, leading, 4e-3)
 
 
 # Rows in registers, of one thread and of several, and in shares.
@@ -729,32 +736,21 @@ ALONG = [30, 8, 12, 24, 40, 136, 1100]
     ),
     ids=" ".join,
 )
-def test_operands_of_two_memory_orders(columns: int, dtypes: tuple[str, str]) -> None:
-    """Scores with classes ahead of pixels, probabilities with classes last, of which one access
-    reads some."""
+def test_several_elements_of_a_row_are_one_access(columns: int, dtypes: tuple[str, str]) -> None:
+    """In the operand whose classes are last: as many as are aligned."""
     rng = np.random.default_rng(columns)
     shape = (2, columns, 35)
     x = rng.standard_normal(shape).astype(DTYPES[dtypes[0]])
     y = rng.random(shape).astype(DTYPES[dtypes[1]])
     tangent = rng.standard_normal(shape).astype(x.dtype)
-    call, _ = prepare_of(cross_entropy)(x, y)
+    tolerance = 4e-3 if x.dtype.itemsize == 2 else 1e-5
     for request, leading in (
         (Request(), ()),
         (Request(wanted=(0, 1)), ()),
         (Request(tangents=(0,)), (tangent,)),
     ):
-        hosts = [np.asarray(host) for host in (*leading, x, y)]
-        expected = on_host(call, request, hosts)
-        with installed(multiprocessors=3, seed=1) as device:
-            arrays = [device.asarray(host) for host in hosts]
-            last = device.asarray(np.ascontiguousarray(y.transpose(0, 2, 1)))
-            arrays[-1] = last.transpose(0, 2, 1)
-            library, own = resolve(call, arrays[len(leading) :])
-            results = library.run(call, request, [*arrays[: len(leading)], *own])
-            accesses = {team["access"] for team in strided_teams(device)}
-            assert accesses == {math.gcd(16, columns * y.itemsize)}
-            for result, wanted in zip(results, expected, strict=True):
-                close(result, wanted, 4e-3 if x.dtype.itemsize == 2 else 1e-5)
+        teams = teams_beside_classes_last(x, y, request, leading, tolerance)
+        assert {team["access"] for team in teams} == {math.gcd(16, columns * y.itemsize)}
 
 
 @pytest.mark.quick
