@@ -16,7 +16,11 @@ def multiplied(tangent: Tensor, result: Tensor) -> Tensor:
 
 def scaled(value: Tensor, scale: Tensor | float) -> Tensor:
     """A value times the scale of its call, by which the derivative is the value, NaN or not."""
-    if not isinstance(scale, Tensor) or any(map(_functorch.is_batchedtensor, (value, scale))):
+    if not isinstance(scale, Tensor):
+        return value * scale
+    # A product that converts a scale without a tangent may give it one of 0, and NaN times that.
+    scale = scale.to(torch.promote_types(value.dtype, scale.dtype))
+    if any(map(_functorch.is_batchedtensor, (value, scale))):
         return value * scale  # torch.vmap unpacks no dual numbers
     scale, tangent = torch._VF._unpack_dual(scale, level=0)
     if tangent is None:

@@ -186,6 +186,20 @@ def test_nothing_left(loss: Loss, mode: str) -> None:
     assert by_scale.isnan().all()
 
 
+@pytest.mark.parametrize("loss", [masked_with_weights, ignored])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_nothing_left_along_weights_of_samples(loss: Loss, dtype: torch.dtype) -> None:
+    """Beside a scale that all samples share, which has no tangent."""
+    input, scale = torch.ones(3, 5), torch.tensor(0.3, dtype=dtype)
+    weight = torch.ones(3, 5)[0 if loss is ignored else ...]
+
+    def along(weight: Tensor, tangent: Tensor) -> Tensor:
+        return jvp(lambda w: loss(input, w, scale), (weight,), (tangent,))[1]
+
+    assert along(weight, weight) == 0
+    assert vmap(along)(weight[None], weight[None]) == 0
+
+
 def test_a_tangent_of_zero_is_differentiated() -> None:
     """What is along it is linear in it."""
     loss, input = problem("mse")
