@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from .._core.loss import Call, Request
 from .._core.pointwise import PointwiseFormula
@@ -36,8 +37,7 @@ def batched(
 
     `dims` are the axes of the batch in the operands, None in those that all samples share.
     """
-    # Views of negated numbers make no views that have tangents.
-    pairs = [(in_memory(t), d) for t, d in zip(operands, dims, strict=True)]
+    pairs = [(_viewed(t), d) for t, d in zip(operands, dims, strict=True)]
     if size == 0:
         return _of_no_samples(call, request, autocast, pairs)
 
@@ -50,6 +50,17 @@ def batched(
         each = [run(call, request, sample(number), autocast) for number in range(size)]
         return [_stacked(results) for results in zip(*each, strict=True)]
     return _Batch(run, call, request, autocast, size, pairs, sample(0)).results()
+
+
+def _viewed(tensor: Tensor) -> Tensor:
+    """An operand whose views may have tangents, or a copy of one.
+
+    Those of negated numbers have none; nor have, in a graph that is traced, those of a tensor that
+    begins behind its memory, as its tangent does not.
+    """
+    if tensor.storage_offset() != 0 and is_fake(tensor):
+        return tensor.clone()
+    return in_memory(tensor)
 
 
 def _stacked(results: Sequence[Tensor]) -> Tensor:

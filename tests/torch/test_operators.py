@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch._higher_order_ops.map import map as map_of_torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.func import functionalize, grad, jacfwd, jvp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cupy_losses
@@ -439,6 +439,16 @@ def test_what_is_no_node_breaks_the_graph(function: Callable[..., Any]) -> None:
     expected = function(tables()[0])
     assert type(got) is type(expected)
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "cross_entropy"])
+def test_second_derivatives_of_a_view_are_compiled(name: str) -> None:
+    """One that begins behind its memory, as its tangent does not."""
+    x = torch.randn(9, dtype=torch.float64)[1:].view(2, 4)
+    loss = functools.partial(getattr(cupy_losses, name), target=torch.rand_like(x))
+    torch._dynamo.reset()
+    both = torch.compile(hessian(loss), backend="aot_eager")(x)
+    torch.testing.assert_close(both, torch.autograd.functional.hessian(loss, x))
 
 
 def test_check_values_where_the_caller_is_compiled() -> None:
