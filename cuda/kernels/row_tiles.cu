@@ -2,10 +2,13 @@
 // the gradients of the elements, or loss and gradients together.
 //
 // Neighbouring rows are one stretch of memory, whatever their length and their alignment. A block
-// copies a tile of whole rows to shared memory, while it works on the tile before. THREADS_PER_ROW
-// threads work on a row there. Gradients take the place of the elements that they belong to, and go
-// back as one stretch. Bytes of device memory an element, with operands and gradients of s bytes:
-// the loss of one operand s, with its gradient 2s.
+// copies a tile of whole rows to shared memory, while it works on the tile before, or, where it has
+// room for one, while other blocks work on theirs. THREADS_PER_ROW threads work on a row there.
+// Gradients take the place of the elements that they belong to, and go back as one stretch. The
+// elements of a row may lie apart in other operands than the first one, while neighbouring rows lie
+// together. Neighbouring threads copy stretches of these, columns of the tile. Bytes of device
+// memory an element, with operands and gradients of s bytes: the loss of one operand s, with its
+// gradient 2s.
 //
 // Order of summation: a thread adds its elements of a row in order, each to one of the few sums of
 // the loss, by its place in a batch; then parts of its elements, where there are several, are added
@@ -28,6 +31,10 @@ struct TileTeamParameters {
   int resident;       // how many blocks a multiprocessor is to hold
   unsigned elements;  // bit k: array k has a tile of an element for each one of a row
   unsigned numbers;   // bit k: array k has a tile of one number for each row
+  unsigned apart;     // bit k: array k has a tile of columns, as the elements of a row lie apart
+  int pitch;          // the elements from one of these columns to the next one in shared memory
+  int access;         // the bytes of a column that a thread copies at once
+  int stages;         // the tiles that shared memory has room for, 2 or 1
 };
 
 // The threads of a row in a tile.
@@ -40,6 +47,8 @@ struct TileTeam {
   static constexpr int ROWS = THREADS / THREADS_PER_ROW;  // at a time
   static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
   static constexpr unsigned ELEMENTS = GIVEN.elements, NUMBERS = GIVEN.numbers;
+  static constexpr unsigned APART = GIVEN.apart;
+  static constexpr int PITCH = GIVEN.pitch, ACCESS = GIVEN.access, STAGES = GIVEN.stages;
   static_assert(!PAIRED || THREADS_PER_ROW == 1,
                 "the thread of an element would depend on where a row begins");
   static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
@@ -242,6 +251,18 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     }
   }
   template <int SIZE, bool ALIGNED, int K>
+  DEVICE Vector<T, SIZE> load_operand(int column) const {
+    if constexpr (bool(Team::APART >> (FIRST + K) & 1u)) {
+      Vector<T, SIZE> wide;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j)
+        wide.at[j] = convert<T>(*row.template address<FIRST + K>(column + j));
+      return wide;
+    } else {
+      return load_wide<SIZE, ALIGNED>(row.template address<FIRST + K>(column));
+    }
+  }
+  template <int SIZE, bool ALIGNED, int K>
   DEVICE Vector<N, SIZE> load(int column) const {
     Vector<N, SIZE> unit;
     if constexpr (!bool(Loss::READS >> K & 1u)) {
@@ -261,7 +282,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
       for (int j = 0; j < SIZE; ++j) unit.at[j] = N(Real<T>(weights.at[j]));
     } else {
       using Loaded = typename Row::template Loaded<K>;
-      const auto values = load_wide<SIZE, ALIGNED>(row.template address<FIRST + K>(column));
+      const auto values = load_operand<SIZE, ALIGNED, K>(column);
 #pragma unroll
       for (int j = 0; j < SIZE; ++j) {
         if constexpr (Loaded::HAS_SLOPE) {
@@ -297,22 +318,35 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Merged = decltype(as_merged(State()));
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
-  using Copies = TileCopies<Team::THREADS>;
+  using Copies = TileCopies<Team::THREADS, (Team::APART != 0), Team::STAGES>;
   using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
   using Elements = ThreadShare<Row, Loss, Team>;
+  using StagedLayout = Select<Team::APART == 0, const Layout&, Layout>;
   static constexpr int FIRST = Row::FIRST;
 
   const Loss& loss;
   const Layout& layout;
+  const Layout& in_stage;  // how rows lie in shared memory
   const Places& places;
   const Pointers& pointers;
   const Index n;
   const int columns;
 
-  // Whether array S has a tile in shared memory.
+  // Whether array S has a tile in shared memory: of rows, of columns, or of a number for each row.
   template <int S>
-  static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::NUMBERS) >> S & 1u);
-  // The elements of a row in array S.
+  static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::APART | Team::NUMBERS) >> S & 1u);
+  template <int S>
+  static constexpr bool IS_APART = bool(Team::APART >> S & 1u);
+  static DEVICE StagedLayout staged_layout(const Layout& layout) {
+    if constexpr (Team::APART == 0) {
+      return layout;
+    } else {
+      Layout staged = layout;
+      ((IS_APART<K> ? void(staged.steps[K] = Team::PITCH) : void()), ...);
+      return staged;
+    }
+  }
+  // The elements of a row that lie together in array S.
   template <int S>
   DEVICE int count() const {
     return (Team::ELEMENTS >> S & 1u) ? columns : 1;
@@ -336,7 +370,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   // Row `own` of a tile.
   DEVICE Row row_at(Index tile, int own, const Pointers& staged) const {
-    Row row{layout, staged, layout.rows.locate(tile * places.rows + own), columns};
+    Row row{in_stage, staged, layout.rows.locate(tile * places.rows + own), columns};
     ((IS_STAGED<K> ? void(row.at.offset[K] = own * count<K>()) : void()), ...);
     return row;
   }
@@ -394,12 +428,22 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     }
   }
 
-  // From shared memory to the gradients.
+  // From shared memory to the gradients, which are stretches of memory whatever operands are.
   DEVICE void store(Index tile, const Pointers& staged) const {
     each_bit<WANTED>([&]<int I>(Constant<I>) {
       constexpr int G = Row::template GRADIENT<WANTED, I>;
-      Copies::store(get<G>(pointers) + first_of<FIRST + I>(tile), get<FIRST + I>(staged),
-                    rows_of(tile) * columns);
+      const int rows = rows_of(tile);
+      auto* const to = get<G>(pointers) + (long long)(tile) * (places.rows * columns);
+      const auto* const from = get<FIRST + I>(staged);
+      if constexpr (IS_APART<FIRST + I>) {
+        const int lane = threadIdx.x % 32;
+        for (int own = int(threadIdx.x) / 32; own < rows; own += Team::THREADS / 32) {
+          for (int k = lane; k < columns; k += 32)
+            to[own * columns + k] = from[k * Team::PITCH + own];
+        }
+      } else {
+        Copies::store(to, from, rows * columns);
+      }
     });
   }
 
@@ -410,16 +454,48 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
   template <int S>
   DEVICE void load_array(unsigned turn, Index tile, unsigned char* stage) const {
-    if constexpr (IS_STAGED<S>) {
+    if constexpr (IS_APART<S>) {
+      load_columns<S>(tile, stage);
+    } else if constexpr (IS_STAGED<S>) {
       Copies::load(turn, stage + places.begin[S], get<S>(pointers) + first_of<S>(tile),
                    rows_of(tile) * count<S>());
     }
+  }
+  // A thread copies elements of the same neighbouring rows, of every so many columns.
+  template <int S>
+  DEVICE void load_columns(Index tile, unsigned char* stage) const {
+    using E = typename Row::template Element<S>;
+    constexpr int SIZE = sizeof(E), AT_ONCE = Team::ACCESS > SIZE ? Team::ACCESS / SIZE : 1;
+    constexpr int OF_COLUMN = Team::ROWS / AT_ONCE, STEP = Team::THREADS / OF_COLUMN;
+    const int own = int(threadIdx.x) % OF_COLUMN * AT_ONCE;
+    const Index row = tile * Team::ROWS + own;
+    if (row >= n) return;
+    const auto* const from = get<S>(pointers) + layout.rows.locate(row).offset[S];
+    E* const to = reinterpret_cast<E*>(stage + places.begin[S]) + own;
+    const long long step = layout.template step<S>();
+    int k = int(threadIdx.x) / OF_COLUMN;
+    if constexpr (AT_ONCE * SIZE < 4) {  // the thread waits for them
+      constexpr int BATCH = 16;
+#pragma unroll 1
+      for (; k + (BATCH - 1) * STEP < columns; k += BATCH * STEP) {
+        Vector<E, AT_ONCE> batch[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+          batch[i] = ::load_vector<AT_ONCE>(from + (k + i * STEP) * step);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+          store_vector_in_block(to + (k + i * STEP) * Team::PITCH, batch[i]);
+      }
+    }
+#pragma unroll 4
+    for (; k < columns; k += STEP)
+      copy_bytes<AT_ONCE * SIZE>(to + k * Team::PITCH, from + k * step);
   }
   template <int S>
   DEVICE void stage_pointer(Pointers& staged, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
       // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
-      const int behind = misalignment(get<S>(pointers));
+      const int behind = IS_APART<S> ? 0 : misalignment(get<S>(pointers));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
   }
@@ -453,11 +529,12 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) slopes.at[j] = convert<E>(slope(j));
     E* const place = const_cast<E*>(row.template address<FIRST + I>(column));
-    if constexpr (ALIGNED) {
+    if constexpr (ALIGNED && !IS_APART<FIRST + I>) {
       store_vector_in_block(place, slopes);
     } else {
+      constexpr int STEP = IS_APART<FIRST + I> ? Team::PITCH : 1;
 #pragma unroll
-      for (int j = 0; j < SIZE; ++j) place[j] = slopes.at[j];
+      for (int j = 0; j < SIZE; ++j) place[j * STEP] = slopes.at[j];
     }
   }
   // Changes an element in shared memory.
@@ -469,7 +546,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 };
 
 // The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored.
-// The dynamic shared memory holds two tiles.
+// The dynamic shared memory holds STAGES tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
@@ -487,7 +564,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Pointers pointers{{pointer}...};
   // Opaque: of a number whose upper half it knows the compiler computes products with that half.
   const int length = int(opaque(unsigned(columns)));
-  const Work work{loss, layout, places, pointers, Index(n), length};
+  const typename Work::StagedLayout in_stage = Work::staged_layout(layout);
+  const Work work{loss, layout, in_stage, places, pointers, Index(n), length};
   const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
@@ -503,14 +581,17 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     // The next tile of the segment, or the first one of the next segment.
     const bool ends = tile + all >= tiles;
     const Index next = ends ? segment + gridDim.x : tile + all;
-    if (!ends || next < all) {
-      work.load(turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
-    } else {
-      Work::Copies::commit(turn + 1);  // of nothing
+    const bool goes_on = !ends || next < all;
+    if constexpr (Team::STAGES == 2) {
+      if (goes_on) {
+        work.load(turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
+      } else {
+        Work::Copies::commit(turn + 1);  // of nothing
+      }
     }
     Work::Copies::wait(turn);
     // Opaque: computed once, and not for each row.
-    unsigned char* const stage = shared + opaque(turn % 2 * unsigned(places.bytes));
+    unsigned char* const stage = shared + opaque(turn % Team::STAGES * unsigned(places.bytes));
     const Pointers staged = work.staged(stage);
     const int rows = work.rows_of(tile);
     if constexpr (Team::THREADS_PER_ROW == 1) {
@@ -579,6 +660,9 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if constexpr (GRADIENTS) {
       work.store(tile, staged);
       __syncthreads();  // what is copied element by element has been read
+    }
+    if constexpr (Team::STAGES == 1) {
+      if (goes_on) work.load(turn + 1, next, shared);
     }
     if (ends) {
       if constexpr (REDUCED) reduction.add(segment, sum, counted);

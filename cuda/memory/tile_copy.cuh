@@ -40,10 +40,12 @@ struct Pieces {
 };
 
 // The copies of a block of THREADS threads to one of two places in shared memory, in turns, while
-// it works on what is at the other place. The turns are 0, 1, ...
-template <int THREADS>
+// it works on what is at the other place; or to the only one of its STAGES. The turns are 0, 1, ...
+// BY_ALL: all threads load, each some of what a turn waits for by `copy_bytes`.
+template <int THREADS, bool BY_ALL = false, int STAGES = 2>
 struct TileCopies {
-  static constexpr int COPYING = BULK_COPIES ? 32 : THREADS;  // threads that load
+  static constexpr bool IN_GROUPS = BY_ALL || !BULK_COPIES;  // copies of threads
+  static constexpr int COPYING = IN_GROUPS ? THREADS : 32;   // threads that load
 
   // All threads of the block call this first.
   static DEVICE void begin() {
@@ -64,16 +66,14 @@ struct TileCopies {
     if constexpr (BULK_COPIES) {
       __syncwarp();
       if (threadIdx.x == 0) mbarrier_arrive(FullBarriers::barrier(turn));
-    } else {
-      end_group_of_copies();
     }
+    if constexpr (IN_GROUPS) end_group_of_copies();
   }
-  // Waits for the loads of a turn, the last but one that has begun.
+  // Waits for the loads of a turn: of two stages, the last turn but one that has begun.
   static DEVICE void wait(unsigned turn) {
-    if constexpr (BULK_COPIES) {
-      FullBarriers::wait(turn);
-    } else {
-      wait_for_copies<1>();
+    if constexpr (BULK_COPIES) FullBarriers::wait(turn);
+    if constexpr (IN_GROUPS) {
+      wait_for_copies<STAGES - 1>();
       __syncthreads();
     }
   }
@@ -135,7 +135,7 @@ struct TileCopies {
       cp_async_bulk_load(shared_address(to + pieces.lead), from + pieces.lead, pieces.whole,
                          FullBarriers::barrier(turn));
     } else {
-      pieces.template each<THREADS>([&](int at) { copy_16_bytes(to + at, from + at); });
+      pieces.template each<THREADS>([&](int at) { copy_bytes<16>(to + at, from + at); });
     }
   }
   static DEVICE void store_pieces(unsigned char* to, const unsigned char* from,

@@ -101,13 +101,20 @@ class RowGeometry:
 
     def has_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether elements of two neighbouring rows are one access; `others` lie beside."""
-        aligned = not array.misaligned % (2 * item_size(array.dtype))
-        return aligned and self.lie_in_pairs(array, others)
+        return self.are_at_once(array, 2, others)
+
+    def are_at_once(self, array: RowArray, number: int, others: Sequence[RowArray] = ()) -> bool:
+        """The same of so many rows."""
+        aligned = not array.misaligned % (number * item_size(array.dtype))
+        return aligned and self._lie_at_once(array, number, others)
 
     def lie_in_pairs(self, array: RowArray, others: Sequence[RowArray]) -> bool:
-        """The same at some address of the array."""
+        """Whether they would be one access at some address of the array."""
+        return self._lie_at_once(array, 2, others)
+
+    def _lie_at_once(self, array: RowArray, number: int, others: Sequence[RowArray]) -> bool:
         length, steps = self._stretches(array, others)
-        return length > 0 and not (length % 2 or any(step % 2 for step in steps))
+        return length > 0 and not (length % number or any(step % number for step in steps))
 
     def lies_in_parts(self, array: RowArray, others: Sequence[RowArray]) -> bool:
         """Whether long stretches of neighbouring rows begin within sectors of memory.
@@ -119,7 +126,7 @@ class RowGeometry:
         begins_in_parts = array.misaligned or any(size * step % SECTOR_BYTES for step in steps)
         return length >= LONG_STRETCH and bool(begins_in_parts)
 
-    def line(self, array: RowArray, others: Sequence[RowArray]) -> int:
+    def line(self, array: RowArray, others: Sequence[RowArray] = ()) -> int:
         """How many neighbouring rows lie side by side in an array, `others` beside it."""
         return self._stretches(array, others)[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .._core.dtypes import FLOATING, item_size
 from .cpp import bits, tuned
@@ -13,18 +13,23 @@ from .row_operands import RowOperands
 from .row_schedule import Schedule, blocks_per_multiprocessor
 from .row_tiling import MANY_TILES, TILE_SEGMENTS, RowTile, row_tile
 
+ACCESSES = (16, 8, 4, 2)  # bytes that one copy may move, if the elements of neighbouring rows do
+
 
 def tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> RowTile | None:
     """The tiles of rows that are one stretch of memory; None for other rows."""
     rows, main, loss = operands.rows, operands.main, operands.loss
     if rows.columns == 0 or not all(rows.lies(array, rows.dense) for array in outputs):
         return None
-    elements = {}
+    elements, apart = {}, {}
     for k, array in enumerate(operands.inputs):
         if array.streamed:
-            if not rows.lies(array, rows.dense):
+            if rows.lies(array, rows.dense):
+                elements[k] = item_size(array.dtype)
+            elif k != operands.problem.leading and rows.lie_apart(array) and rows.line(array):
+                apart[k] = item_size(array.dtype)
+            else:
                 return None
-            elements[k] = item_size(array.dtype)
     # Of integers vectors of two, and no pairs of half precision.
     size = item_size(main.dtype if main.dtype in FLOATING else "float64")
     return row_tile(
@@ -33,6 +38,7 @@ def tile_of(operands: RowOperands, outputs: Sequence[RowArray]) -> RowTile | Non
         elements,
         operands.numbers,
         state_bytes(operands) + _finished_bytes(operands),
+        apart=apart,
         hides=loss.hides,
         precise=loss.precise,
     )
@@ -56,6 +62,10 @@ def row_tiles_schedule(
         resident=blocks_per_multiprocessor(operands.problem, tile.threads),
         elements=bits(tile.elements),
         numbers=bits(tile.numbers),
+        apart=bits(tile.apart),
+        pitch=tile.pitch,
+        access=_access(operands, tile.apart) if tile.apart else 0,
+        stages=tile.stages,
     )
     begins = (tile.begins.get(k, 0) for k in range(len(arrays)))
     tiles = -(-operands.rows.number // tile.rows)
@@ -69,8 +79,18 @@ def row_tiles_schedule(
         segments=segments,
         workers=segments,
         limited=not (is_light and tiles >= MANY_TILES * segments),
-        shared=2 * tile.bytes,
+        shared=tile.stages * tile.bytes,
     )
+
+
+def _access(operands: RowOperands, apart: Iterable[int]) -> int:
+    """The bytes of neighbouring rows that one access copies in all of these inputs."""
+    arrays = [operands.inputs[k] for k in apart]
+    for access in ACCESSES:
+        numbers = [access // item_size(array.dtype) or 1 for array in arrays]
+        if all(map(operands.rows.are_at_once, arrays, numbers)):
+            return access
+    return 1
 
 
 def _finished_bytes(operands: RowOperands) -> int:

@@ -336,6 +336,22 @@ def test_heavy_losses_and_long_rows_do_not_spill(dtype: str) -> None:
             assert kernel.spills <= 24, kernel.name
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tiles_beside_an_operand_that_lies_apart_do_not_spill(dtype: str) -> None:
+    loss = multiclass._OF_PROBABILITIES[False, False, False]
+    call, requests = Call(loss, "mean", (0.0, 0.0)), (FORWARD, Request(wanted=(0,)))
+    with planned() as names:
+        for columns, asked in itertools.product((21, 128, 150, 1000), requests):
+            shape = 1 << 18, columns
+            operands = static_checks.dense(dtype, *shape), static_checks.transposed(dtype, *shape)
+            loss.plan(NO_ARRAYS, Problem(call, asked, operands, (0, 0), shape, False, device=0))
+    assert len(names) == 8
+    source = sources.source("kernels/row_tiles.cu")
+    for kernel in static_checks.compile_program(source, list(names), 90).kernels:
+        assert (kernel.stack, kernel.spills) == (0, 0), kernel.name
+
+
 def test_denominators_do_not_spill() -> None:
     """With and without weights of classes, a mask and weights of rows; of many rows, too."""
     loss = multiclass._CROSS_ENTROPY[False, False, False]

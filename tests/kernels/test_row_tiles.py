@@ -14,6 +14,7 @@ import pytest
 from cupy_losses import (
     cosine_embedding_loss,
     cross_entropy,
+    jvp,
     triplet_margin_loss,
     value_and_grad,
 )
@@ -29,6 +30,8 @@ from cupy_losses._device.row_tiling import (
     LONG_MULTIPLE,
     LONG_PARTS,
     MOST_ROWS,
+    SINGLE_BYTES,
+    SINGLE_LIMIT,
     SMALL_THREADS,
     TILE_LIMIT,
     TILE_THREADS,
@@ -40,7 +43,7 @@ from cupy_losses._libraries.registry import resolve
 
 from ..emulator import EmulatorError, installed
 from ..tables.arrays import DTYPES
-from ..tables.rows import RowCase
+from ..tables.rows import Operands, RowCase
 from ..tools import levels
 from ..tools.planting import plant
 from .test_rows_emulated import (
@@ -92,7 +95,9 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert columns >= tile.unit * tile.threads_per_row * tile.parts  # none is without any
             assert tile.rows % (tile.threads // tile.threads_per_row) == 0
             assert tile.threads_per_row == 1 or tile.rows <= MOST_ROWS
-            assert tile.rows * (length + 8) <= TILE_LIMIT
+            has_one = size == 4 and length % 8 and length > SINGLE_BYTES
+            assert tile.stages == (1 if has_one else 2)
+            assert tile.rows * (length + 8) <= (SINGLE_LIMIT if has_one else TILE_LIMIT)
             assert tile.rows * length % 16 == 0
             assert tile.begins[1] >= tile.rows * length + 15
             assert tile.bytes >= tile.begins[1] + tile.rows * 8 + 15
@@ -152,8 +157,8 @@ def test_units_follow_from_the_length_of_a_row() -> None:
         (4, 48): (128, 2, 4, 2, False),
         (4, 60): (128, 2, 4, 1, False),
         (4, 64): (128, 4, 4, 2, False),
-        (4, 101): (128, 2, 1, 8, False),
-        (4, 129): (64, 2, 1, 8, False),
+        (4, 101): (128, 1, 1, 8, False),
+        (4, 129): (128, 2, 1, 8, False),
         (2, 9): (128, 1, 2, 4, True),
         (2, 10): (128, 1, 2, 5, False),
         (2, 20): (128, 1, 4, 4, False),
@@ -222,18 +227,62 @@ def test_long_rows_that_hide_elements_have_no_tiles() -> None:
     assert longest == {2: LONG_PARTS, 4: 0}
 
 
-def test_two_tiles_fit_into_the_shared_memory_of_every_device() -> None:
+@pytest.mark.quick
+def test_tiles_of_arrays_that_lie_apart() -> None:
+    """A block has one, of as many rows as it works on at a time; its columns are whole vectors."""
+    taken, longest = {}, {}
+    for size, columns in itertools.product((2, 4, 8), range(1, 2000)):
+        tile = row_tile(columns, size, {0: size}, {2: 8}, KEPT, apart={1: size}, precise=True)
+        length = columns * size
+        if tile is None:
+            has_two_vectors = size > 2 and length in (64, 128)  # each of four threads
+            is_short = length <= (14 if length % 4 else 20)
+            assert has_two_vectors or is_short or columns > 831
+            continue
+        longest[size] = columns
+        taken[size, columns] = (tile.threads, tile.threads_per_row, tile.unit, tile.pitch)
+        assert (tile.stages, tile.apart) == (1, (1,))
+        assert tile.rows == tile.threads // tile.threads_per_row <= tile.pitch
+        assert tile.rows * size % 16 == tile.pitch * size % 16 == tile.begins[1] % 16 == 0
+        assert tile.bytes >= tile.begins[1] + tile.pitch * length
+    assert longest == {2: 1662, 4: 1663, 8: 831}
+    expected = {
+        (8, 50): (128, 2, 2, 64),
+        (8, 300): (128, 16, 2, 10),
+        (4, 21): (128, 1, 1, 128),
+        (4, 80): (128, 2, 4, 68),
+        (4, 128): (128, 4, 4, 36),
+        (4, 150): (128, 4, 2, 36),
+        (4, 400): (128, 8, 1, 16),
+        (4, 1000): (128, 32, 1, 4),
+        (2, 21): (128, 1, 2, 128),
+        (2, 128): (128, 4, 8, 32),
+        (2, 500): (128, 8, 4, 24),
+        (2, 700): (64, 4, 2, 16),
+        (2, 1001): (128, 16, 2, 8),
+    }
+    assert {key: taken[key] for key in expected} == expected
+
+
+def test_tiles_fit_into_the_shared_memory_of_every_device() -> None:
     """64 KiB, with what the kernels need besides, of three sums in float32 or of eight in float64
     with their derivatives."""
     for kept in (KEPT, 448):
         tiles: list[RowTile | None] = [
-            row_tile(columns, size, dict.fromkeys(range(arrays), size), {arrays: 8}, kept)
-            for arrays in (1, 2, 3, 6, 12)
+            row_tile(
+                columns,
+                size,
+                dict.fromkeys(range(arrays - apart), size),
+                {arrays: 8},
+                kept,
+                apart=dict.fromkeys(range(arrays - apart, arrays), size),
+            )
+            for arrays, apart in ((1, 0), (2, 0), (2, 1), (3, 1), (6, 0), (6, 4), (12, 0))
             for size in (2, 4, 8)
             for columns in range(1, 2000, 7)
         ]
-        most = max(tile.bytes for tile in tiles if tile is not None)
-        assert 2 * most + MOST_ROWS * kept + (3 << 10) <= 64 << 10
+        most = max(tile.stages * tile.bytes for tile in tiles if tile is not None)
+        assert most + MOST_ROWS * kept + (3 << 10) <= 64 << 10
 
 
 def test_a_tile_leaves_room_for_what_is_kept_of_its_rows() -> None:
@@ -265,6 +314,92 @@ def test_every_structure_at_every_length(case: RowCase, shape: tuple[int, int]) 
     with installed(multiprocessors=3, seed=1) as device:
         exercise(device, case, operands)
         assert any(name.startswith("row_tiles<") for name in names(device))
+
+
+def kernels(device: Any) -> set[str]:
+    """Those of rows that a device has launched."""
+    return {name.split("<")[0] for name in names(device) if "rows<" in name or "_tiles<" in name}
+
+
+@pytest.mark.parametrize(
+    ("case", "shape"),
+    levels.covering(4, [c for c in CASES if len(c.differentiable) > 1], [*SHAPES, (21, 391)]),
+)
+def test_other_operands_that_lie_apart(case: RowCase, shape: tuple[int, int]) -> None:
+    """Each row of them is a column of memory, with gradients by all operands."""
+    operands = case.draw(np.random.default_rng(3), shape, np.float32)
+    bits = []
+    for capability in "90", "80", "70":  # who copies, as above
+        with installed(multiprocessors=3, seed=1, compute_capability=capability) as device:
+            bits.append(exercise(device, case, operands, "two orders"))
+            assert kernels(device) == {"row_tiles"}
+    assert bits[0] == bits[1] == bits[2]
+
+
+def probability_images(dtype: str, line: tuple[int, ...], columns: int = 21) -> Operands:
+    """Scores of images whose classes are last in memory, and probabilities in order."""
+    rng = np.random.default_rng(19)
+    shape = (3, *line, columns)
+    x = rng.standard_normal(shape).astype(DTYPES[dtype])
+    target = np.moveaxis(rng.random(shape), -1, 1)
+    target = np.ascontiguousarray(target / target.sum(1, keepdims=True)).astype(DTYPES[dtype])
+    return {"input": x, "target": target}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "line"),
+    levels.covering(3, ["float32", "bfloat16", "float64"], [(8, 8), (6, 9), (5, 7), (90,)]),
+)
+def test_columns_wherever_they_begin(dtype: str, line: tuple[int, ...]) -> None:
+    """Lines of pixels of any length, across which tiles reach, and arrays that begin anywhere."""
+    x, target = probability_images(dtype, line).values()
+    moved = np.moveaxis(x.astype("f8"), -1, 1)
+    expected = value_and_grad(cross_entropy)(moved, target.astype("f8"))
+    bits = set()
+    for misaligned in (0, 1, 3):
+        with installed(multiprocessors=3, seed=1) as device:
+            pixels = device.asarray(x).transpose(0, x.ndim - 1, *range(1, x.ndim - 1))
+            own = device.asarray(target, misalignment=misaligned * target.itemsize)
+            value, gradient = value_and_grad(cross_entropy)(pixels, own)
+            assert kernels(device) == {"row_tiles"}
+            bits.add((value.get().tobytes(), gradient.get().tobytes()))
+        tolerance = 2e-2 if dtype == "bfloat16" else 4e-6
+        close(value, expected[0], tolerance)
+        close(gradient, expected[1], tolerance)
+    assert len(bits) == 1
+
+
+def test_rows_of_no_use_beside_columns() -> None:
+    """A mask and a gradient by the operand that lies apart."""
+    x, target = probability_images("float32", (6, 9)).values()
+    pixels, masked = np.moveaxis(x, -1, 1), np.arange(162).reshape(3, 6, 9) % 3 > 0
+    masked[2] = False
+    both = value_and_grad(cross_entropy, (0, 1))
+    expected = both(pixels.astype("f8"), target.astype("f8"), where=masked)
+    x[2] = np.nan
+    with installed(multiprocessors=3, seed=1) as device:
+        own = device.asarray(x).transpose(0, 3, 1, 2)
+        value, slopes = both(own, device.asarray(target), where=device.asarray(masked))
+        assert kernels(device) == {"row_tiles"}
+    close(value, expected[0], 4e-6)
+    for result, wanted in zip(slopes, expected[1], strict=True):
+        close(result, wanted, 4e-6)
+
+
+def test_tangents_that_lie_apart() -> None:
+    """Along both operands, each of another memory order than its operand."""
+    x, target = probability_images("float32", (6, 9), 47).values()
+    pixels, rng = np.moveaxis(x, -1, 1), np.random.default_rng(20)
+    along = [rng.standard_normal(pixels.shape).astype("f4") for _ in range(2)]
+    expected = jvp(cross_entropy, (pixels, target), tuple(along))
+    with installed(multiprocessors=3, seed=1) as device:
+        own = device.asarray(x).transpose(0, 3, 1, 2)
+        last = device.asarray(np.ascontiguousarray(np.moveaxis(along[1], 1, -1)))
+        tangents = device.asarray(along[0]), last.transpose(0, 3, 1, 2)
+        got = jvp(cross_entropy, (own, device.asarray(target)), tangents)
+        assert kernels(device) == {"row_tiles"}
+    for result, wanted in zip(got, expected, strict=True):
+        close(result, wanted, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def on_device(device: Device, operands: Operands, layout: str = "dense") -> Oper
     for number, (name, x) in enumerate(operands.items()):
         misalignment = 0
         if x.shape == shape and name != "weight":
-            if layout == "transposed":
+            if layout == "transposed" or (layout == "two orders" and number > 0):
                 x = np.asfortranarray(x)
             elif layout == "sliced":
                 x = np.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, 3),))[..., :-3]

@@ -945,6 +945,7 @@ def _row_tiles(device: Device, rng: Any) -> None:
     weight = _weight(rng, 22).astype(BFLOAT16)
     _row_passes(device, cross_entropy, hosts, 1, weight=weight)
     _several_operands(device, rng)
+    _operands_apart(device, rng)
     for columns, dtype in (20, BFLOAT16), (40, BFLOAT16), (20, np.float32), (60, np.float32):
         hosts = draw(150, columns, dtype)  # in vectors, or parts of them
         check(hosts)
@@ -965,6 +966,23 @@ def _several_operands(device: Device, _: Any) -> None:
             _row_passes(device, cosine_embedding_loss, two, 2, 32, margin=0.1)
             arrays = _begin_anywhere(device, three)
             compare(device, triplet_margin_loss, three, arrays, (0, 1, 2), 32, swap=True)
+
+
+def _operands_apart(device: Device, rng: Any) -> None:
+    """Tiles of rows whose elements lie apart in the second operand, wherever columns begin."""
+    for rows, columns, dtype in (136, 47, np.float32), (150, 101, np.float32), (151, 21, BFLOAT16):
+        hosts = [_scores(rng, rows, columns, dtype=dtype) for _ in range(2)]
+        sign = rng.choice(np.array([1, -1], np.int32), rows)
+        for misaligned in (0, 1):
+            by = misaligned * hosts[1].itemsize
+            apart = device.asarray(np.asfortranarray(hosts[1]), misalignment=by)
+            arrays = [device.asarray(hosts[0]), apart, device.asarray(sign)]
+            three = *hosts, sign
+            compare(device, cosine_embedding_loss, three, arrays, roundings=16, margin=0.1)
+    images = _scores(rng, 9, 5 * 21).reshape(3, 15, 21)
+    target = np.ascontiguousarray(np.moveaxis(rng.random(images.shape).astype("f4"), 2, 1))
+    arrays = [device.asarray(images).transpose(0, 2, 1), device.asarray(target)]
+    compare(device, cross_entropy, (np.moveaxis(images, 2, 1), target), arrays, (0, 1), 32)
 
 
 def _sums_of_tiles(device: Device) -> None:
