@@ -84,6 +84,12 @@ def two_orders(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     return [input, target.contiguous(memory_format=torch.channels_last)]
 
 
+def scores_last(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
+    """Scores of images in channels_last, and probabilities in the usual order."""
+    input, target = probabilities(shape, dtype, generator)
+    return [input.contiguous(memory_format=torch.channels_last), target]
+
+
 def signs(shape: Shape, dtype: Any, generator: Any) -> list[Tensor]:
     """Two vectors a row and 1 or -1."""
     target = torch.empty(shape[:1], dtype=dtype, device=generator.device)

@@ -78,6 +78,10 @@ STRIDED: list[tuple[rows.Shape, rows.Draw]] = [
     ((64, 128, 128, 128), rows.two_orders),
     ((64, 150, 128, 128), rows.two_orders),
     ((1 << 17, 1000), rows.two_orders),
+    ((64, 21, 256, 256), rows.scores_last),
+    ((64, 128, 128, 128), rows.scores_last),
+    ((64, 150, 128, 128), rows.scores_last),
+    ((32, 1000, 64, 64), rows.scores_last),
 ]
 QUICK_STRIDED = STRIDED[:2]
 # Those of nll_loss, whose gradients are most of what moves.
@@ -144,6 +148,7 @@ def classes_strided(shape: rows.Shape, draws: rows.Draw, dtype: str) -> rows.Pro
     labels: dict[rows.Draw, str] = {
         rows.channels_last: "cross_entropy, channels_last",
         rows.two_orders: "cross_entropy of probabilities, two memory orders",
+        rows.scores_last: "cross_entropy of probabilities, scores last, two memory orders",
     }
     label = labels.get(draws, "")
     return rows.Problem("cross_entropy", shape, getattr(torch, dtype), draws, label=label)

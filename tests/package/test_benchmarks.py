@@ -218,7 +218,7 @@ class Wrong(rows.Problem):
 
 
 MAPS = (6, 5, 3, 4)
-SWEPT = [((40, 7), rows.two_orders), (MAPS, rows.two_orders)]
+SWEPT = [((40, 7), rows.two_orders), (MAPS, rows.two_orders), (MAPS, rows.scores_last)]
 SWEPT += [((40, 7), rows.classes), (MAPS, rows.classes), (MAPS, rows.channels_last)]
 
 
@@ -675,7 +675,12 @@ def test_figures_of_strided_classes() -> None:
     layouts = "cross_entropy", "cross_entropy, channels_last"
     compiled = times(layouts, "compiled", *both_works)
     two_orders = times(
-        ["cross_entropy of probabilities, two memory orders"], "compiled", *both_works
+        [
+            f"cross_entropy of probabilities{which}, two memory orders"
+            for which in ("", ", scores last")
+        ],
+        "compiled",
+        *both_works,
     )
     assert f"takes {compiled} as long as `cross_entropy`, and {two_orders} where" in page
     forward, both = (
