@@ -238,7 +238,8 @@ def gaussian_nll_loss(
         target: The true values, a shape that broadcasts with `input`.
         var: The predicted variances: a number, or an array of the shape of `input`, of that shape
             with one axis of length 1, or of that shape without its last axis. Gradients and
-            tangents of the last have an axis of length 1 there.
+            tangents of the last have an axis of length 1 there. A number is none of the operands
+            that argnums count.
         full: Whether to add the constant.
         eps: The smallest variance, at least 0.
         reduction: "none", "mean" or "sum".

@@ -80,7 +80,10 @@ def operand_of(
     """
     count = len(call.loss.operands)
     if not -count <= number < count:
-        raise ValueError(f"{option} must be in {-count} … {count - 1}, got {digits(number)}")
+        raise ValueError(
+            f"{option} must be in {-count} … {count - 1} for the operands "
+            f"{', '.join(call.loss.operands)}, got {digits(number)}"
+        )
     k = call.extra + number % count
     dtype = dtype_name(operands[k].dtype)
     if dtype not in FLOATING:

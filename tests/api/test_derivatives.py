@@ -15,6 +15,7 @@ from cupy_losses import (
     binary_cross_entropy,
     charbonnier_loss,
     cross_entropy,
+    gaussian_nll_loss,
     grad,
     grad_and_hess,
     huber_loss,
@@ -368,9 +369,18 @@ NO_ARRAY: Any = 1.0
         (
             lambda: hvp(mse_loss, (X, X), (X, None), 2),
             ValueError,
-            "argnum must be in -2 … 1, got 2",
+            "argnum must be in -2 … 1 for the operands input, target, got 2",
         ),
-        (lambda: grad_and_hess(mse_loss, 2)(X, X), ValueError, "argnum must be in -2 … 1, got 2"),
+        (
+            lambda: grad(gaussian_nll_loss, 2)(X, X, 0.5),  # no operand, but a number
+            ValueError,
+            "argnums must be in -2 … 1 for the operands input, target, got 2",
+        ),
+        (
+            lambda: grad_and_hess(mse_loss, 2)(X, X),
+            ValueError,
+            "argnum must be in -2 … 1 for the operands input, target, got 2",
+        ),
         (
             lambda: jvp(mse_loss, [torch.ones(3)] * 2, (X, None)),
             TypeError,
@@ -392,7 +402,11 @@ NO_ARRAY: Any = 1.0
             TypeError,
             "the cotangent must be floating, got int64",
         ),
-        (lambda: vjp(mse_loss, (X, X), X, (0, 2)), ValueError, "argnums must be in -2 … 1, got 2$"),
+        (
+            lambda: vjp(mse_loss, (X, X), X, (0, 2)),
+            ValueError,
+            "argnums must be in -2 … 1 for the operands input, target, got 2$",
+        ),
         (lambda: vjp(mse_loss, (X, X), X, (0, -2)), ValueError, "must name each argument once"),
         (
             lambda: vjp(mse_loss, [torch.ones(3)] * 2, X, reduction="none"),
