@@ -458,6 +458,10 @@ EQUIVALENT: dict[str, str] = {
     "static DEVICE int first_part(int columns) { return row() * (columns * UNIT) / 8 % PARTS; }": (
         "reads parts in another order: slower"
     ),
+    "if constexpr (AT_ONCE * SIZE <= 4) {": "words in batches: slower",
+    "if constexpr (AT_ONCE + SIZE < 4) {": "of the same accesses",
+    "kernels/row_tiles.cu: constexpr int BATCH = 8;": "fewer elements on their way: slower",
+    "for (; k + (BATCH + 1) * STEP < columns; k += BATCH * STEP) {": "fewer batches: slower",
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
     "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",

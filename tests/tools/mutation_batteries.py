@@ -970,7 +970,7 @@ def _several_operands(device: Device, _: Any) -> None:
 
 def _operands_apart(device: Device, rng: Any) -> None:
     """Tiles of rows whose elements lie apart in the second operand, wherever columns begin."""
-    for rows, columns, dtype in (136, 47, np.float32), (150, 101, np.float32), (151, 21, BFLOAT16):
+    for rows, columns, dtype in (136, 47, np.float32), (150, 101, np.float32), (151, 31, BFLOAT16):
         hosts = [_scores(rng, rows, columns, dtype=dtype) for _ in range(2)]
         sign = rng.choice(np.array([1, -1], np.int32), rows)
         for misaligned in (0, 1):
