@@ -25,7 +25,7 @@ SLOTS = 32  # of a block of memory, 1 KiB
 _of_graphs: dict[int, Any] = {}  # memory that a replay may use at any time, by its id
 
 
-def _keep_for_replays(memory: Any) -> None:
+def keep_for_replays(memory: Any) -> None:
     """Keep memory to the end, once for all calls that have a part of it."""
     _of_graphs[id(memory)] = memory
 
@@ -44,6 +44,7 @@ class Slots:
     """
 
     def __init__(self, library: DeviceLibrary) -> None:
+        self._address = library.address
         self._allocate = library.filled(Output("float64", (SLOT_BYTES // 8 * SLOTS,), (1,)), 1.0)
         self._memory: list[AnyArray] = []
         self._free: dict[int, list[int]] = {}  # for each stream, lowest first
@@ -52,42 +53,41 @@ class Slots:
     # that the garbage collector interrupts to finalise another one.
 
     def take(
-        self, library: DeviceLibrary, operands: Sequence[AnyArray], stream: int
-    ) -> tuple[int, list[int]]:
-        """A slot for a call that is not captured, and the list that it goes back to."""
+        self, operands: Sequence[AnyArray], stream: int, is_captured: bool
+    ) -> tuple[int, Any, list[int]]:
+        """A slot, what keeps it alive if these lists do not, and the list that it goes back to."""
+        if is_captured:
+            return *self._take_for_graph(operands), []
+        if stream == PER_THREAD_STREAM:
+            return *self._take_new(operands), []
         free = self._free.setdefault(stream, [])
         try:
-            return free.pop(0), free
+            return free.pop(0), None, free
         except IndexError:
             memory = self._allocate(operands)
             self._memory.append(memory)
-            first, *others = self._addresses(library, memory)
+            first, *others = self._addresses(memory)
             for address in others:
                 insort(free, address)
-            return first, free
+            return first, None, free
 
-    def take_for_graph(
-        self, library: DeviceLibrary, operands: Sequence[AnyArray]
-    ) -> tuple[int, Any]:
-        """A slot for a call that is captured, and what keeps it alive."""
+    def _take_for_graph(self, operands: Sequence[AnyArray]) -> tuple[int, Any]:
         for free in list(self._free.values()):
             try:
                 address = free.pop()
             except IndexError:
                 continue
-            _keep_for_replays(self._memory)
+            keep_for_replays(self._memory)
             return address, self._memory
         # Nothing came before the capture: each replay fills this and anticipates 1.
-        return self.take_new(library, operands)
+        return self._take_new(operands)
 
-    def take_new(self, library: DeviceLibrary, operands: Sequence[AnyArray]) -> tuple[int, Any]:
-        """A slot that no other call has, and what keeps it alive."""
+    def _take_new(self, operands: Sequence[AnyArray]) -> tuple[int, Any]:
         memory = self._allocate(operands)
-        return self._addresses(library, memory)[0], memory
+        return self._addresses(memory)[0], memory
 
-    @staticmethod
-    def _addresses(library: DeviceLibrary, memory: AnyArray) -> range:
-        begin = library.address(memory)
+    def _addresses(self, memory: AnyArray) -> range:
+        begin = self._address(memory)
         return range(begin, begin + SLOTS * SLOT_BYTES, SLOT_BYTES)
 
 
@@ -135,12 +135,7 @@ class Waiting:
         self._again, self._numbers, self._stream = again, numbers, stream
         self._pointers, self._addresses, self._keep = pointers, addresses, keep
         self._is_captured = is_captured
-        if self._is_captured:
-            self._slot, self._memory = again.slots.take_for_graph(again.library, operands)
-        elif stream == PER_THREAD_STREAM:
-            self._slot, self._memory = again.slots.take_new(again.library, operands)
-        else:
-            self._slot, self._home = again.slots.take(again.library, operands, stream)
+        self._slot, self._memory, self._home = again.slots.take(operands, stream, is_captured)
         addresses.append(self._slot)
 
     def finish(self, operands: Sequence[AnyArray], grad_output: AnyArray) -> bool:
@@ -165,14 +160,6 @@ class Waiting:
         later = address(grad_output), self._slot + COUNTED_OFFSET
         start(stream, *self._numbers, choose([*self._addresses, *later]))
         return True
-
-    def finish_at_once(self) -> None:
-        """Make the gradients those for the number of rows that there are."""
-        again, slot = self._again, self._slot
-        chosen = again.choose([*self._addresses, slot, slot + COUNTED_OFFSET])
-        again.start(self._stream, *self._numbers, chosen)
-        if self._is_captured:
-            _keep_for_replays(self._memory)
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:
         """Give the slot back, unless it is a graph's: the next call comes later on the stream."""

@@ -7,6 +7,7 @@ their grids and arguments, how to allocate the outputs, how much scratch memory.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from .._core.reduction import value_of_nothing
 from .._core.types import AnyArray
 from . import driver
-from .anticipation import Again, Slots, Waiting
+from .anticipation import COUNTED_OFFSET, Again, Slots, Waiting, keep_for_replays
 from .launch import Chooser, Launch, Parameters
 from .library import Allocator, DeviceLibrary
 from .problem import Problem
@@ -54,12 +55,16 @@ class Plan:
         self._scratch = scratch  # where each part begins, and the end
         self._zeroed = zeroed  # what starts at zero: an address and a number of bytes
         self._memset = driver.memset()
-        self._steps = [(launch.start, choose) for launch, choose in steps]
         self._is_early = problem.request.early
         self._is_capturing = driver.capture_query()
         self._has_memory = bool(workspace or scratch or again)  # beside the outputs
-        self._again = None
-        if again is not None:
+        self._again: Again | None = None
+        self._slots: Slots | None = None
+        if again is not None and not self._is_early:
+            # Behind the others at once, which find out how many rows there are.
+            self._slots = Slots(library)
+            steps = [*steps, again]
+        elif again is not None:
             launch, choose = again
             self._again = Again(
                 launch.start,
@@ -70,6 +75,7 @@ class Plan:
                 [] if all(o.is_contiguous for o in problem.given) else [*problem.given],
                 self._is_capturing,
             )
+        self._steps = [(launch.start, choose) for launch, choose in steps]
 
     # A method by name: a call of the object itself would take longer.
     def run(
@@ -98,16 +104,22 @@ class Plan:
                 addresses += [base + start for start in self._scratch]
             for place, size in self._zeroed:
                 self._memset(addresses[place], 0, size, stream)
+            home = None
             if self._again is not None:
                 numbers = parameters, scale
                 again = self._again
                 waiting = Waiting(
                     again, numbers, pointers, addresses, stream, is_captured, memory, operands
                 )
+            elif self._slots is not None:
+                slot, slots, home = self._slots.take(operands, stream, is_captured)
+                addresses += slot, slot, slot + COUNTED_OFFSET
+                if is_captured:
+                    keep_for_replays(slots)
             for start, choose in self._steps:
                 start(stream, parameters, scale, choose(addresses))
-            if waiting is not None and not self._is_early:
-                waiting.finish_at_once()
+            if home is not None:
+                insort(home, slot)
         results = outputs if self._computed is None else self._with_gaps(outputs, self._computed)
         if self._is_early:
             results.append(waiting)

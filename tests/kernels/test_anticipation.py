@@ -405,7 +405,7 @@ def test_threads_whose_streams_have_one_handle(
         return keeping
 
     monkeypatch.setattr(Launch, "start", started)
-    monkeypatch.setattr(Slots, "take_new", keep(Slots.take_new))
+    monkeypatch.setattr(Slots, "take", keep(Slots.take))
     device.stream = PER_THREAD_STREAM
     input, whole = scores(np.float32)
     part = np.where(np.arange(len(whole)) % 2, whole, -100)
@@ -508,9 +508,7 @@ def test_a_call_that_gets_no_slot() -> None:
     def fail(*_: Any) -> Any:
         raise MemoryError
 
-    for stream, is_captured in ((0, False), (0, True), (PER_THREAD_STREAM, False)):
-        slots: Any = SimpleNamespace(take=fail, take_for_graph=fail, take_new=fail)
-        again: Any = SimpleNamespace(slots=slots, library=None)
-        with pytest.raises(MemoryError):
-            anticipation.Waiting(again, ((), 1.0), [], [], stream, is_captured, None, [])
-        gc.collect()
+    again: Any = SimpleNamespace(slots=SimpleNamespace(take=fail))
+    with pytest.raises(MemoryError):
+        anticipation.Waiting(again, ((), 1.0), [], [], 0, False, None, [])
+    gc.collect()
