@@ -7,9 +7,9 @@ order of summation, depends on nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -141,168 +141,239 @@ def row_tile(
     whose elements of a row lie apart. `hides`: of a loss that hides elements. `precise`: of a
     precise one.
     """
-    sizes = list(elements.values())
-    lengths = [columns * own for own in (*sizes, *apart.values())]
-    if not elements or not _has_tiles(lengths, size, bool(apart), hides=hides, precise=precise):
-        return None
-    word = max(WORD_BYTES // size, 1)
-    unit = max(word, math.gcd(columns, VECTOR_BYTES // size))
-    is_of_words = unit * size == WORD_BYTES <= size and columns * size > SINGLE_BYTES
-    stages = 1 if len(lengths) > 1 or is_of_words else 2
-    row_bytes = sum(lengths) + sum(numbers.values())
-    room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * kept) // stages - PADDING
-    limit = min(room, SINGLE_LIMIT if stages == 1 else TILE_LIMIT)
-    # The kernel needs the tiles of an array, of each of them, at the same place inside a vector.
-    whole = VECTOR_BYTES // min([*sizes, *numbers.values(), *apart.values()])
-    usual, small = (
-        [
+    rows = _Rows(columns, size, elements, numbers, kept, apart, hides, precise)
+    choice = rows.choice() if rows.have_tiles() else None
+    return None if choice is None else rows.tile(choice)
+
+
+class _Choice(NamedTuple):
+    """How a block divides rows: the attributes of a RowTile, and the bytes of one at most."""
+
+    team: TeamSize
+    unit: int
+    stages: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows to be divided, see row_tile()."""
+
+    columns: int
+    size: int
+    elements: Mapping[int, int]
+    numbers: Mapping[int, int]
+    kept: int
+    apart: Mapping[int, int]
+    hides: bool
+    precise: bool
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of an element of each array that has stretches of memory."""
+        return list(self.elements.values())
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """The bytes of a row of each array that has elements."""
+        return [self.columns * own for own in (*self.sizes, *self.apart.values())]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The bytes of a row of all arrays."""
+        return sum(self.lengths) + sum(self.numbers.values())
+
+    @cached_property
+    def length(self) -> int:
+        """The bytes of a row of the first operand."""
+        return self.columns * self.size
+
+    @property
+    def are_vectors(self) -> bool:
+        """Whether a row of the first operand is whole vectors."""
+        return self.length % VECTOR_BYTES == 0
+
+    @property
+    def are_half(self) -> bool:
+        """Whether they are of half precision."""
+        return self.size < WORD_BYTES
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one array has elements."""
+        return len(self.lengths) == 1
+
+    @property
+    def are_long(self) -> bool:
+        """Whether rows are longer than those that have tiles in any case."""
+        return self.hides and self.columns >= LONG_HIDDEN
+
+    @cached_property
+    def least_rows(self) -> int:
+        """The fewest rows that are whole vectors of each array.
+
+        The kernel needs the tiles of an array, of each of them, at the same place inside a vector.
+        """
+        return VECTOR_BYTES // min([*self.sizes, *self.numbers.values(), *self.apart.values()])
+
+    def have_tiles(self) -> bool:
+        """Whether rows are neither too short nor too long."""
+        if not self.elements:
+            return False
+        longest, is_odd = max(self.lengths), any(length % WORD_BYTES for length in self.lengths)
+        if self.apart:
+            return longest > (SHORT_ODD_APART if is_odd else SHORT_APART)
+        if not any(length % VECTOR_BYTES for length in self.lengths):
+            short = SHORT_VECTORS_OF_HALVES if self.are_half else SHORT_VECTORS
+        elif self.is_alone and not self.precise:
+            short = SHORT_LIGHT
+        elif is_odd:
+            short = SHORT_ODD
+        else:
+            short = SHORT_HIDDEN if self.hides and self.are_half else SHORT_BYTES
+        if longest <= short and sum(self.lengths) <= HELD_BYTES:
+            return False
+        if self.hides and self.are_half:
+            return longest <= LONG_PARTS * self.size
+        if not self.is_alone and (self.precise or self.are_half):
+            return longest <= LONG_BYTES_OF_SEVERAL
+        return longest <= LONG_BYTES
+
+    def choice(self) -> _Choice | None:
+        """What is fastest; None where kernels/rows.cu is."""
+        word = max(WORD_BYTES // self.size, 1)
+        unit = max(word, math.gcd(self.columns, VECTOR_BYTES // self.size))
+        is_of_words = unit * self.size == WORD_BYTES <= self.size and self.length > SINGLE_BYTES
+        stages = 1 if not self.is_alone or is_of_words else 2
+        limit = self._limit(stages)
+        team = self._team(unit, limit)
+        if self.apart and not (team and self._pitch(team, unit, limit)[1] <= MOST_CONFLICTS_APART):
+            unit = word
+            team = self._team(unit, limit)
+        if team is None or not self._have_enough(team.per_row):
+            return None
+        return _Choice(team, unit, stages, limit)
+
+    def tile(self, choice: _Choice) -> RowTile:
+        """The tile of such a choice."""
+        columns = self.columns
+        team, unit, stages, limit = choice
+        pitch = self._pitch(team, unit, limit)[0] if self.apart else 0
+        together = max(team.threads // team.per_row, self.least_rows)
+        times = max(min(TILE_BYTES, limit) // self.row_bytes // together, 1)
+        rows = together if self.apart else times * together
+        if team.per_row > 1:
+            rows = min(rows, MOST_ROWS)
+        of_row = {k: columns * own for k, own in self.elements.items()} | dict(self.numbers)
+        begins, end = placed(
+            {k: rows * length for k, length in of_row.items()}
+            | {k: columns * pitch * own for k, own in self.apart.items()}
+        )
+        parts = self._parts(unit, team.per_row)
+        few = self.are_long and not self.are_vectors
+        return RowTile(
+            rows=rows,
+            threads=team.threads,
+            threads_per_row=team.per_row,
+            unit=unit,
+            batch=_batch(columns // (unit * parts), team.per_row, unit, self.size, few),
+            paired=columns % unit != 0 and team.per_row == 1,
+            parts=parts,
+            stages=stages,
+            bytes=end,
+            begins=begins,
+            elements=tuple(self.elements),
+            numbers=tuple(self.numbers),
+            apart=tuple(self.apart),
+            pitch=pitch,
+        )
+
+    def _limit(self, stages: int) -> int:
+        """The bytes of a tile of so many in a block, at most."""
+        room = (BLOCK_BYTES - OTHER_BYTES - MOST_ROWS * self.kept) // stages - PADDING
+        return min(room, SINGLE_LIMIT if stages == 1 else TILE_LIMIT)
+
+    def _teams(self, threads: int, limit: int) -> list[TeamSize]:
+        """Those of a block of so many threads whose tiles fit, with the fewest for a row first."""
+        least = self.least_rows
+        return [
             TeamSize(threads, per_row)
             for per_row in THREADS_PER_ROW
-            if max(threads // per_row, whole) * row_bytes <= limit
-            and not (apart and threads // per_row < whole)
+            if max(threads // per_row, least) * self.row_bytes <= limit
+            and not (self.apart and threads // per_row < least)
         ]
-        for threads in (TILE_THREADS, SMALL_THREADS)
-    )
-    longest = columns if apart else LONG_HIDDEN_MULTIPLE if hides else LONG_MULTIPLE
-    team_of = partial(_team_size, columns, sizes, longest, usual, small)
-    pitch_of = partial(_pitch, columns, list(apart.values()), row_bytes, limit)
-    team = team_of(unit)
-    if apart and not (team and pitch_of(team, unit)[1] <= MOST_CONFLICTS_APART):
-        unit = word
-        team = team_of(unit)
-    if team is None:
-        return None
-    pitch = pitch_of(team, unit)[0] if apart else 0
-    odd = columns % unit != 0  # of half precision
-    paired = odd and team.per_row == 1
-    is_long = hides and columns >= LONG_HIDDEN
-    if is_long and not _is_tile_of_halves(columns, size, team.per_row):
-        return None
-    together = max(team.threads // team.per_row, whole)
-    times = max(min(TILE_BYTES, limit) // row_bytes // together, 1)
-    rows = together if apart else times * together
-    if team.per_row > 1:
-        rows = min(rows, MOST_ROWS)
-    of_row = {k: columns * own for k, own in elements.items()} | dict(numbers)
-    begins, end = placed(
-        {k: rows * length for k, length in of_row.items()}
-        | {k: columns * pitch * own for k, own in apart.items()}
-    )
-    parts = _parts(columns, unit, size, team.per_row)
-    few = is_long and columns * size % VECTOR_BYTES != 0
-    batch = _batch(columns // (unit * parts), team.per_row, unit, size, few)
-    return RowTile(
-        rows,
-        *team,
-        unit,
-        batch,
-        paired,
-        parts,
-        stages,
-        end,
-        begins,
-        tuple(elements),
-        tuple(numbers),
-        tuple(apart),
-        pitch,
-    )
 
+    def _team(self, unit: int, limit: int) -> TeamSize | None:
+        """The first team whose threads have few bank conflicts; None for no tiles.
 
-def _team_size(
-    columns: int,
-    sizes: Sequence[int],
-    longest: int,
-    usual: Sequence[TeamSize],
-    small: Sequence[TeamSize],
-    unit: int,
-) -> TeamSize | None:
-    """The first team whose threads have few bank conflicts; None for no tiles.
+        `unit`: the elements that a thread reads at once. `limit`: the bytes of a tile, at most.
+        """
+        columns, sizes = self.columns, self.sizes
+        usual = self._teams(TILE_THREADS, limit)
+        small = self._teams(SMALL_THREADS, limit)
+        longest = LONG_HIDDEN_MULTIPLE if self.hides else LONG_MULTIPLE
+        vectors = [columns * own / VECTOR_BYTES for own in sizes]
+        is_multiple = any(n % VECTORS_AT_ONCE == 0 for n in vectors)
+        is_long_multiple = is_multiple and columns > longest and not self.apart
+        if not usual or is_long_multiple or (is_multiple and len(sizes) > 1):
+            return None
+        teams = [*usual[:1], *small[:1], *usual[1:]]
+        odd = columns % unit != 0
+        if odd:
+            teams.sort(key=lambda team: team.per_row > 1)  # a thread alone reads pairs
+        fewest = usual[0].per_row
+        for team in teams:
+            per_row = team.per_row
+            if per_row > fewest and columns // (unit * per_row) < LEAST_UNITS:
+                continue
+            conflicts = max(_bank_conflicts(columns * own, unit * own, per_row) for own in sizes)
+            if (odd and per_row == 1) or conflicts <= MAX_BANK_CONFLICTS:
+                return team
+        is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
+        return usual[0] if is_vector_of_halves and fewest == 1 else None
 
-    `sizes`: the bytes of an element of each array. `longest`: the elements of the longest row that
-    is a multiple of VECTORS_AT_ONCE. `unit`: the elements that a thread reads at once.
-    """
-    vectors = [columns * own / VECTOR_BYTES for own in sizes]
-    is_multiple = any(n % VECTORS_AT_ONCE == 0 for n in vectors)
-    if not usual or (is_multiple and (len(sizes) > 1 or columns > longest)):
-        return None
-    teams = [*usual[:1], *small[:1], *usual[1:]]
-    odd = columns % unit != 0
-    if odd:
-        teams.sort(key=lambda team: team.per_row > 1)  # a thread alone reads pairs
-    fewest = usual[0].per_row
-    for team in teams:
-        per_row = team.per_row
-        if per_row > fewest and columns // (unit * per_row) < LEAST_UNITS:
-            continue
-        conflicts = max(_bank_conflicts(columns * own, unit * own, per_row) for own in sizes)
-        if (odd and per_row == 1) or conflicts <= MAX_BANK_CONFLICTS:
-            return team
-    is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
-    return usual[0] if is_vector_of_halves and fewest == 1 else None
+    def _have_enough(self, per_row: int) -> bool:
+        """Whether threads have so much of a long row that a tile is faster than rows.cu."""
+        if not self.are_long:
+            return True
+        if not self.are_half:
+            return False
+        if self.are_vectors:
+            return self.columns < LONG_HALVES
+        return LEAST_OF_LONG * per_row <= self.columns <= LONG_PARTS
 
+    def _pitch(self, team: TeamSize, unit: int, limit: int) -> tuple[int, int]:
+        """The elements from a column to the next one of arrays that lie apart; its bank conflicts.
 
-def _has_tiles(
-    lengths: Sequence[int], size: int, apart: bool, *, hides: bool, precise: bool
-) -> bool:
-    """Whether rows of so many bytes, of each array, are neither too short nor too long."""
-    is_odd = any(length % WORD_BYTES for length in lengths)
-    if apart:
-        return max(lengths) > (SHORT_ODD_APART if is_odd else SHORT_APART)
-    if not any(length % VECTOR_BYTES for length in lengths):
-        short = SHORT_VECTORS if size >= WORD_BYTES else SHORT_VECTORS_OF_HALVES
-    elif is_odd and (precise or len(lengths) > 1):
-        short = SHORT_ODD
-    elif precise or len(lengths) > 1:
-        short = SHORT_HIDDEN if hides and size < WORD_BYTES else SHORT_BYTES
-    else:
-        short = SHORT_LIGHT
-    is_short = max(lengths) <= short and sum(lengths) <= HELD_BYTES
-    if hides and size < WORD_BYTES:
-        longest = LONG_PARTS * size
-    elif len(lengths) > 1 and (precise or size < WORD_BYTES):
-        longest = LONG_BYTES_OF_SEVERAL
-    else:
-        longest = LONG_BYTES
-    return not is_short and max(lengths) <= longest
+        Those are of threads that read the first element of a unit each.
+        """
+        sizes, rows = list(self.apart.values()), team.threads // team.per_row
 
+        def conflicts(pitch: int) -> int:
+            conflicts = 0
+            for size in sizes:
+                words = []
+                for thread in range(BANKS):
+                    row, of_row = divmod(thread, team.per_row)
+                    words.append((of_row * unit * pitch + row) * size // WORD_BYTES)
+                conflicts = max(conflicts, bank_conflicts(words))
+            return conflicts
 
-def _pitch(
-    columns: int,
-    sizes: Sequence[int],
-    row_bytes: int,
-    limit: int,
-    team: TeamSize,
-    unit: int,
-) -> tuple[int, int]:
-    """The elements from a column to the next one of arrays that lie apart; its bank conflicts.
+        step = VECTOR_BYTES // min(sizes)  # any column may be copied by vectors
+        longest = rows + (limit - rows * self.row_bytes) // (self.columns * sum(sizes))
+        pitch = min(range(rows, min(rows + PADS * step, longest + 1), step), key=conflicts)
+        return pitch, conflicts(pitch)
 
-    Those are of threads that read the first element of a unit each.
-    """
-    rows = team.threads // team.per_row
+    def _parts(self, unit: int, per_row: int) -> int:
+        """In how many parts a thread reads a row, for no more than MAX_BANK_CONFLICTS.
 
-    def conflicts(pitch: int) -> int:
-        conflicts = 0
-        for size in sizes:
-            words = []
-            for thread in range(BANKS):
-                row, of_row = divmod(thread, team.per_row)
-                words.append((of_row * unit * pitch + row) * size // WORD_BYTES)
-            conflicts = max(conflicts, bank_conflicts(words))
-        return conflicts
-
-    step = VECTOR_BYTES // min(sizes)  # any column may be copied by vectors
-    longest = rows + (limit - rows * row_bytes) // (columns * sum(sizes))
-    pitch = min(range(rows, min(rows + PADS * step, longest + 1), step), key=conflicts)
-    return pitch, conflicts(pitch)
-
-
-def _is_tile_of_halves(columns: int, size: int, per_row: int) -> bool:
-    """Whether a row has a tile that is too long for one in float32, as it is of half precision."""
-    if size >= WORD_BYTES:
-        return False
-    if columns * size % VECTOR_BYTES == 0:
-        return columns < LONG_HALVES
-    return columns <= LONG_PARTS and columns >= LEAST_OF_LONG * per_row
+        That is one but for vectors of half precision: other rows have a team without more of them.
+        """
+        is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
+        conflicts = _bank_conflicts(self.length, unit * self.size, per_row)
+        if not is_vector_of_halves or conflicts <= MAX_BANK_CONFLICTS:
+            return 1
+        return math.gcd(self.columns // unit, VECTORS_AT_ONCE) // MAX_BANK_CONFLICTS
 
 
 def _bank_conflicts(row_bytes: int, unit_bytes: int, per_row: int) -> int:
@@ -314,18 +385,6 @@ def _bank_conflicts(row_bytes: int, unit_bytes: int, per_row: int) -> int:
         first = row * row_bytes + of_row * unit_bytes
         words += range(first // WORD_BYTES, (first + length - 1) // WORD_BYTES + 1)
     return bank_conflicts(words)
-
-
-def _parts(columns: int, unit: int, size: int, per_row: int) -> int:
-    """In how many parts a thread reads a row, for no more than MAX_BANK_CONFLICTS.
-
-    That is one but for vectors of half precision: other rows have a team without more of them.
-    """
-    is_vector_of_halves = unit > VECTOR_BYTES // WORD_BYTES
-    conflicts = _bank_conflicts(columns * size, unit * size, per_row)
-    if not is_vector_of_halves or conflicts <= MAX_BANK_CONFLICTS:
-        return 1
-    return math.gcd(columns // unit, VECTORS_AT_ONCE) // MAX_BANK_CONFLICTS
 
 
 def _batch(units: int, per_row: int, unit: int, size: int, few: bool) -> int:
