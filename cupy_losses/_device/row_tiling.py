@@ -31,10 +31,12 @@ SHORT_APART = 20
 SHORT_ODD_APART = 14
 LONG_BYTES = 1000  # of a row, where none does
 LONG_BYTES_OF_SEVERAL = 4000  # the same of several arrays, of a precise loss or of half precision
+LONG_HEAVY = 3300  # the same of one array of half precision, of a heavy loss, see RowMemory
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
 LONG_PARTS = 1250  # the same of other rows of half precision, of which each thread has as many as:
 LEAST_OF_LONG = 32
+LEAST_OF_HEAVY = 76  # the same of a heavy loss, of rows of more than LONG_BYTES
 
 # Threads that read units of rows at once wait for each other where they need different words of
 # the same bank of shared memory. With more conflicts a smaller block works on a tile, or more
@@ -42,6 +44,9 @@ LEAST_OF_LONG = 32
 # an order of its own, and cuda/kernels/rows.cu takes other rows.
 MAX_BANK_CONFLICTS = 2
 LEAST_UNITS = 4  # of a thread where more threads work on a row
+# Of odd rows of half precision: if a thread has fewer elements, and each thread can have a row of a
+# larger tile, that is faster.
+ENOUGH_OF_ODD = 40
 VECTORS_AT_ONCE = BANKS * WORD_BYTES // VECTOR_BYTES  # side by side in the banks
 # Elements; longer multiples of VECTORS_AT_ONCE are left to rows.cu.
 LONG_MULTIPLE = 64
@@ -50,13 +55,15 @@ LONG_HIDDEN_MULTIPLE = 128  # for losses that hide some
 # The tiles of a block, what is kept of MOST_ROWS and OTHER_BYTES fit into the shared memory of
 # every device. A block has two tiles, of which it loads one while it works on the other, or a
 # single one, which may be larger, while other blocks load theirs. A single one is faster for
-# several arrays, and for long rows of one array of which threads take words.
+# several arrays, for long rows of one array of which threads take words, for those of half
+# precision of a heavy loss, and where it alone has room for a row for each thread (ENOUGH_OF_ODD).
 TILE_THREADS = 128  # of a block
 SMALL_THREADS = 64  # of a smaller one
 TILE_BYTES = 20 << 10  # about as many, or the rows of a block at a time if they are longer
 TILE_LIMIT = 28 << 10  # at most
 SINGLE_LIMIT = 52 << 10  # the same of a single one
-SINGLE_BYTES = 380  # of a row of words; longer ones have a single tile
+HEAVY_LIMIT = 34 << 10  # the same of a heavy loss
+SINGLE_BYTES = 380  # of a row of words, or of a heavy loss; longer ones have a single tile
 BLOCK_BYTES = 64 << 10  # the shared memory of a block
 OTHER_BYTES = 3 << 10
 PADDING = 512  # bytes beside a tile
@@ -204,9 +211,22 @@ class _Rows:
         return len(self.lengths) == 1
 
     @property
+    def are_heavy(self) -> bool:
+        """Whether rows of half precision are of one array, and their loss is heavy."""
+        return self.are_half and self.is_alone and self.precise and not self.hides
+
+    @property
+    def are_long_and_heavy(self) -> bool:
+        """Whether heavy rows have a single tile."""
+        longest = LONG_BYTES if self.are_vectors else SINGLE_BYTES
+        return self.are_heavy and self.length > longest
+
+    @property
     def are_long(self) -> bool:
         """Whether rows are longer than those that have tiles in any case."""
-        return self.hides and self.columns >= LONG_HIDDEN
+        if self.hides:
+            return self.columns >= LONG_HIDDEN
+        return self.are_heavy and self.length > LONG_BYTES
 
     @cached_property
     def least_rows(self) -> int:
@@ -237,19 +257,29 @@ class _Rows:
             return longest <= LONG_PARTS * self.size
         if not self.is_alone and (self.precise or self.are_half):
             return longest <= LONG_BYTES_OF_SEVERAL
-        return longest <= LONG_BYTES
+        return longest <= (LONG_HEAVY if self.are_heavy else LONG_BYTES)
 
     def choice(self) -> _Choice | None:
         """What is fastest; None where kernels/rows.cu is."""
         word = max(WORD_BYTES // self.size, 1)
         unit = max(word, math.gcd(self.columns, VECTOR_BYTES // self.size))
         is_of_words = unit * self.size == WORD_BYTES <= self.size and self.length > SINGLE_BYTES
-        stages = 1 if not self.is_alone or is_of_words else 2
-        limit = self._limit(stages)
-        team = self._team(unit, limit)
+        stages = 1 if not self.is_alone or is_of_words or self.are_long_and_heavy else 2
+        limit, of_single = self._limit(stages), self._limit(1)
+        if self.are_long_and_heavy:
+            limit = min(limit, HEAVY_LIMIT)
+        # A smaller block took longer for these.
+        team = self._team(unit, limit, smaller=not self.are_long_and_heavy)
         if self.apart and not (team and self._pitch(team, unit, limit)[1] <= MOST_CONFLICTS_APART):
             unit = word
             team = self._team(unit, limit)
+        odd = self.columns % unit != 0  # of half precision
+        if odd and not (
+            team and (team.per_row == 1 or self.columns >= ENOUGH_OF_ODD * team.per_row)
+        ):
+            alone = self._team(unit, of_single)
+            if alone and alone.per_row == 1:
+                team, stages, limit = alone, 1, of_single
         if team is None or not self._have_enough(team.per_row):
             return None
         return _Choice(team, unit, stages, limit)
@@ -303,14 +333,15 @@ class _Rows:
             and not (self.apart and threads // per_row < least)
         ]
 
-    def _team(self, unit: int, limit: int) -> TeamSize | None:
+    def _team(self, unit: int, limit: int, smaller: bool = True) -> TeamSize | None:
         """The first team whose threads have few bank conflicts; None for no tiles.
 
         `unit`: the elements that a thread reads at once. `limit`: the bytes of a tile, at most.
+        `smaller`: the block may be a smaller one.
         """
         columns, sizes = self.columns, self.sizes
         usual = self._teams(TILE_THREADS, limit)
-        small = self._teams(SMALL_THREADS, limit)
+        small = self._teams(SMALL_THREADS, limit) if smaller else []
         longest = LONG_HIDDEN_MULTIPLE if self.hides else LONG_MULTIPLE
         vectors = [columns * own / VECTOR_BYTES for own in sizes]
         is_multiple = any(n % VECTORS_AT_ONCE == 0 for n in vectors)
@@ -334,6 +365,8 @@ class _Rows:
 
     def _have_enough(self, per_row: int) -> bool:
         """Whether threads have so much of a long row that a tile is faster than rows.cu."""
+        if self.are_long_and_heavy:
+            return self.columns >= (LEAST_OF_HEAVY if self.are_long else LEAST_OF_LONG) * per_row
         if not self.are_long:
             return True
         if not self.are_half:

@@ -22,9 +22,13 @@ from cupy_losses._api.public import prepare_of
 from cupy_losses._core.loss import Request
 from cupy_losses._device.row_team import HELD_BYTES
 from cupy_losses._device.row_tiling import (
+    HEAVY_LIMIT,
+    LEAST_OF_HEAVY,
     LEAST_OF_LONG,
+    LONG_BATCHES,
     LONG_BYTES,
     LONG_HALVES,
+    LONG_HEAVY,
     LONG_HIDDEN,
     LONG_HIDDEN_MULTIPLE,
     LONG_MULTIPLE,
@@ -72,12 +76,19 @@ LONG_CASES = [SMOOTHED, PROBABILITIES, *CASES[4:]]
 KEPT = 64  # bytes of a row of three sums in float32
 
 
+# Odd rows of half precision of which several threads would have too little.
+SINGLE_OF_ODD = [223, 225, 235, 255, 257, 277, 287, 289, 299, 319, 321, 383, 385]
+
+
 @pytest.mark.quick
 def test_tiles_follow_from_the_length_of_a_row() -> None:
     for size, precise in itertools.product((2, 4, 8), (False, True)):
         for columns in range(1, 4000):
             tile = row_tile(columns, size, {0: size}, {1: 8}, KEPT, precise=precise)
             length = columns * size
+            if precise and size == 2 and length > SINGLE_BYTES:
+                continue  # of heavy losses, see below
+            is_paired_alone = size == 2 and columns in SINGLE_OF_ODD
             short = 24 // (2 if length % 4 else 1) if precise else 8
             if length % 16 == 0:
                 short = 32 if size > 2 else 16
@@ -96,6 +107,7 @@ def test_tiles_follow_from_the_length_of_a_row() -> None:
             assert tile.rows % (tile.threads // tile.threads_per_row) == 0
             assert tile.threads_per_row == 1 or tile.rows <= MOST_ROWS
             has_one = size == 4 and length % 8 and length > SINGLE_BYTES
+            has_one = has_one or is_paired_alone
             assert tile.stages == (1 if has_one else 2)
             assert tile.rows * (length + 8) <= (SINGLE_LIMIT if has_one else TILE_LIMIT)
             assert tile.rows * length % 16 == 0
@@ -225,6 +237,48 @@ def test_long_rows_that_hide_elements_have_no_tiles() -> None:
             assert columns // tile.threads_per_row >= LEAST_OF_LONG
             longest[size] = columns
     assert longest == {2: LONG_PARTS, 4: 0}
+
+
+@pytest.mark.quick
+def test_odd_rows_of_which_several_threads_would_have_too_little() -> None:
+    """A thread has each of them in half precision, and a block one tile."""
+    for hides, precise in itertools.product((False, True), repeat=2):
+        kinds = {"hides": hides, "precise": precise}
+        tiles = {n: row_tile(n, 2, {0: 2}, {1: 8}, KEPT, **kinds) for n in range(1, LONG_PARTS, 2)}
+        for columns in SINGLE_OF_ODD:
+            tile = tiles[columns]
+            assert tile is not None
+            assert (tile.stages, tile.threads, tile.rows) == (1, SMALL_THREADS, SMALL_THREADS)
+            assert tile.paired
+            assert TILE_LIMIT < tile.rows * (2 * columns + 8) <= SINGLE_LIMIT
+        if hides or not precise:
+            single = [columns for columns, tile in tiles.items() if tile and tile.stages == 1]
+            assert single == SINGLE_OF_ODD
+
+
+@pytest.mark.quick
+def test_rows_of_heavy_losses() -> None:
+    """Long ones of half precision have a single tile, of one array alone; the longest of all."""
+    longest = {}
+    for columns in range(1, 2000):
+        length = 2 * columns
+        tile, other = (
+            row_tile(columns, 2, {0: 2}, {1: 8}, KEPT, precise=precise) for precise in (True, False)
+        )
+        if length <= SINGLE_BYTES or (length % 16 == 0 and length <= LONG_BYTES):
+            assert tile == other or length <= 24  # short rows have tiles if the loss is light
+        elif tile is not None:
+            longest[length % 16 == 0] = columns
+            assert tile.stages == 1
+            least = LEAST_OF_LONG if length <= LONG_BYTES else LEAST_OF_HEAVY
+            assert columns >= least * tile.threads_per_row
+            if tile.threads == TILE_THREADS:
+                assert tile.paired or tile.rows * (length + 8) <= HEAVY_LIMIT
+            else:
+                assert tile.paired
+            is_few = length > LONG_BYTES and length % 16
+            assert not is_few or tile.batch in LONG_BATCHES
+    assert longest == {False: LONG_HEAVY // 2, True: 1648}
 
 
 @pytest.mark.quick
@@ -436,7 +490,7 @@ def test_the_same_bits_on_any_device(case: RowCase, shape: tuple[int, int]) -> N
 
 @pytest.mark.parametrize(
     ("dtype", "columns"),
-    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 197, 333, 1025]),
+    levels.covering(3, ["bfloat16", "float16", "float64"], [21, 33, 121, 197, 257, 333, 1025]),
 )
 def test_dtypes(dtype: str, columns: int) -> None:
     """Units of two elements, rows of an odd and of an even number of them."""
@@ -452,8 +506,8 @@ def test_dtypes(dtype: str, columns: int) -> None:
 )
 def test_any_alignment(case: RowCase, dtype: str) -> None:
     """Operands that begin at different places of a vector, against those that are aligned."""
-    parts = [32] if dtype == "bfloat16" else []
-    for columns in (22, 23, 24, 60, 103, 129, *parts):
+    others = [32, 257] if dtype == "bfloat16" else []  # parts, and a single tile
+    for columns in (22, 23, 24, 60, 103, 129, *others):
         shape = 400 if columns < 30 else 140, columns  # more than one tile
         operands = case.draw(np.random.default_rng(6), shape, DTYPES[dtype])
         bits = []
@@ -599,7 +653,7 @@ def test_an_offset_cut_to_32_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("columns", "dtype", "smoothing"),
-    levels.covering(3, [9, 21, 64, 196, 333], ["bfloat16", "float16"], [0.0, 0.1]),
+    levels.covering(3, [9, 21, 64, 196, 257, 333, 850], ["bfloat16", "float16"], [0.0, 0.1]),
 )
 def test_terms_relative_to_that_of_the_class(columns: int, dtype: str, smoothing: float) -> None:
     """In half precision: where the others are far above it or below, in all threads or in one."""
