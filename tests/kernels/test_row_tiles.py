@@ -243,8 +243,10 @@ def test_long_rows_that_hide_elements_have_no_tiles() -> None:
 def test_odd_rows_of_which_several_threads_would_have_too_little() -> None:
     """A thread has each of them in half precision, and a block one tile."""
     for hides, precise in itertools.product((False, True), repeat=2):
-        kinds = {"hides": hides, "precise": precise}
-        tiles = {n: row_tile(n, 2, {0: 2}, {1: 8}, KEPT, **kinds) for n in range(1, LONG_PARTS, 2)}
+        tiles = {
+            columns: row_tile(columns, 2, {0: 2}, {1: 8}, KEPT, hides=hides, precise=precise)
+            for columns in range(1, LONG_PARTS, 2)
+        }
         for columns in SINGLE_OF_ODD:
             tile = tiles[columns]
             assert tile is not None
