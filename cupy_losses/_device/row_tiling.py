@@ -31,7 +31,9 @@ SHORT_APART = 20
 SHORT_ODD_APART = 14
 LONG_BYTES = 1000  # of a row, where none does
 LONG_BYTES_OF_SEVERAL = 4000  # the same of several arrays, of a precise loss or of half precision
-LONG_HEAVY = 3300  # the same of one array of half precision, of a heavy loss, see RowMemory
+# The same of one array of half precision, of a heavy loss, see RowMemory, where a row is no pairs of
+# vectors: of these gradients are faster by rows.cu.
+LONG_HEAVY = 3300
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
 LONG_PARTS = 1250  # the same of other rows of half precision, of which each thread has as many as:
@@ -257,7 +259,8 @@ class _Rows:
             return longest <= LONG_PARTS * self.size
         if not self.is_alone and (self.precise or self.are_half):
             return longest <= LONG_BYTES_OF_SEVERAL
-        return longest <= (LONG_HEAVY if self.are_heavy else LONG_BYTES)
+        are_pairs = self.length % (2 * VECTOR_BYTES) == 0
+        return longest <= (LONG_HEAVY if self.are_heavy and not are_pairs else LONG_BYTES)
 
     def choice(self) -> _Choice | None:
         """What is fastest; None where kernels/rows.cu is."""
