@@ -31,8 +31,8 @@ SHORT_APART = 20
 SHORT_ODD_APART = 14
 LONG_BYTES = 1000  # of a row, where none does
 LONG_BYTES_OF_SEVERAL = 4000  # the same of several arrays, of a precise loss or of half precision
-# The same of one array of half precision, of a heavy loss, see RowMemory, where a row is no pairs of
-# vectors: of these gradients are faster by rows.cu.
+# The same of one array of half precision, of a heavy loss, see RowMemory. Rows of pairs of vectors
+# are left to rows.cu, where their gradients are faster.
 LONG_HEAVY = 3300
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
