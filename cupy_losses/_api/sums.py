@@ -8,9 +8,10 @@ either, so that no part of a derivative is lost silently.
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -256,12 +257,15 @@ class Sum(_Restricted):
 
     def value(self) -> AnyArray:
         """The sum."""
-        with np.errstate(all="ignore"):
-            total, *others = [_times(term.value, factor) for term, factor in self._terms.items()]
+        first = next(iter(self._terms))
+        own = _Arithmetic(first.library)
+        with own.on_device_of(first.value):
+            total, *others = [own.times(term.value, by) for term, by in self._terms.items()]
             for part in others:
-                total = total + part
+                total = first.library.kept(total + part)
             if not _is(self._constant, 0.0):
-                total = _in_dtype(_wide(total) + self._constant, total)
+                wide = first.library.kept(own.wide(total) + self._constant)
+                total = own.in_dtype(wide, total)
         return np.asarray(total) if isinstance(total, np.generic) else total
 
     def gradient(self, number: int) -> AnyArray:
@@ -269,8 +273,9 @@ class Sum(_Restricted):
         total = None
         for term, factor in self._terms.items():
             if number in term.gradients:
-                part = _scaled(term.gradients[number], factor)
-                total = part if total is None else _added(total, part)
+                own = _Arithmetic(term.library)
+                part = own.scaled(term.gradients[number], factor)
+                total = part if total is None else own.added(total, part)
         if total is None:
             raise ValueError(f"the function has no loss of argument {number}")
         return total
@@ -330,7 +335,9 @@ class VariableLibrary(ArrayLibrary):
         for (_, variable), gradient in zip(variables, gradients, strict=True):
             number = variable.number
             known = by_number.get(number)
-            by_number[number] = gradient if known is None else _added(known, gradient)
+            if known is not None:
+                gradient = _Arithmetic(library).added(known, gradient)
+            by_number[number] = gradient
         return Sum(trace, {Term(library, value, by_number): 1.0})
 
     def run(
@@ -379,35 +386,54 @@ def _is(value: Any, number: float) -> bool:
     return isinstance(value, numbers.Real) and value == number
 
 
-def _times(value: AnyArray, factor: Any) -> AnyArray:
-    return value if _is(factor, 1.0) else _in_dtype(_wide(value) * factor, value)
+class _Arithmetic:
+    """Operators of a library on what its losses give, where no array gets lost.
 
+    A new array may be dropped for the next one while a graph is captured, whose replays use both.
+    """
 
-def _scaled(gradient: AnyArray, factor: Any) -> AnyArray:
-    """The gradient times a constant, in its own memory where that can be written to."""
-    if _is(factor, 1.0):
-        return gradient
-    with np.errstate(all="ignore"):
-        wide = _wide(gradient)
-        wide *= factor
-        return _in_dtype(wide, gradient)
+    def __init__(self, library: ArrayLibrary) -> None:
+        self._library = library
+        self._kept = library.kept
 
+    @contextlib.contextmanager
+    def on_device_of(self, array: AnyArray) -> Iterator[None]:
+        """A context in which they work on the device of an array, without NumPy's warnings."""
+        with self._library.on_device_of(array), np.errstate(all="ignore"):
+            yield
 
-def _added(total: AnyArray, part: AnyArray) -> AnyArray:
-    with np.errstate(all="ignore"):
-        total += part
-    return total
+    def times(self, value: AnyArray, factor: Any) -> AnyArray:
+        """The value times a constant."""
+        self._kept(value)
+        if _is(factor, 1.0):
+            return value
+        return self.in_dtype(self._kept(self.wide(value) * factor), value)
 
+    def scaled(self, gradient: AnyArray, factor: Any) -> AnyArray:
+        """The gradient times a constant, in its own memory where that can be written to."""
+        if _is(factor, 1.0):
+            return gradient
+        with self.on_device_of(gradient):
+            wide = self.wide(gradient)
+            wide *= factor
+            return self.in_dtype(wide, gradient)
 
-def _wide(array: AnyArray) -> AnyArray:
-    """Half precision as float32: a factor may be out of its range while the product is not."""
-    if dtype_name(array.dtype) not in ("float16", "bfloat16"):
-        return array
-    return array.float() if hasattr(array, "float") else array.astype("float32")
+    def added(self, total: AnyArray, part: AnyArray) -> AnyArray:
+        """The sum, in the memory of the first one."""
+        with self.on_device_of(total):
+            total += self._kept(part)
+        return total
 
+    def wide(self, array: AnyArray) -> AnyArray:
+        """Half precision as float32: a factor may be out of its range while the product is not."""
+        if dtype_name(array.dtype) not in ("float16", "bfloat16"):
+            return array
+        self._kept(array)
+        return self._kept(array.float() if hasattr(array, "float") else array.astype("float32"))
 
-def _in_dtype(array: AnyArray, like: AnyArray) -> AnyArray:
-    """An array in the dtype of another one of its library."""
-    if array.dtype == like.dtype:
-        return array
-    return array.to(like.dtype) if hasattr(array, "to") else array.astype(like.dtype)
+    def in_dtype(self, array: AnyArray, like: AnyArray) -> AnyArray:
+        """An array in the dtype of another one of its library."""
+        if array.dtype == like.dtype:
+            return array
+        made = array.to(like.dtype) if hasattr(array, "to") else array.astype(like.dtype)
+        return self._kept(made)

@@ -10,6 +10,7 @@ from .._core.cache import keep
 from .._core.dtypes import FLOATING, dtype_name
 from .._core.loss import Call, Request
 from .._core.types import AnyArray
+from .._libraries.registry import keep_for_graphs
 from . import check, compiled
 from .argnums import check_distinct, check_reduced, numbers_of, operands_of
 from .prepared import Result
@@ -193,7 +194,9 @@ def grad(loss: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
 
 def _second(both: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The second one of two results."""
-    return both(*args, **kwargs)[1]
+    first, second = both(*args, **kwargs)
+    keep_for_graphs(first)
+    return second
 
 
 def _by_position(number: int, count: int) -> int:

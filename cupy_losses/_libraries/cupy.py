@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .._core.dtypes import DTYPES, item_size, numpy_dtype
@@ -14,7 +15,7 @@ from .._core.shapes import ArraySpec
 from .._core.types import AnyArray
 from .._device import driver, engine
 from .._device.library import Allocator
-from .registry import ArrayLibrary, Locatable, register
+from .registry import ArrayLibrary, Locatable, Sample, register
 
 _VIEWED = DTYPES.keys() - {"bfloat16"}
 
@@ -29,6 +30,9 @@ class CupyLibrary(ArrayLibrary):
     def __init__(self) -> None:
         self._cupy = driver.require_gpu()
         self._cuda = self._cupy.cuda
+        self._is_capturing = driver.capture_query()
+        # What replays of graphs use, of which CuPy's pool knows nothing. Nor is it known when a
+        # graph is gone: it stays until the process ends.
         self._captured: list[Any] = []
         self.current_device = self._cuda.runtime.getDevice
 
@@ -67,8 +71,24 @@ class CupyLibrary(ArrayLibrary):
 
     def one(self, like: AnyArray) -> AnyArray:
         """The number 1."""
-        with self.use_device(self.device(like)):
-            return self._cupy.full((), 1, like.dtype)
+        with self.on_device_of(like):
+            return self.kept(self._cupy.full((), 1, like.dtype))
+
+    @contextlib.contextmanager
+    def samples(self, operands: Sequence[AnyArray]) -> Iterator[Iterable[Sample]]:
+        """The operands, in a context in which they are read on their device."""
+        with self.on_device_of(operands[0]):
+            yield [((), operands)]
+
+    def on_device_of(self, array: AnyArray) -> Any:
+        """CuPy's operators work on the current device, whatever the arrays are on."""
+        return self.use_device(self.device(array))
+
+    def kept(self, array: AnyArray) -> AnyArray:
+        """An array, kept where replays of a graph that is captured now will use it."""
+        if self._is_capturing(self.stream(self.device(array))):
+            self._captured.append(array)
+        return array
 
     def evaluate(self, call: Call, operands: Sequence[AnyArray]) -> AnyArray:
         """The loss."""
@@ -128,7 +148,5 @@ class CupyLibrary(ArrayLibrary):
     ) -> tuple[Any, int]:
         memory = self._cuda.alloc(size)
         if is_captured:
-            # A replay of the graph will use it again, and CuPy's pool knows nothing of that. Nor is
-            # it known when the graph is gone: it stays until the process ends.
             self._captured.append(memory)
         return memory, int(memory.ptr)

@@ -99,6 +99,14 @@ class ArrayLibrary(ABC):
         """The samples of a batch, where one is hidden in the operands; nothing is recorded."""
         yield [((), operands)]
 
+    def on_device_of(self, array: AnyArray) -> contextlib.AbstractContextManager[Any]:
+        """A context in which the library's own operators work on the device of an array."""
+        return contextlib.nullcontext()
+
+    def kept(self, array: AnyArray) -> AnyArray:
+        """An array that the caller does not see, kept where replays of a graph will use it."""
+        return array
+
     @property
     def computing(self) -> ArrayLibrary:
         """The library whose arrays it computes on."""
@@ -155,6 +163,13 @@ def library_of(name: str, array: AnyArray, first: AnyArray = None) -> ArrayLibra
     """The library of one array, which errors name; `first` is the first operand of the loss."""
     known = _library_of.get(type(array))
     return _meet(name, array, first) if known is None else known(array)
+
+
+def keep_for_graphs(result: AnyArray) -> None:
+    """Keep a result that the caller does not see, where replays of a graph will use it."""
+    known = _library_of.get(type(result))
+    if known is not None:
+        known(result).kept(result)
 
 
 # Errors of torch for a tensor that cannot be shared; others of this kind are of the device.

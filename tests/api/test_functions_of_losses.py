@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -27,6 +28,7 @@ from cupy_losses import (
     triplet_margin_with_distance_loss,
     value_and_grad,
 )
+from cupy_losses._libraries.numpy import NumpyLibrary
 
 from ..tables.arrays import DTYPES, Library
 
@@ -432,3 +434,58 @@ def test_what_a_transform_makes_has_the_signature_of_its_loss() -> None:
             assert inspect.signature(made) == inspect.signature(loss)
     signature = inspect.signature(value_and_grad(elastic))
     assert signature == inspect.signature(elastic)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_no_array_gets_lost(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """A library keeps what its operators make and drop, on the device of what they work on."""
+    kept: list[Array] = []
+    inside: list[Array] = []
+
+    @contextlib.contextmanager
+    def on_device_of(library: Any, array: Array) -> Iterator[None]:
+        inside.append(array)
+        yield
+        inside.pop()
+
+    def keeping(library: Any, array: Array) -> Array:
+        kept.append(array)
+        return array
+
+    class Watched(np.ndarray):
+        """Arrays that work on their device alone."""
+
+        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+            assert inside
+            plain = [x.view(np.ndarray) if isinstance(x, Watched) else x for x in inputs]
+            out = options.pop("out", ())
+            if out:
+                options["out"] = tuple(x.view(np.ndarray) for x in out)
+            made = getattr(ufunc, method)(*plain, **options)
+            return out[0] if out else np.asarray(made).view(Watched)
+
+    run = NumpyLibrary.run
+
+    def running(library: Any, *arguments: Any) -> list[Array]:
+        results: list[Any] = run(library, *arguments)
+        made.extend(x.view(Watched) for x in results)
+        return made[-len(results) :]
+
+    made: list[Array] = []
+    monkeypatch.setattr(NumpyLibrary, "run", running)
+    monkeypatch.setattr(NumpyLibrary, "kept", keeping)
+    monkeypatch.setattr(NumpyLibrary, "on_device_of", on_device_of)
+    x, y = np.random.default_rng(0).standard_normal((2, 7)).astype(dtype)
+    value, gradient = value_and_grad(elastic)(x, y, np.zeros(7, dtype))
+    expected = by_hand(x.astype(float), y.astype(float))
+    np.testing.assert_allclose(float(value), expected[0], rtol=4 * np.finfo(dtype).eps)
+    rtol = 8 * np.finfo(dtype).eps
+    np.testing.assert_allclose(np.asarray(gradient), expected[1], rtol=rtol, atol=rtol)
+    given_back = [id(value), id(gradient)]
+    known = {id(array) for array in kept} | {id(array.base) for array in kept}
+    lost = [x for x in made if id(x) not in known and id(x) not in given_back]
+    assert lost == []
+    monkeypatch.setattr(NumpyLibrary, "run", run)
+    before = len(kept)
+    grad(mse_loss)(x, y)
+    assert [array.shape for array in kept[before:]] == [()]

@@ -15,9 +15,10 @@ from cupy_losses._device import engine, workspace
 from cupy_losses._libraries import torch as torch_library
 from cupy_losses._torch import inductor
 
+from .waiting import without_waiting
+
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # torch's own, of its memory
     pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
 ]
@@ -146,12 +147,8 @@ def test_transforms_do_not_wait_for_the_device() -> None:
     samples = x.detach().float().reshape(50, 10, 1000)
     targets = target.reshape(50, 10)
     vmap(grad(cross_entropy))(samples, targets)  # compiles
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         got = vmap(grad(cross_entropy))(samples, targets)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     expected = torch.stack(
         [grad(cross_entropy)(*each) for each in zip(samples, targets, strict=True)]
     )

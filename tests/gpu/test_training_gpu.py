@@ -15,7 +15,16 @@ import pytest
 import torch
 
 import cupy_losses
-from cupy_losses import cross_entropy, mse_loss, nn, triplet_margin_loss, value_and_grad
+from cupy_losses import (
+    binary_cross_entropy,
+    check_values,
+    cross_entropy,
+    l1_loss,
+    mse_loss,
+    nn,
+    triplet_margin_loss,
+    value_and_grad,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -398,6 +407,27 @@ def test_cupy_arrays_of_the_second_gpu() -> None:
     for one, other in zip(got, expected, strict=True):
         assert one.device.id == 1
         assert np.array_equal(cupy.asnumpy(one), cupy.asnumpy(other))
+
+
+@two_gpus
+@pytest.mark.usefixtures("first_device")
+def test_sums_of_losses_on_the_second_gpu() -> None:
+    """What CuPy adds up there, too, in order after the losses; values are checked there."""
+    import cupy
+
+    hosts = [np.random.default_rng(k).normal(size=30_000_007).astype(np.float32) for k in range(2)]
+    both = value_and_grad(lambda x, y: 0.5 * mse_loss(x, y) + 3 * l1_loss(x, y) + 1.0)
+    expected = both(*map(cupy.asarray, hosts))
+    with cupy.cuda.Device(1):
+        arrays = [cupy.asarray(host) for host in hosts]
+        unlikely = cupy.full(7, 2.0, cupy.float32)
+    got = both(*arrays)
+    assert cupy.cuda.Device().id == 0
+    for one, other in zip(got, expected, strict=True):
+        assert one.device.id == 1
+        assert np.array_equal(cupy.asnumpy(one), cupy.asnumpy(other))
+    with check_values(), pytest.raises(ValueError, match="is 2"):
+        binary_cross_entropy(unlikely, unlikely)
 
 
 @two_gpus
