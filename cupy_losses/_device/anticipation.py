@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 from .._core.outputs import Output
 from .._core.shapes import ArraySpec
 from .._core.types import AnyArray
+from . import driver
 from .launch import Chooser, Parameters
 from .library import PER_THREAD_STREAM, DeviceLibrary
 
 SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/reduction.cuh
-COUNTED_OFFSET = 16  # where its number COUNTED lies
+USED_OFFSET, COUNTED_OFFSET = 8, 16  # where its numbers USED and COUNTED lie
 SLOTS = 32  # of a block of memory, 1 KiB
 
 _of_graphs: dict[int, Any] = {}  # memory that a replay may use at any time, by its id
@@ -141,9 +142,9 @@ class Waiting:
     def finish(self, operands: Sequence[AnyArray], grad_output: AnyArray) -> bool:
         """Make the gradients those for grad_output; False where they must be computed elsewhere.
 
-        That is so on another stream, or one that may be another thread's, with operands that a hook
-        has moved, and where only one of the two passes is captured in a graph, whose replays would
-        not find what the other one did.
+        That is so on another stream, or one that may be another thread's, with a grad_output or the
+        current device elsewhere, with operands that a hook has moved, and where only one of the two
+        passes is captured in a graph, whose replays would not find what the other one did.
         """
         start, choose, _, library, device, strided, is_capturing = self._again
         stream = library.stream(device)
@@ -151,6 +152,8 @@ class Waiting:
         if (
             stream != self._stream
             or stream == PER_THREAD_STREAM
+            or library.device(grad_output) != device
+            or library.current_device() != device
             or [*map(address, operands)] != self._pointers
             # What a hook copies is contiguous, and may lie where the original was.
             or (strided and [*map(library.spec, operands[: len(strided)])] != strided)
@@ -159,6 +162,9 @@ class Waiting:
             return False
         later = address(grad_output), self._slot + COUNTED_OFFSET
         start(stream, *self._numbers, choose([*self._addresses, *later]))
+        if self._is_captured:
+            # The gradients are those for grad_output now, also for a second replay of this.
+            driver.copy(self._slot + USED_OFFSET, self._slot, USED_OFFSET, stream)
         return True
 
     def __del__(self, insort: Callable[[list[int], int], None] = insort) -> None:

@@ -280,6 +280,12 @@ def memory_to_keep(size: int, stream: int) -> int:
     return int(cupy().cuda.runtime.mallocAsync(size, stream))
 
 
+def copy(target: int, source: int, size: int, stream: int) -> None:
+    """Copy memory of the current device in stream order."""
+    runtime = cupy().cuda.runtime
+    runtime.memcpyAsync(target, source, size, runtime.memcpyDeviceToDevice, stream)
+
+
 def memset() -> Any:
     """The function that sets memory in stream order: address, value, size in bytes, stream."""
     return cupy().cuda.runtime.memsetAsync

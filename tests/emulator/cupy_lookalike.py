@@ -394,17 +394,30 @@ def _runtime(device: Device) -> ModuleType:
         setDevice=set_device,
         mallocAsync=malloc,
         memsetAsync=_memset,
+        memcpyAsync=_memcpy,
+        memcpyDeviceToDevice=3,
         streamIsCapturing=lambda stream: device.capturing,
         runtimeGetVersion=lambda: 12090,
     )
 
 
 def _memset(address: int, value: int, size: int, stream: int) -> None:
+    _check_region(address, size, writable=True)
+    ctypes.memset(address, value, size)
+
+
+def _memcpy(target: int, source: int, size: int, kind: int, stream: int) -> None:
+    _check_region(target, size, writable=True)
+    _check_region(source, size, writable=False)
+    ctypes.memmove(target, source, size)
+
+
+def _check_region(address: int, size: int, *, writable: bool) -> None:
     for region in (allocation.region for allocation in memory.live(current.device)):
-        if region.begin <= address and address + size <= region.end and region.writable:
-            ctypes.memset(address, value, size)
+        inside = region.begin <= address and address + size <= region.end
+        if inside and (region.writable or not writable):
             return
-    raise EmulatorError(f"memsetAsync of {size} bytes that belong to no array")
+    raise EmulatorError(f"{size} bytes at {address:#x} that belong to no array")
 
 
 def _device_class(device: Device) -> type:

@@ -266,6 +266,20 @@ def test_graphs_of_each_pass() -> None:
         assert same(backward(value, input, factor), wanted[factor])
 
 
+def test_a_second_replay_of_the_backward_pass() -> None:
+    """With another grad_output, and then with the one that the forward pass has anticipated."""
+    loss, input = problem("mse")
+    wanted = {factor: expected(loss, input, factor) for factor in (1.0, 2.0)}
+    sample = input.detach().clone().requires_grad_()
+    graphed: Any = torch.cuda.make_graphed_callables(loss, (sample,))
+    for factors in ((2.0, 1.0), (2.0, 1.0), (1.0, 2.0, 1.0)):
+        value = graphed(input)
+        for factor in factors:
+            given = factor_like(value, factor)
+            (found,) = torch.autograd.grad(value, input, given, retain_graph=True)
+            assert same(found, wanted[factor])
+
+
 def test_operands_that_a_hook_moves() -> None:
     loss, input = problem("mse")
     wanted = expected(loss, input, 0.3)

@@ -477,6 +477,31 @@ def test_capture_in_a_graph(device: Device, is_warm: bool) -> None:
         assert anticipation._of_graphs[id(slots._memory)] is slots._memory
 
 
+def test_a_backward_pass_in_a_graph_that_is_replayed_twice(device: Device) -> None:
+    """Each replay gives the gradients for its own grad_output, also that which was anticipated."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    device.capturing = True
+    _, (gradient,), captured = calls.forward()
+    for factor in (1.0, 2.0, 1.0, 3.0, 3.0):
+        calls.backward([gradient], captured, factor, np.float32)
+        device.capturing = False
+        assert same(gradient.get(), calls.vjp(factor, np.float32)[0])
+        device.capturing = True
+
+
+def test_a_grad_output_elsewhere(device: Device) -> None:
+    """On the host, or another device is current: the gradients are computed by another call."""
+    calls = Calls(device, mse_loss, pair(np.float32, 100))
+    _, _, waiting = calls.forward()
+    grad_output = calls.grad_output(2.0, np.float32)
+    library: Any = calls.library
+    for name, elsewhere in (("device", lambda array: -1), ("current_device", lambda: 1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, name, elsewhere)
+            assert not waiting.finish(calls.operands, grad_output)
+    assert waiting.finish(calls.operands, grad_output)
+
+
 def test_a_plan_that_is_forgotten_serves_the_calls_that_wait(device: Device) -> None:
     calls = Calls(device, mse_loss, pair(np.float32, 100))
     _, gradient, waiting = anticipated(calls)
