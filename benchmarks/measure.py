@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import statistics
 import subprocess
 import sys
@@ -118,8 +119,20 @@ def gradients(loss: Callable[..., Any], leaves: Sequence[Any], others: Sequence[
     return torch.autograd.grad(loss(*leaves, *others), leaves)
 
 
+def check_autograd(loss: Loss, operands: Sequence[Any], found: Sequence[Any]) -> None:
+    """Raise unless autograd's gradients have the bits of those that were checked."""
+    leaves = [x.detach().requires_grad_() for x in operands[: len(found)]]
+    for own, checked in zip(gradients(loss, leaves, operands[len(found) :]), found, strict=True):
+        assert torch.equal(own, checked)
+
+
 def ulps(values: Any, exact: Any) -> float:
-    """The largest distance from the rounded float64 result, in units of the last place."""
+    """The largest distance from the rounded float64 result, in units of the last place.
+
+    Raises:
+        AssertionError: If one of them alone is NaN.
+
+    """
     info = torch.finfo(values.dtype)
     rounded = exact.to(values.dtype).double()
     smallest = torch.frexp(torch.tensor(info.smallest_normal, dtype=torch.float64))[1].item()
@@ -128,7 +141,9 @@ def ulps(values: Any, exact: Any) -> float:
         torch.full_like(rounded, info.eps), exponent - 1
     )
     same = values.double() == rounded  # infinities of a float16 sum
-    return float(distance.masked_fill(same, 0).max())
+    largest = float(distance.masked_fill(same, 0).max())
+    assert not math.isnan(largest), "a NaN, which has no distance"
+    return largest
 
 
 def error_in_ulps(value: Any, exact: float) -> float:

@@ -24,7 +24,7 @@ from cupy_losses._commands.peers import cross_entropy_of
 from cupy_losses._core.dtypes import dtype_name
 from tests.tables.rows import ROWS, RowCase
 
-from .measure import Peers, Works, compiled, error_in_ulps, gradients
+from .measure import Peers, Works, check_autograd, compiled, error_in_ulps, gradients
 
 Tensor = Any
 Shape = tuple[int, ...]  # rows and the elements of each; of cross_entropy also (N, C, d...)
@@ -321,7 +321,9 @@ def _check_gradients(
     divisor = 1 if reduction == "sum" else problem.divisor(operands)
     both = value_and_grad(problem.ours, tuple(range(problem.leaves)))
     value, found = both(*operands, reduction=reduction)
-    assert value == problem.ours(*operands, reduction=reduction)
+    loss = functools.partial(problem.ours, reduction=reduction)
+    assert value == loss(*operands)
+    check_autograd(loss, operands, found)
     middle = problem.shape[0] // 2
     for few in (slice(0, sample), slice(middle, middle + sample), slice(-sample, None)):
         part = [x.cpu() for x in _doubles(operands, few)]

@@ -2,7 +2,8 @@
 
     python -m benchmarks.run --output benchmarks/results/NAME.json [--only SECTION …]
 
-Every result is checked against float64 before it is timed. Kernels are timed by device events
+Every result of this package is checked against float64 before it is timed, those of peers in
+benchmarks/sweep.py alone. Kernels are timed by device events
 (median of RUNS, after warm-up) on inputs far larger than the cache, redrawn for each problem, with
 errors on both sides of every kink; call overhead by the host's clock over thousands of calls. All
 peers are measured in the same run. Bytes: every input element read once, every gradient element
@@ -42,6 +43,7 @@ from .measure import (
     Peers,
     Works,
     beside_torch,
+    check_autograd,
     environment,
     error_in_ulps,
     forward_works,
@@ -139,6 +141,7 @@ def _bandwidth_of(name: str, dtype: Any, seed: int) -> dict[str, Any]:
     error = error_in_ulps(value, exact_mean(name, input, target))
     assert error <= 1, (name, dtype, error)
     check_gradient(name, input, target, gradient)
+    check_autograd(ours, [input, target], [gradient])
 
     works: Works = {
         "copy_ms": lambda: gradient.copy_(input),
@@ -201,6 +204,7 @@ def _loss(row: table.Row, shape: tuple[int, int], dtype: Any, seed: int) -> dict
         torch.testing.assert_close(
             gradient[first : first + 8].double(), expected, rtol=rtol, atol=1e-6 / divisor
         )
+    check_autograd(ours, operands, [gradient])
     del gradient, part, expected
 
     times = in_turn(forward_works(peers, operands))
@@ -269,6 +273,7 @@ def _order(
             torch.testing.assert_close(
                 gradient[part].double(), sign * exact, rtol=rounding, atol=1e-30
             )
+    check_autograd(ours, [input, target], [slope])
     del slope, slopes, exact, gradient
 
     times = in_turn(
@@ -398,6 +403,10 @@ def small() -> dict[str, Any]:
     leaf = input.clone().requires_grad_()
     arrays = [cupy.from_dlpack(x) for x in (input, target)]
     ours, eager = cupy_losses.mse_loss, F.mse_loss
+    value, gradient = value_and_grad(ours)(input, target)
+    assert error_in_ulps(value, exact_mean("mse_loss", input, target)) <= 2
+    check_gradient("mse_loss", input, target, gradient)
+    check_autograd(ours, [input, target], [gradient])
     from cupy_losses._libraries.torch import Exporter
 
     result: dict[str, Any] = {"elements": 1024}
@@ -525,6 +534,7 @@ def scaling() -> list[dict[str, Any]]:
         value, gradient = value_and_grad(cupy_losses.mse_loss)(input, target)
         error = error_in_ulps(value, exact_mean("mse_loss", input, target))
         assert error <= (1 if size >= 4096 else 2), (size, error)
+        check_gradient("mse_loss", input, target, gradient)
         del gradient
         runs = 5 if exponent > 30 else RUNS
         loss = cupy_losses.mse_loss

@@ -1,6 +1,7 @@
 """Measure the tuning constants of losses over rows on this GPU; write the results, print a table.
 
-    python -m benchmarks.tune --output benchmarks/results/NAME.json [--constant NAME …] [--quick]
+    python -m benchmarks.tune --output benchmarks/results/NAME.json [--quick]
+        [--constant MODULE.NAME …]
 
 A constant decides who works on a row; it stands in the module of its plan, with what it does. Each
 takes some values, the one in use among them, with the shapes that it matters for: cross_entropy of
@@ -59,6 +60,11 @@ class Constant:
     classes: Sequence[int] = ()
     strided: bool = False
     losses: Sequence[str] = ()  # those with options that are measured in place of the plain one
+
+    @property
+    def label(self) -> str:
+        """Its name, with that of its module, as others may have the same."""
+        return f"{self.module.__name__.rpartition('.')[2]}.{self.name}"
 
     @property
     def in_use(self) -> int:
@@ -183,15 +189,15 @@ def summary(results: Sequence[dict[str, Any]], in_use: int) -> dict[str, tuple[f
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune")
-    names = [constant.name for constant in CONSTANTS]
+    labels = [constant.label for constant in CONSTANTS]
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--constant", nargs="+", choices=names, default=names)
+    parser.add_argument("--constant", nargs="+", choices=labels, default=labels)
     parser.add_argument("--quick", action="store_true", help="two shapes of each constant")
     chosen = parser.parse_args()
     results: dict[str, Any] = {"environment": environment(), "constants": {}}
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{'constant':20} {'value':>9} {'mean':>6} {'worst':>6}")
-    for constant in (constant for constant in CONSTANTS if constant.name in chosen.constant):
+    print(f"{'constant':38} {'value':>9} {'mean':>6} {'worst':>6}")
+    for constant in (constant for constant in CONSTANTS if constant.label in chosen.constant):
         values = sorted({*constant.values, constant.in_use})
         of_constant: list[dict[str, Any]] = []
         for dtype in DTYPES:
@@ -199,12 +205,12 @@ def main() -> None:
             for problem in problems[: QUICK if chosen.quick else None]:
                 of_constant.append(measure(constant, problem, problem.draw(0), values))
                 torch.cuda.empty_cache()
-                print(f"{constant.name} {problem.shape} {dtype}", file=sys.stderr)
-        results["constants"][constant.name] = {"in_use": constant.in_use, "times": of_constant}
+                print(f"{constant.label} {problem.shape} {dtype}", file=sys.stderr)
+        results["constants"][constant.label] = {"in_use": constant.in_use, "times": of_constant}
         chosen.output.write_text(json.dumps(results, indent=2) + "\n")
         for value, (mean, worst) in summary(of_constant, constant.in_use).items():
             mark = "  in use" if value == str(constant.in_use) else ""
-            print(f"{constant.name:20} {value:>9} {mean:6.3f} {worst:6.3f}{mark}")
+            print(f"{constant.label:38} {value:>9} {mean:6.3f} {worst:6.3f}{mark}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import itertools
@@ -20,6 +21,7 @@ import cupy_losses
 from benchmarks import host, losses, measure, picture, report, rows, sweep, tune
 from benchmarks.formulas import in_torch
 from benchmarks.losses import ROWS, Row
+from cupy_losses._device import engine
 
 from ..tables.losses import LOSSES
 from ..tables.rows import ROWS as ROW_CASES
@@ -317,9 +319,27 @@ def fails(*operands: Any) -> Any:
     raise ValueError("no such class count\nand more")
 
 
-@pytest.mark.parametrize("constant", tune.CONSTANTS, ids=lambda constant: constant.name)
+def test_tuning_constants_are_read_where_they_are() -> None:
+    """Plans see a value that is set: no other module has a copy."""
+    assert len({constant.label for constant in tune.CONSTANTS}) == len(tune.CONSTANTS)
+    folder = Path(engine.__file__).parent
+    read: set[str] = set()
+    imported: set[str] = set()
+    for file in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                read.add(f"{file.stem}.{node.id}")
+            elif isinstance(node, ast.ImportFrom):
+                imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    labels = {constant.label for constant in tune.CONSTANTS}
+    assert labels <= read
+    assert "row_tiling.TILE_SEGMENTS" in imported
+    assert not labels & imported
+
+
+@pytest.mark.parametrize("constant", tune.CONSTANTS, ids=lambda constant: constant.label)
 def test_tuning_constants(constant: tune.Constant) -> None:
-    """One that is in use is among the values; plans see the others, and then that again."""
+    """One that is in use is among the values; the others are set, and then that again."""
     in_use = constant.in_use
     assert in_use in constant.values
     assert len(set(constant.values)) == len(constant.values) > 1
