@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,14 @@ from cupy_losses._device import sources
 from .. import emulator
 from ..tools import mutation
 from ..tools.mutation import (
+    DENOMINATOR_FILE,
     FILES,
+    GATHERED_FILE,
+    MULTILABEL_FILES,
     RULES,
     SHARED_FILES,
+    STRIDED_FILES,
+    STRIDED_TILE_FILES,
     emulated,
     equivalence,
     mutants,
@@ -144,9 +150,22 @@ def test_report_runs_nothing(
 
 @pytest.mark.exhaustive
 @pytest.mark.release
-def test_the_battery_passes_without_a_bug() -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        SHARED_FILES,
+        STRIDED_FILES,
+        STRIDED_TILE_FILES,
+        MULTILABEL_FILES,
+        (GATHERED_FILE,),
+        (DENOMINATOR_FILE,),
+    ],
+    ids=lambda files: files[0],
+)
+def test_batteries_pass_without_a_bug(files: Sequence[str]) -> None:
+    """One file of all that the same batteries look at; of SHARED_FILES those of TILE_FILES too."""
     emulator.require()
-    first = next(mutants(SHARED_FILES))  # both batteries
+    first = next(mutants(files))
     unchanged = replace(first, after=first.before)
     assert run([unchanged]) == {unchanged: "survived"}
 

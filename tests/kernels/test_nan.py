@@ -51,6 +51,7 @@ class Problem(NamedTuple):
     operands: list[Host]
     wanted: tuple[int, ...]
     options: dict[str, Any]
+    of_table: Callable[[list[Host]], Host]  # the losses, of the operands
 
     def with_nan(self) -> Iterator[Problem]:
         """The same with some NaN in one operand of numbers after another."""
@@ -70,7 +71,15 @@ def of_elements(case: Case) -> Problem:
     has_torch = case.of_torch and case.name != "binary_cross_entropy"
     function = case.torch if has_torch else None
     wanted = tuple(range(len(operands)))
-    return Problem(str(case), case.loss, function, operands, wanted, case.parameters)
+    return Problem(
+        str(case),
+        case.loss,
+        function,
+        operands,
+        wanted,
+        case.parameters,
+        lambda operands: case.value(*(x.astype(np.longdouble) for x in operands)),
+    )
 
 
 def of_rows(case: RowCase) -> Problem:
@@ -81,7 +90,15 @@ def of_rows(case: RowCase) -> Problem:
     }
     operands = [drawn[name] for name in case.positional]
     wanted = tuple(case.positional.index(name) for name in case.differentiable)
-    return Problem(str(case), case.loss, case.torch, operands, wanted, options)
+    return Problem(
+        str(case),
+        case.loss,
+        case.torch,
+        operands,
+        wanted,
+        options,
+        lambda operands: case.value(drawn | dict(zip(case.positional, operands, strict=True))),
+    )
 
 
 def is_nan(x: Any) -> Host:
@@ -155,8 +172,12 @@ def check(found: Sequence[Host], expected: Sequence[Host | None]) -> None:
 def test_on_the_host(problem: Problem) -> None:
     assert problem.wanted
     for poisoned in problem.with_nan():
+        found = ours(poisoned, np.asarray, np.asarray)
         if poisoned.of_torch is not None:
-            check(ours(poisoned, np.asarray, np.asarray), as_promised(poisoned))
+            check(found, as_promised(poisoned))
+        else:
+            np.testing.assert_array_equal(found[0], is_nan(poisoned.of_table(poisoned.operands)))
+            assert found[0].any()
 
 
 @pytest.mark.parametrize(

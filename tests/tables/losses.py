@@ -63,8 +63,8 @@ def magnitude(x: Array) -> Array:
 
 
 def clamp(x: Array) -> Array:
-    """max(x, 0), with the derivative 1 at 0."""
-    return np.where(real(x) >= 0, x, 0.0)
+    """max(x, 0), with the derivative 1 at 0; NaN of NaN."""
+    return np.where(real(x) < 0, 0.0, x)
 
 
 def softplus(x: Array) -> Array:
