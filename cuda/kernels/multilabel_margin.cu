@@ -99,7 +99,6 @@ struct MarginWorker {
   using Lists = MarginLists<Team, N, Column, Count>;
   static constexpr int PIECE = Team::PIECE, WIDTH = Team::WIDTH, BATCH = Team::BATCH;
   static constexpr int ELEMENTS = BATCH * WIDTH;  // of a thread at a time
-  static constexpr int TOGETHER = ELEMENTS < 4 ? ELEMENTS : 4;
   static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
   using Arithmetic = Violations<N, sizeof(N) == sizeof(float) && !Team::ALONE>;
@@ -107,7 +106,6 @@ struct MarginWorker {
   // Along a tangent gradients are 0.
   static constexpr bool COUNTS = GRADIENTS && TANGENTS == 0;
   static_assert(WANTED <= 1u, "only the elements have a gradient");
-  static_assert(ELEMENTS % TOGETHER == 0, "batches are of 1, 2, 4 or more elements");
 
   const Loss& loss;
   const Layout& layout;
@@ -429,32 +427,32 @@ struct MarginWorker {
     }
   }
 
-  // Compares elements with a piece of the targets: counts the violations of each element and of
-  // each target. Returns their sum, SCALED.
+  // Compares elements with a piece of the targets, of which `count` are there and more may be:
+  // counts the violations of each element and of each target. Returns their sum, SCALED.
   template <bool SUMMED, bool OF_TARGETS>
-  static DEVICE N compare(const N (&threshold)[PIECE], const N (&x)[ELEMENTS],
+  static DEVICE N compare(const N (&threshold)[PIECE], Column count, const N (&x)[ELEMENTS],
                           float (&of_element)[ELEMENTS], float (&of_target)[PIECE]) {
-    N parts[TOGETHER];
+    // Half a piece is left out where no target is in it. More tests cost more than they save, but
+    // for a thread that works ALONE.
+    constexpr int TESTED = Team::ALONE ? 1 : PIECE / 2;
+    N parts[2] = {N(0.0), N(0.0)};  // of even and of odd elements
 #pragma unroll
-    for (int e = 0; e < TOGETHER; ++e) parts[e] = N(0.0);
+    for (int from = 0; from < PIECE; from += TESTED) {
+      if (from >= count) break;
 #pragma unroll
-    for (int e = 0; e < ELEMENTS; ++e) {
+      for (int e = 0; e < ELEMENTS; ++e) {
 #pragma unroll
-      for (int t = 0; t < PIECE; ++t) {
-        const N violation = Arithmetic::violation(threshold[t], x[e]);
-        if (SUMMED) Arithmetic::add(parts[e % TOGETHER], violation);
-        if (violation > 0.0) {
-          if (SUMMED && COUNTS) of_element[e] += 1.0f;
-          if (OF_TARGETS) of_target[t] += 1.0f;
+        for (int t = from; t < from + TESTED; ++t) {
+          const N violation = Arithmetic::violation(threshold[t], x[e]);
+          if (SUMMED) Arithmetic::add(parts[e % 2], violation);
+          if (violation > 0.0) {
+            if (SUMMED && COUNTS) of_element[e] += 1.0f;
+            if (OF_TARGETS) of_target[t] += 1.0f;
+          }
         }
       }
     }
-#pragma unroll
-    for (int step = 1; step < TOGETHER; step *= 2) {
-#pragma unroll
-      for (int e = 0; e + step < TOGETHER; e += 2 * step) parts[e] = parts[e] + parts[e + step];
-    }
-    return parts[0];
+    return parts[0] + parts[1];
   }
   // Adds a sum of violations, by the elements at `first` of a piece of the list.
   DEVICE void add(RunningSum<N>& sum, N all, const Row& row, const Targets& targets, Column begin,
@@ -505,7 +503,7 @@ struct MarginWorker {
         numbers(x, batch, targets, begin, first);
         float of_element[ELEMENTS] = {};
         if constexpr (FEW) {
-          const N all = compare<true, COUNTS>(threshold, x, of_element, of_target);
+          const N all = compare<true, COUNTS>(threshold, targets.count, x, of_element, of_target);
           add(sum, all, row, targets, begin, first, 0);
         } else {
           for (Column from = 0; Team::any(from < targets.count); from += Team::LISTED) {
@@ -513,7 +511,8 @@ struct MarginWorker {
 #pragma unroll 1
             for (int k = 0; k < Team::LISTED && from + k < targets.count; k += PIECE) {
               load_thresholds(threshold, row, targets, k);
-              const N all = compare<true, false>(threshold, x, of_element, of_target);
+              const Column left = targets.count - (from + k);
+              const N all = compare<true, false>(threshold, left, x, of_element, of_target);
               add(sum, all, row, targets, begin, first, k);
             }
           }
@@ -574,7 +573,7 @@ struct MarginWorker {
         for (Column at = begin; at < end; at += STRIDE) {
           N x[ELEMENTS];
           numbers(x, load(row, at), targets, begin, at);
-          compare<false, true>(threshold, x, unused, of_target);
+          compare<false, true>(threshold, targets.count - from, x, unused, of_target);
         }
         add_counts(of_target, lists.violated);
       }

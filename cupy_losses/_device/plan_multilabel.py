@@ -24,7 +24,7 @@ from .shared_memory import WORD_BYTES
 # beside the work done once for a row. Many threads read whole lines of memory together; rows of
 # vectors of four elements and more need fewer for that.
 THREADS_OF_VECTORS = (
-    (4, 1),
+    (8, 1),
     (64, 2),
     (256, 4),
     (512, 8),
@@ -34,7 +34,7 @@ THREADS_OF_VECTORS = (
     (1 << 16, 256),
 )
 THREADS_OF_ELEMENTS = (
-    (4, 1),
+    (8, 1),
     (16, 2),
     (64, 4),
     (256, 8),

@@ -26,7 +26,7 @@ from .test_rows_emulated import MULTILABEL, close, exercise, names
 pytestmark = pytest.mark.usefixtures("needs_emulator")
 
 # What of a row one thread has, and 2, 4, 8, 16, 32, 128 and 256; of vectors and of elements.
-LENGTHS = [3, 4, 9, 10, 50, 101, 150, 333, 600, 1001, 1500, 2049, 5000]
+LENGTHS = [3, 4, 7, 8, 9, 10, 50, 101, 150, 333, 600, 1001, 1500, 2049, 5000]
 
 
 def drawn(
@@ -76,7 +76,7 @@ def test_teams_follow_from_the_length_of_a_row() -> None:
             assert team.window % 32 == 0
             assert team.window >= columns or team.window % at_once == 0
             assert team.threads_per_row > 1 or columns <= at_once == team.batch * team.width
-            assert team.threads_per_row > 1 or columns <= max(team.piece, 1) <= 4
+            assert team.threads_per_row > 1 or columns <= max(team.piece, 1) <= PIECE
             assert team.threads_per_row == 1 or team.piece == PIECE
             # A count of a window fits into 16 bits.
             assert team.across or min(team.window, columns) <= 1 << 15
