@@ -365,7 +365,12 @@ EQUIVALENT: dict[str, str] = {
     "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 31 ? Team::THREADS_PER_ROW : 32;": (
         "the same number for every size of team"
     ),
-    "static constexpr int TOGETHER = ELEMENTS < 4 ? 4 : ELEMENTS;": "sums in another order",
+    "if (from > count) break;": "compares with no targets too: slower",
+    "const Column left = targets.count - (from - k);": "compares with no targets too: slower",
+    "const Column left = targets.count + (from + k);": "compares with no targets too: slower",
+    "compare<false, true>(threshold, targets.count + from, x, unused, of_target);": (
+        "compares with no targets too: slower"
+    ),
     "if (slot == Team::SLOTS - REST && begin >= 0 && share.end - begin > SLOT * REST) {": (
         "a full batch as a partial one: slower"
     ),
