@@ -22,8 +22,10 @@ def scaled(value: Tensor, scale: Tensor | float) -> Tensor:
     scale = scale.to(torch.promote_types(value.dtype, scale.dtype))
     if any(map(_functorch.is_batchedtensor, (value, scale))):
         return value * scale  # torch.vmap unpacks no dual numbers
-    scale, tangent = torch._VF._unpack_dual(scale, level=0)
+    constant, tangent = torch._VF._unpack_dual(scale, level=0)
     if tangent is None:
-        return value * scale
-    along = multiplied(tangent, torch._VF._unpack_dual(value, level=0)[0])
-    return value * scale + torch._VF._make_dual(torch.zeros_like(along), along, level=0)
+        return value * constant
+    if _functorch.is_legacy_batchedtensor(tangent):
+        return value * scale  # neither do batches of tangents
+    counts = (tangent != 0) | value.isfinite()
+    return (value * scale).where(counts, value * constant)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -328,3 +329,48 @@ def test_a_compiled_scale_that_requires_grad(dtype: torch.dtype) -> None:
         values = [loss(x, y, scale=leaves[1]) for loss in (mse_loss, compiled)]
         expected, got = ([v, *torch.autograd.grad(3 * v, leaves)] for v in values)
         assert all(map(torch.equal, got, expected))
+
+
+def weighed(weight: Tensor, scale: Tensor, input: Tensor, by_us: bool) -> Tensor:
+    """A weighted mean, whose weights vary too, times a scale: by a loss, or by torch's products."""
+    zeros = torch.zeros_like(input)
+    if by_us:
+        return mse_loss(input, zeros, weight=weight, scale=scale)
+    return (weight * input**2).sum() / weight.sum() * scale
+
+
+@pytest.mark.parametrize("of_vmap", [False, True])
+def test_the_tangent_of_a_gradient_along_a_scale(of_vmap: bool) -> None:
+    """A backward pass through a value whose scale alone has a tangent."""
+    input = torch.tensor([1.0, 3.0], dtype=F64, requires_grad=True)
+    weight = torch.tensor([1.0, 2.0], dtype=F64, requires_grad=True)
+    found = []
+    for by_us in (True, False):
+        with forward_ad.dual_level():
+            scale = forward_ad.make_dual(torch.tensor(2.0, dtype=F64), torch.tensor(1.0, dtype=F64))
+            if of_vmap:
+                samples = torch.stack([input, 2 * input])
+                value = vmap(lambda x: weighed(weight.detach(), scale, x, by_us))(samples).sum()  # noqa: B023
+            else:
+                value = weighed(weight, scale, input, by_us)
+            (gradient,) = torch.autograd.grad(value, input)
+            found.append(forward_ad.unpack_dual(gradient))
+    (ours, along_ours), (torchs, along_torchs) = found
+    torch.testing.assert_close(ours, torchs)
+    torch.testing.assert_close(along_ours, along_torchs)
+
+
+def test_batches_of_tangents_of_a_weight_and_a_scale() -> None:
+    """As torch.autograd.functional makes them."""
+    input = torch.tensor([1.0, 3.0], dtype=F64)
+    given = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor(2.0, dtype=F64)
+    ours, torchs = (
+        torch.autograd.functional.jacobian(
+            functools.partial(weighed, input=input, by_us=by_us),
+            given,
+            vectorize=True,
+            strategy="forward-mode",
+        )
+        for by_us in (True, False)
+    )
+    torch.testing.assert_close(ours, torchs)
