@@ -8,6 +8,8 @@ in which they are linear. Third derivatives are not available.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -68,6 +70,14 @@ def _by_scale(evaluation: Evaluation, grad_outputs: Sequence[Tensor | None]) -> 
     return None if total is None else total.to(scale.dtype)
 
 
+def _autocast_of(grad_output: Tensor) -> AbstractContextManager[Any]:
+    """The loss has the dtype of grad_output, to which autocast may have widened it."""
+    device = grad_output.device.type
+    if device == "meta":
+        return nullcontext()  # where torch has no autocast
+    return torch.autocast(device, enabled=grad_output.dtype == torch.float32)
+
+
 def of_gradients(
     evaluation: Evaluation, grad_outputs: Sequence[Tensor | None], needed: Sequence[bool]
 ) -> list[Tensor | None]:
@@ -79,9 +89,7 @@ def of_gradients(
     gradients: list[Tensor | None] = [None] * len(own)
     by_grad_output = None
     if given and needed[0]:
-        # The dtype of the loss, which autocast may have widened, is that of grad_output.
-        wide = grad_output.dtype == torch.float32
-        with torch.autocast(grad_output.device.type, enabled=wide):
+        with _autocast_of(grad_output):
             value = run(call, Request(tangents=varied), (*tangents, *own))[0]
         by_grad_output = value.reshape(grad_output.shape).to(grad_output.dtype)
     if given and wanted:

@@ -262,8 +262,15 @@ def of_fake_tensors(given: Given) -> tuple[Any, Any]:
 
 
 def of_meta_tensors(given: Given) -> tuple[Any, Any]:
-    value = given.loss(*[t.to("meta") for t in given.tensors])
+    """The loss, and second derivatives with a grad_output that varies."""
+    tensors = [t.to("meta") for t in given.tensors]
+    point = tensors[given.number].requires_grad_()
+    value = given.loss(*tensors)
+    (gradient,) = torch.autograd.grad((value**2).sum(), point, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), point)
     assert value.is_meta
+    assert second.is_meta
+    assert second.shape == point.shape
     return shape(value), shape(given.loss(*given.tensors))
 
 
