@@ -91,11 +91,13 @@ def _arguments(sample: Sample) -> dict[str, Any]:
     for name, x in arguments.items():
         if not isinstance(x, Layout):
             continue
-        tensor = torch.empty_strided(x.shape, x.strides, dtype=x.dtype, device=x.device)
-        with torch.no_grad():
-            if x.dtype.is_floating_point:
-                tensor.uniform_(0.01, 0.99, generator=generator)
-            else:
-                tensor.random_(0, classes, generator=generator)
+        # Elements may share memory, as those of an expanded tensor do.
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True))
+        memory = torch.empty(0 if 0 in x.shape else last + 1, dtype=x.dtype, device=x.device)
+        if x.dtype.is_floating_point:
+            memory.uniform_(0.01, 0.99, generator=generator)
+        else:
+            memory.random_(0, classes, generator=generator)
+        tensor = memory.as_strided(x.shape, x.strides)
         arguments[name] = tensor.requires_grad_(x.requires_grad)
     return arguments

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cupy_losses
 from cupy_losses import nn
+from cupy_losses._acceleration import measurement, replacement, rules, tallies
 from cupy_losses._acceleration import report as reports
-from cupy_losses._acceleration import rules, tallies
 from cupy_losses._acceleration.replacement import FUNCTIONS, Replaced
 from cupy_losses._acceleration.switch import Acceleration
 from cupy_losses._api.public import is_loss
@@ -977,6 +977,22 @@ def test_report(on_gpu: None) -> None:
         "",
         "Time saved: nothing was measured.",
     ]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.empty(3).expand(4, 3), torch.arange(9).as_strided((3, 4), (1, 2))]
+)
+def test_operands_are_drawn_whose_elements_share_memory(tensor: torch.Tensor) -> None:
+    """As those of the first call of a line may do, which is measured again."""
+    first = torch.empty(4, 3)
+    layouts = {"input": replacement._layout(first), "target": replacement._layout(tensor)}
+    drawn = measurement._arguments(tallies.Sample(layouts, autocast=False))["target"]
+    assert (drawn.shape, drawn.stride(), drawn.dtype) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
+    assert ((drawn >= 0) & (drawn < 3)).all()
 
 
 def test_report_of_measured_times() -> None:
