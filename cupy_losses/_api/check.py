@@ -11,6 +11,7 @@ import numpy as np
 
 from .._core.chunks import chunks
 from .._core.dtypes import dtype_name
+from .._core.locks import table_lock
 from .._core.loss import Call, Domain, in_six_digits
 from .._core.rows import RowFormula
 from .._core.types import AnyArray
@@ -46,13 +47,26 @@ def check_values() -> AbstractContextManager[None]:
     return _checked()
 
 
+_lock = table_lock()  # held while blocks are counted
+_open = 0  # how many there are, in all threads
+
+
 @contextmanager
 def _checked() -> Iterator[None]:
     token = enabled.set(True)
+    _count(1)
     try:
         yield
     finally:
+        _count(-1)
         enabled.reset(token)
+
+
+def _count(more: int) -> None:
+    global _open
+    with _lock:
+        _open += more
+        compiled.checks_values = _open > 0
 
 
 def resolved(call: Call, operands: Sequence[AnyArray]) -> tuple[ArrayLibrary, Sequence[AnyArray]]:

@@ -43,6 +43,9 @@ is_compiling: Callable[[], bool] = _is_compiling
 # compile everything anew.
 _is_guarded = False
 _is_compiling()  # torch may be there
+# Whether a block of `check_values` is open. What torch.compile has made of a call outside of one
+# has no node for it, and depends on this.
+checks_values = False
 
 
 def disable_compile(function: Function) -> Function:
@@ -68,6 +71,8 @@ def in_graph(name: str, args: Any, kwargs: Any) -> AnyArray:
     """A node of the graph that calls a function."""
     from .graph import call  # imports torch's compiler
 
+    if checks_values:
+        return call_outside_graph("checked values", functions.call, name, *args, **kwargs)
     for value in (*args, *kwargs.values()):
         if isinstance(value, np.ndarray):
             return call_outside_graph(

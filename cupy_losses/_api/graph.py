@@ -53,6 +53,7 @@ _UNAVAILABLE = {
     "pointwise_loss": "pointwise_loss, whose function is to be made outside,",
     "row_loss": "row_loss, whose function is to be made outside,",
     "check_values": "check_values, which is to head a block outside,",
+    "checked values": "a loss whose operands check_values reads,",
     "accelerate": "accelerate, which is to be called outside,",
     "NumPy arrays": (
         "a loss with a NumPy array or number, which torch would make a tensor of (pass a tensor, "

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 from torch._higher_order_ops.map import map as map_of_torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -303,6 +304,24 @@ def test_check_values(name: str) -> None:
         with_check(function, x, bad)
 
 
+@pytest.mark.parametrize("function", [cross_entropy, F.cross_entropy], ids=["own", "nn"])
+def test_check_values_around_what_is_compiled(function: Callable[..., Any]) -> None:
+    """Whether a graph was made outside of the block or inside of one, and again outside of it."""
+    compiled_once = torch.compile(lambda x, y: function(x, y), backend="aot_eager")
+    x, y = batch(3)
+    bad = y.clone()
+    bad[2] = 7
+    for _ in range(2):
+        assert compiled_once(x, bad).isnan()
+        with pytest.raises(ValueError, match=r"but target\[2\] is 7"):
+            with_check(compiled_once, x, bad)
+        assert with_check(compiled_once, x, y) == function(x, y)
+    whole = torch.compile(lambda x, y: function(x, y), backend="aot_eager", fullgraph=True)
+    assert whole(x, bad).isnan()
+    with pytest.raises(Unsupported, match="a loss whose operands check_values reads, is not avail"):
+        with_check(whole, x, bad)
+
+
 def test_check_values_records_nothing() -> None:
     x, y = batch(3)
 
@@ -377,7 +396,7 @@ def accelerated(x: Tensor) -> Any:
             "value_and_grad, which",
         ),
         (lambda x: compiled(of_numpy_numbers, x), "a NumPy array or number, which"),
-        (in_check_values, "check_values reads the operands"),
+        (in_check_values, "a loss whose operands check_values reads, is not available"),
         (lambda x: compiled(in_a_block, x), "check_values, which is to head"),
         (lambda x: compiled(accelerated, x), "accelerate, which is to be called"),
         (
