@@ -23,26 +23,9 @@ from .shared_memory import WORD_BYTES
 # The threads of a row, by the most elements that it may have. Few threads have many elements each
 # beside the work done once for a row. Many threads read whole lines of memory together; rows of
 # vectors of four elements and more need fewer for that.
-THREADS_OF_VECTORS = (
-    (8, 1),
-    (64, 2),
-    (256, 4),
-    (512, 8),
-    (1024, 16),
-    (4096, 32),
-    (1 << 14, 128),
-    (1 << 16, 256),
-)
-THREADS_OF_ELEMENTS = (
-    (8, 1),
-    (16, 2),
-    (128, 4),
-    (512, 8),
-    (1024, 16),
-    (4096, 32),
-    (1 << 14, 128),
-    (1 << 16, 256),
-)
+_OF_LONG = ((512, 8), (1024, 16), (4096, 32), (1 << 14, 128), (1 << 16, 256))
+THREADS_OF_VECTORS = ((8, 1), (64, 2), (256, 4), *_OF_LONG)
+THREADS_OF_ELEMENTS = ((8, 1), (16, 2), (128, 4), *_OF_LONG)
 MOST_THREADS = 512  # of longer rows
 BLOCK = 128  # threads of a block at least
 BLOCK_ACROSS = 256  # the same where neighbouring threads are at neighbouring rows
