@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
                  Results<T, Result> results, P... pointer) {
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
-  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  using Index = typename Layout::Index;  // counts to four times the rows at least
   static_assert(WANTED == 0 && TANGENTS == 0 && !VJP && Loss::READS == 0,
                 "a term of the denominator, without derivatives");
 

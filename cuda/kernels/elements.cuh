@@ -5,7 +5,7 @@
 #include "memory/layout.cuh"
 #include "reduction/reduction.cuh"
 
-// What cupy_losses/_device/element_launches.py chooses.
+// What cupy_losses/_device/element_schedule.py chooses.
 struct TileParameters {
   int threads;             // of a block, whose work a tile is
   int vectors_per_thread;  // of a tile

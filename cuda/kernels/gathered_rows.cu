@@ -138,7 +138,7 @@ struct GatheringTeam {
   static constexpr Writing WRITING = GIVEN.writing;
 };
 
-// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// The arguments are those of pointwise.cu, with rows for elements: all may be ignored. A
 // tile has `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one
 // of `slices` of the gradients of a tile; the first one has the values.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Pointers = Tuple<P...>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using Column = typename Row::Column;
-  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  using Index = typename Layout::Index;  // counts to four times the rows at least
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   static_assert(WANTED <= 1 && Loss::READS == 0 && (Loss::SINGLE || !GRADIENTS),
                 "gradients are 0 but for the class");

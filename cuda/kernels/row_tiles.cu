@@ -319,7 +319,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
   using Copies = TileCopies<Team::THREADS, (Team::APART != 0), Team::STAGES>;
-  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  using Index = typename Layout::Index;  // counts to four times the rows at least
   using Elements = ThreadShare<Row, Loss, Team>;
   using StagedLayout = Select<Team::APART == 0, const Layout&, Layout>;
   static constexpr int FIRST = Row::FIRST;
@@ -494,7 +494,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S>
   DEVICE void stage_pointer(Pointers& staged, unsigned char* stage) const {
     if constexpr (IS_STAGED<S>) {
-      // Every tile of an array is a multiple of 16 bytes, see `whole` in _device/row_tiling.py.
+      // Every tile of an array is a multiple of 16 bytes, see `least_rows` in
+      // _device/row_tiling.py.
       const int behind = IS_APART<S> ? 0 : misalignment(get<S>(pointers));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
@@ -545,7 +546,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored.
+// The arguments are those of pointwise.cu, with rows for elements: all may be ignored.
 // The dynamic shared memory holds STAGES tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>

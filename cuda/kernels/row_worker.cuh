@@ -69,7 +69,7 @@ struct Team {
   static DEVICE int stretch_of_row() { return int(threadIdx.x % THREADS_PER_ROW / NEIGHBOURS); }
 };
 
-constexpr int MOST_AT_ONCE = 128;  // bytes of a row that one thread takes
+constexpr int BYTES_AT_ONCE = 128;  // bytes of a row that one thread takes
 
 template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
@@ -101,7 +101,7 @@ struct RowWorker {
   static constexpr bool PADDED =
       Team::THREADS_PER_ROW <= 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;
   static constexpr bool AT_ONCE =
-      PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES <= MOST_AT_ONCE;
+      PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES <= BYTES_AT_ONCE;
   template <int SLOTS>
   using Last = Words<SLOTS, PARTLY, SLOTS - 1>;
 

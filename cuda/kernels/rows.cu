@@ -17,7 +17,7 @@
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
 
-// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// The arguments are those of pointwise.cu, with rows for elements: all may be ignored. A
 // VJP has its grad_output among the operands. Blocks, or clusters, stride over groups of as many
 // rows as a block holds at a time, so that all read what lies together. The sum of one of them is a
 // segment. Where rows have many ranks, each row is a segment, as clusters take more rows at a time

@@ -8,8 +8,7 @@
 //
 // Order of summation: batches of a thread in order, then threads in pairs; then up to MAX_RANKS
 // splits in order, as in kernels/rows.cu, which has the same bits; of more splits every THREADS-th
-// in order, then these sums in pairs. All that follows from the shape,
-// the strides and the dtypes.
+// in order, then these sums in pairs. All that follows from the shape, the strides and the dtypes.
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"

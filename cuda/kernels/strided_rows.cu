@@ -382,7 +382,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   }
 };
 
-// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored. A
+// The arguments are those of pointwise.cu, with rows for elements: all may be ignored. A
 // row has `shares` of `share_sections`, of `section_batches` each. A block has `per_block` of the
 // sections of a tile, and 2^`log_neighbours` threads side by side; `workspace` has the records of
 // SPLIT. If several threads work on a row, the dynamic shared memory holds what is kept of each row
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   using Context = typename Work::Context;
   using State = typename Work::State;
   using Finished = typename Work::Finished;
-  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  using Index = typename Layout::Index;  // counts to four times the rows at least
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
   constexpr int WIDTH = Team::WIDTH;
 

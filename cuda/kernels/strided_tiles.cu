@@ -61,7 +61,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   using Batch = StridedBatch<Row, Loss, Team, Team::SURE, Loss::HIDES, 1>;
   using Places = StridedTilePlaces<Layout::ARRAYS>;
   using EmptyBarriers = TwoStageBarriers<Team::CONSUMERS / 32, 1>;  // of the consumer warps
-  using Index = typename Layout::Index;  // the rows are at most a quarter of what it counts
+  using Index = typename Layout::Index;  // counts to four times the rows at least
   static constexpr int FIRST = Row::FIRST;
   using Element = typename Row::template Element<FIRST>;
   static constexpr int PITCH = Team::PITCH / int(sizeof(Element));
@@ -222,7 +222,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   }
 };
 
-// The arguments are those of pointwise.cu, with rows for elements: any mean may have all ignored.
+// The arguments are those of pointwise.cu, with rows for elements: all may be ignored.
 // The dynamic shared memory holds two tiles.
 template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>

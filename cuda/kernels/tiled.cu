@@ -14,7 +14,7 @@
 #include "kernels/elements.cuh"
 #include "memory/instructions.cuh"
 
-// What cupy_losses/_device/tiling.py chooses.
+// What cupy_losses/_device/element_schedule.py chooses; rows and columns are those of tiling.py.
 struct RectangleParameters {
   int threads;        // of a block, whose work a tile is
   int rows, columns;  // of a tile

@@ -81,9 +81,9 @@ DEVICE void block_sums(Part (&sums)[COUNT]) {
   }
 }
 
-// COUNT sums over a block of THREADS threads, those of threads whose numbers are equal modulo
-// `apart`; of the last threads, that are less than `apart`, there are no sums. The results are
-// those of the first `apart` threads.
+// COUNT sums over a block of THREADS threads, of threads whose numbers are equal modulo `apart`.
+// The first `apart` threads have the results. Where `apart` does not divide THREADS, the threads
+// behind its last multiple are left out.
 template <int THREADS, class T, int COUNT>
 DEVICE void interleaved_sums(Sum<T> (&sums)[COUNT], int apart) {
   __shared__ T high[COUNT][THREADS], low[COUNT][THREADS];

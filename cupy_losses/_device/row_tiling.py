@@ -36,7 +36,8 @@ LONG_BYTES_OF_SEVERAL = 4000  # the same of several arrays, of a precise loss or
 LONG_HEAVY = 3300
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
-LONG_PARTS = 1250  # the same of other rows of half precision, of which each thread has as many as:
+LONG_PARTS = 1250  # the same of other rows of half precision
+# Elements that each thread must have of such a row.
 LEAST_OF_LONG = 32
 LEAST_OF_HEAVY = 76  # the same of a heavy loss, of rows of more than LONG_BYTES
 

@@ -231,13 +231,13 @@ EQUIVALENT: dict[str, str] = {
     "Team::THREADS_PER_ROW <= 32 && Team::RANKS != 1 && !Team::EXACT && !Team::HELD;": (
         "rows are taken in other batches"
     ),
-    "PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES < MOST_AT_ONCE;": (
+    "PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES < BYTES_AT_ONCE;": (
         "a row is taken in several batches"
     ),
-    "PADDED && Team::SLOTS * WIDTH + Elements::NUMBER_BYTES <= MOST_AT_ONCE;": (
+    "PADDED && Team::SLOTS * WIDTH + Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
         "more rows are taken at once"
     ),
-    "PADDED && Team::SLOTS + WIDTH * Elements::NUMBER_BYTES <= MOST_AT_ONCE;": (
+    "PADDED && Team::SLOTS + WIDTH * Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
         "more rows are taken at once"
     ),
     "if (begin > share.end) return;": "a batch of no elements",
