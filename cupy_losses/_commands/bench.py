@@ -91,7 +91,7 @@ def command(
         _print(compared)
     if plot is not None:  # at last: where it cannot be written, the numbers are there
         drawn = bandwidth.draw(compared, caption(facts), Path(plot).suffix[1:])
-        Path(plot).write_bytes(drawn)
+        picture.write(plot, drawn)
         click.echo(f"wrote {plot}", err=to_json)
 
 

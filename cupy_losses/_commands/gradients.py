@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -13,6 +11,7 @@ import numpy as np
 
 from .._core.types import AnyArray
 from .evaluation import EvaluatedLoss, on_the_host
+from .output import replacing, reserve
 from .progress import Line
 
 
@@ -21,7 +20,7 @@ def save(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
 
     A FILE that is there is replaced when all is written.
     """
-    with _replacing(file) as own:
+    with replacing(file) as own:
         if file.endswith(".npz"):
             _write_all(own, evaluated, line)
         else:
@@ -36,26 +35,6 @@ def check(file: str, evaluated: EvaluatedLoss) -> None:
             f"--gradient {file} is by {name}, by which there is no gradient: save those by the "
             "other operands to a .npz file"
         )
-
-
-@contextmanager
-def _replacing(file: str) -> Iterator[str]:
-    """The name of a new file beside another one, whose place it takes unless there is an error."""
-    given, file = file, os.path.realpath(file)
-    if os.path.exists(file):
-        # It raises where the other file is not to be written to, which a rename does not ask.
-        open(file, "r+b").close()
-    root, ending = os.path.splitext(file)
-    new = f"{root}.{os.getpid()}.part{ending}"
-    try:
-        yield new
-        os.replace(new, file)
-    except BaseException as error:
-        if os.path.exists(new):
-            os.remove(new)
-        if isinstance(error, OSError) and error.filename:
-            error.filename = given  # not one of those beside it
-        raise
 
 
 def _write_all(file: str, evaluated: EvaluatedLoss, line: Line) -> None:
@@ -81,6 +60,8 @@ def _write(file: str, evaluated: EvaluatedLoss, number: int, line: Line) -> None
         if mapped is None:
             shape = evaluated.operands[evaluated.names[number]].shape
             mapped = np.lib.format.open_memmap(file, "w+", own.dtype, shape)
+            with open(file, "r+b") as written:
+                reserve(written)
         mapped[place] = own
 
 

@@ -19,6 +19,7 @@ from .._core.types import AnyArray
 from . import files, synthetic
 from .evaluation import PART
 from .losses import NamedLoss
+from .output import reserve
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,13 @@ def _cast(array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     if array.dtype == dtype or not isinstance(array, np.memmap):
         return array.astype(dtype, copy=False)
     with tempfile.TemporaryFile() as file:
-        mapped = np.memmap(file, dtype, "w+", shape=array.shape)
+        file.truncate(array.size * dtype.itemsize)
+        try:
+            reserve(file)
+        except OSError as error:
+            error.filename = tempfile.gettempdir()
+            raise
+        mapped = np.memmap(file, dtype, "r+", shape=array.shape)
     for place in places(array.shape, PART):
         mapped[place] = array[place]
     return mapped

@@ -16,6 +16,7 @@ import click
 import numpy as np
 
 from .curves import Curves
+from .output import replacing
 
 GREY = "#7b7b7b"
 STYLES = (("#2b8ccf", "-"), ("#df7010", "--"))
@@ -52,6 +53,12 @@ def check_output(option: str, file: Path) -> None:
             raise
         message = 'pictures need matplotlib: pip install "cupy-losses[plot]"'
         raise click.ClickException(message) from None
+
+
+def write(file: str, drawn: bytes) -> None:
+    """Write a picture, over another one when all of it is there."""
+    with replacing(file) as own:
+        Path(own).write_bytes(drawn)
 
 
 def rendered(size: tuple[float, float], kind: str, fill: Callable[[Any], None]) -> bytes:

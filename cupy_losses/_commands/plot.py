@@ -30,5 +30,5 @@ def command(name: str, output: str | None, **parameters: Sequence[str]) -> None:
     given = [(key, value) for key, values in parameters.items() for value in values]
     arguments = function.arguments(given, "none", function.of_each)
     title = f"{name}({', '.join(map('='.join, given))})" if given else name
-    file.write_bytes(picture.draw(title, curves_of(function, arguments), file.suffix[1:]))
+    picture.write(str(file), picture.draw(title, curves_of(function, arguments), file.suffix[1:]))
     click.echo(f"wrote {file}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,20 @@ def test_derivatives_are_slopes(name: str) -> None:
         near = np.isclose(curve.derivatives, slopes, rtol=0.02, atol=0.02)
         assert near[1:-1].mean() > 0.9
         assert np.ptp(curve.values) > 0 or not curve.derivatives.any()
+
+
+def test_a_failure_leaves_the_picture_that_was_there(capsys: Any, tmp_path: Path) -> None:
+    file = tmp_path / "full.svg"
+    file.write_text("as before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))  # as a disk that is full
+    try:
+        code = main(["plot", "log_cosh_loss", "--output", str(file)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, capsys.readouterr().err) == (1, f"Error: {file}: File too large\n")
+    assert file.read_text() == "as before"
+    assert [*tmp_path.iterdir()] == [file]
 
 
 def test_values_are_those_of_the_loss() -> None:
