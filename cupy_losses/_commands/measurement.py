@@ -92,17 +92,25 @@ def _compared(
     """
     first = evaluated.first
     exact = evaluated.reference_gradient(first, denominator)
-    squares, sample = 0.0, None
+    norm, sample = 0.0, None
     for place, own in gradient:
         if sample is None:
             sample = on_the_host(own if place else own[first]).astype(np.float64)
         for part in places(own.shape, PART):
             wide = on_the_host(own[part]).astype(np.float64)
-            squares += float((wide * wide).sum())
+            norm = math.hypot(norm, _norm(wide))
     with np.errstate(all="ignore"):
         worst = float(np.where(sample == exact, 0.0, abs(sample - exact)).max())
         largest = float(abs(exact).max(where=np.isfinite(exact), initial=0.0))
-    return math.sqrt(squares), relative(worst, largest)
+    return norm, relative(worst, largest)
+
+
+def _norm(array: AnyArray) -> float:
+    """The norm of an array, whose squares may be out of range."""
+    largest = float(abs(array).max(initial=0.0))
+    if not 0.0 < largest < math.inf:
+        return float(abs(array).sum())  # 0, infinite or NaN
+    return largest * math.sqrt(float(((array / largest) ** 2).sum()))
 
 
 def _warn_of_operands(evaluated: EvaluatedLoss) -> None:
