@@ -207,7 +207,9 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     first = lines[0][1] if lines else []
     # 1_000 is no number, but no name either. Flags alone are a mask.
     are_flags = all(not field or flag(field) is not None for field in first)
-    are_names = not are_flags and all(_of_python(field) is None for field in first)
+    are_missing = all(_is_missing(field) for field in first)  # numbers, if badly written
+    are_none = are_flags or are_missing
+    are_names = not are_none and all(_of_python(field) is None for field in first)
     if are_names or _are_numbered(first, lines[1:]):
         return first, lines[1:]
     # A name among numbers, or a number, such as a year, that is not the one of a column.
@@ -258,13 +260,16 @@ def _numbers(
             value = flag(field)
             value = number(field) if value is None else value
         if value is None:
-            missing = field.strip().lower() in _MISSING
-            advice = "; leave a missing number empty" if missing else ""
+            advice = "; leave a missing number empty" if _is_missing(field) else ""
             raise ValueError(
                 f"line {place} must hold numbers separated by commas, got {field!r}{advice}"
             )
         found.append(value)
     return found
+
+
+def _is_missing(field: str) -> bool:
+    return field.strip().lower() in _MISSING
 
 
 def flag(text: str) -> bool | None:
@@ -300,7 +305,7 @@ def _parquet(file: str, key: str) -> AnyArray:
         raise ValueError("has no columns")
     for name in names:
         if table[name].dtype.kind not in "biuf":
-            advice = "" if key else f"; name a column: {_choices(file, names)}"
+            advice = f"; name a column: {_choices(file, names)}" if len(names) > 1 else ""
             raise ValueError(f"has no numbers in its column {name!r}{advice}")
     columns = [table[name] for name in names]
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)
@@ -311,11 +316,23 @@ def _columns(file: str) -> dict[str, AnyArray]:
         from pyarrow import parquet
     except ImportError:
         return _columns_by_pandas(file)
+    present = _read_by("pyarrow", lambda: parquet.read_schema(file)).names
+    twice = next((name for name in present if present.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"has several columns {twice!r}")
     table = _read_by("pyarrow", lambda: parquet.read_table(file))
     # pandas stores the index of its rows among the columns: a range as a dict, any other by name.
     pandas = table.schema.pandas_metadata or {}
     index = [name for name in pandas.get("index_columns", ()) if isinstance(name, str)]
-    return {name: table[name].to_numpy() for name in table.column_names if name not in index}
+    return {
+        name: _of_arrow(table[name]).to_numpy() for name in table.column_names if name not in index
+    }
+
+
+def _of_arrow(column: Any) -> Any:
+    """A column whose nulls are NaN: flags are numbers where some are missing."""
+    is_of_flags = str(column.type) == "bool"
+    return column.cast("float64") if is_of_flags and column.null_count else column
 
 
 def _columns_by_pandas(file: str) -> dict[str, AnyArray]:
