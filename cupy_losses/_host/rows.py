@@ -82,7 +82,7 @@ class _Chunk(NamedTuple):
 
 def _signed(index: HostArray) -> HostArray:
     """Indices as int64. A uint64 beyond that becomes the largest one, which no row has."""
-    if index.dtype == np.uint64:
+    if index.dtype.kind == "u" and index.dtype.itemsize == 8:  # in any order of bytes
         index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
     return index.astype(np.int64, copy=False)
 

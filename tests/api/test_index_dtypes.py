@@ -49,6 +49,10 @@ def test_a_uint64_beyond_int64_is_out_of_range(library: Library) -> None:
     check_all(library.array, library.host)
 
 
+def test_a_uint64_of_the_other_order_of_bytes() -> None:
+    check_all(lambda x: x.astype(">u8") if x.dtype == np.uint64 else x, np.asarray)
+
+
 def test_a_uint64_beyond_int64_is_out_of_range_on_the_device() -> None:
     emulator.require()
     with installed(multiprocessors=3, seed=1) as device:
