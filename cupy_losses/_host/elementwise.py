@@ -40,7 +40,15 @@ class Elementwise:
         shape = np.shape(arrays[0])
         if not self._compared:
             # On arrays first, as what is not elementwise may not take numbers with derivatives.
-            whole: HostArray = self._checked(self.function(*arrays, **parameters), shape)
+            try:
+                first = self.function(*arrays, **parameters)
+            except ValueError as error:
+                if "read-only" not in str(error):
+                    raise
+                raise ValueError(
+                    f"numpy of {self._name} writes to its arguments: {error}"
+                ) from None
+            whole: HostArray = self._checked(first, shape)
             self._compare(arrays, parameters, whole)
             if not any(isinstance(operand, Dual) for operand in operands):
                 return whole

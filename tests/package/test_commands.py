@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -10,6 +11,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -639,6 +641,52 @@ def test_a_failure_leaves_the_file_of_a_gradient(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize("what", ["gradient", "dtype"])
+def test_a_full_disk_is_an_error(
+    what: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ahead of a mapping: a write through one without room on the disk ends the process."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    divide(monkeypatch, 64)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    x, y = RNG.random((2, 33, 21))
+    own = [*saved(tmp_path, input=x, target=y), "--loss", "mse_loss"]
+    gradient = f"{tmp_path}/g.npy"
+    more = {"gradient": ["--gradient", gradient], "dtype": ["--dtype", "float32"]}
+    named = {"gradient": gradient, "dtype": tempfile.gettempdir()}
+    before = sorted(tmp_path.iterdir())
+    code, _, err = evaluate(capsys, *own, *more[what])
+    assert (code, err) == (1, f"Error: {named[what]}: No space left on device\n")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("size", [1e-180, 1e180])
+def test_the_norm_of_a_gradient_whose_squares_are_out_of_range(
+    size: float, capsys: Any, tmp_path: Path
+) -> None:
+    own = saved(tmp_path, input=np.array([3.0, -4.0]), target=np.zeros(2), weight=[size] * 2)
+    (row,) = report(capsys, *own, "--loss", "l1_loss", "--reduction", "sum")["losses"]
+    assert row["gradient_norm"] == pytest.approx(math.sqrt(2) * size, abs=0)
+
+
+def test_parquet_of_flags_with_nulls(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"m": [True, None, False]}), tmp_path / "m.parquet")
+    np.testing.assert_array_equal(read("where", f"{tmp_path}/m.parquet"), [1.0, math.nan, 0.0])
+    parquet.write_table(pyarrow.table({"m": ["a", "b"]}), tmp_path / "m.parquet")
+    with pytest.raises(click.ClickException, match="has no numbers in its column 'm'$"):
+        read("where", f"{tmp_path}/m.parquet")
+    twice = pyarrow.table([pyarrow.array([1.0]), pyarrow.array([2.0])], names=["a", "a"])
+    parquet.write_table(twice, tmp_path / "m.parquet")
+    with pytest.raises(click.ClickException, match="has several columns 'a'$"):
+        read("where", f"{tmp_path}/m.parquet")
+
+
 def test_a_folder_has_the_name_of_a_gradient(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "g.npy").mkdir()
     code, _, err = evaluate(capsys, "--loss", "mse_loss", "--gradient", f"{tmp_path}/g.npy")
@@ -854,6 +902,7 @@ FILES: dict[str, Any] = {
     "semicolons.csv": b"a;b\n1.5;2\n",
     "tabs.csv": b"1.5\t2\n3\t4\n",
     "missing.csv": b"1,2\nNA,4\n",
+    "first.csv": b"N/A\n3\n4\n",
     "underscore.csv": b"1_000,2\n3,4\n",
     "underscores.csv": b"1_000,2_000.5\n3,4\n",
     "binary.csv": bytes(range(256)),
@@ -923,6 +972,11 @@ FILES: dict[str, Any] = {
         ("folder.npy", "folder.npy cannot be read: Is a directory"),
         ("fifo.npy", "fifo.npy is no regular file"),
         ("missing.csv", "commas, got 'NA'; leave a missing number empty"),
+        (
+            "first.csv",
+            "first.csv line 1 must hold numbers separated by commas, got 'N/A'; leave a "
+            "missing number empty",
+        ),
         (
             "semicolons.csv:a",
             "no column 'a', it has semicolons.csv:a;b; columns are separated by commas",
