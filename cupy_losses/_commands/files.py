@@ -208,8 +208,8 @@ def _table(file: str, key: str = "") -> tuple[list[str], list[tuple[int, list[st
     # 1_000 is no number, but no name either. Flags alone are a mask.
     are_flags = all(not field or flag(field) is not None for field in first)
     are_missing = all(_is_missing(field) for field in first)  # numbers, if badly written
-    are_none = are_flags or are_missing
-    are_names = not are_none and all(_of_python(field) is None for field in first)
+    are_values = are_flags or are_missing
+    are_names = not are_values and all(_of_python(field) is None for field in first)
     if are_names or _are_numbered(first, lines[1:]):
         return first, lines[1:]
     # A name among numbers, or a number, such as a year, that is not the one of a column.
@@ -305,7 +305,8 @@ def _parquet(file: str, key: str) -> AnyArray:
         raise ValueError("has no columns")
     for name in names:
         if table[name].dtype.kind not in "biuf":
-            advice = f"; name a column: {_choices(file, names)}" if len(names) > 1 else ""
+            several = len(names) > 1 and not key
+            advice = f"; name a column: {_choices(file, names)}" if several else ""
             raise ValueError(f"has no numbers in its column {name!r}{advice}")
     columns = [table[name] for name in names]
     return columns[0] if len(columns) == 1 else np.stack(columns, axis=-1)

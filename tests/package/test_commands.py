@@ -681,6 +681,9 @@ def test_parquet_of_flags_with_nulls(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"m": ["a", "b"]}), tmp_path / "m.parquet")
     with pytest.raises(click.ClickException, match="has no numbers in its column 'm'$"):
         read("where", f"{tmp_path}/m.parquet")
+    parquet.write_table(pyarrow.table({"name": ["a"], "p": [1.0]}), tmp_path / "m.parquet")
+    with pytest.raises(click.ClickException, match="has no numbers in its column 'name'$"):
+        read("where", f"{tmp_path}/m.parquet:p,name")
     twice = pyarrow.table([pyarrow.array([1.0]), pyarrow.array([2.0])], names=["a", "a"])
     parquet.write_table(twice, tmp_path / "m.parquet")
     with pytest.raises(click.ClickException, match="has several columns 'a'$"):
