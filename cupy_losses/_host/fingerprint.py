@@ -70,7 +70,8 @@ def _text(x: Any, within: tuple[Any, ...]) -> str:
         cells = [_content(cell) for cell in x.__closure__ or ()]
         return of(x.__code__, cells, x.__defaults__, x.__kwdefaults__, vars(x), globals_)
     if kind is CodeType:
-        return of(x.co_code, x.co_consts, x.co_names)
+        arguments = x.co_argcount, x.co_kwonlyargcount, x.co_flags, x.co_varnames
+        return of(x.co_code, x.co_exceptiontable, x.co_consts, x.co_names, arguments)
     if kind is MethodType:
         return of(x.__func__, x.__self__)
     if kind is BuiltinFunctionType:

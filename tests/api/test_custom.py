@@ -422,6 +422,40 @@ def test_formulas_in_numpy_are_told_apart() -> None:
         assert len({call.loss.key for call in calls}) == 2
 
 
+def test_formulas_in_numpy_with_other_arguments_are_told_apart() -> None:
+    """Parameters come by keyword: the order of the names is a part of what is computed."""
+
+    def defined(numpy: Any) -> Any:
+        text, parameters = "x * a - y * b", {"a": 2.0, "b": 3.0}
+        return pointwise_loss("mine", text, operands=["x", "y"], parameters=parameters, numpy=numpy)
+
+    def of_two(a: Any, b: Any) -> Any:
+        return a - b
+
+    def of_two_others(b: Any, a: Any) -> Any:
+        return b - a
+
+    def of_all(*a: Any) -> Any:
+        return a[0]
+
+    def of_one(a: Any) -> Any:
+        return a[0]
+
+    x, y = np.array([1.0, 2.0]), np.array([10.0, 20.0])
+    # What is computed, with arguments in two orders.
+    first = defined(lambda x, y, a, b: x * a - y * b)
+    second = defined(lambda x, y, b, a: x * b - y * a)
+    assert first(x, y, reduction="sum") == 2 * 3 - 3 * 30
+    assert second(x, y, reduction="sum") == 3 * 3 - 2 * 30
+    pairs = [
+        (lambda x, y, a, b: of_two(a=x, b=y), lambda x, y, a, b: of_two_others(a=x, b=y)),
+        (lambda x, y, a, b: of_all(x), lambda x, y, a, b: of_one(x)),
+    ]
+    for pair in pairs:
+        keys = {prepare_of(defined(numpy))(x, y)[0].loss.key for numpy in pair}
+        assert len(keys) == 2
+
+
 def test_formulas_in_numpy_with_what_nothing_can_look_into() -> None:
     """Each is another one, as are those of other processes. None fails."""
 
