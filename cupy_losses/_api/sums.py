@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -203,18 +204,19 @@ class Sum(_Restricted):
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Sum:
-        factor = self._known(other, "the product")
-        terms = {term: own * factor for term, own in self._terms.items()}
-        return Sum(self.trace, terms, self._constant * factor)
+        return self._each(operator.mul, self._known(other, "the product"))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Sum:
-        divisor = self._known(other, "the quotient")
-        terms = {term: _quotient(own, divisor) for term, own in self._terms.items()}
-        constant = self._constant  # 0 where there is none
-        if not _is(constant, 0.0):
-            constant = _quotient(constant, divisor)
+        return self._each(_quotient, self._known(other, "the quotient"))
+
+    def _each(self, operation: Callable[[Any, Any], Any], by: Any) -> Sum:
+        """Each factor, and what is added unless that is 0, times or by a constant."""
+        terms = {term: operation(own, by) for term, own in self._terms.items()}
+        constant = self._constant
+        if not _is(constant, 0.0):  # an infinite factor would make it NaN
+            constant = operation(constant, by)
         return Sum(self.trace, terms, constant)
 
     def __neg__(self) -> Sum:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -423,6 +424,18 @@ def test_constants_are_as_wide_as_they_come() -> None:
         value, gradient = value_and_grad(lambda a, zero=zero: mse_loss(a, y) / zero)(x)
         assert value == np.inf
         assert np.isposinf(gradient).all()
+
+
+def test_an_infinite_factor(library: Library) -> None:
+    """A loss times one is infinite, also where it is an array; so is what is added to it."""
+    x, y = library.array(np.array([1.0, 3.0])), library.array(np.zeros(2))
+    for infinite in (math.inf, library.array(np.asarray(math.inf))):
+        for added in (0.0, 1.0):
+            value, gradient = value_and_grad(
+                lambda x, by=infinite, one=added: by * (mse_loss(x, y) + one)
+            )(x)
+            assert library.host(value) == math.inf
+            assert np.isposinf(library.host(gradient)).all()
 
 
 def test_what_a_transform_makes_has_the_signature_of_its_loss() -> None:
