@@ -228,6 +228,62 @@ def test_dtypes_that_differ(name: str, input: str, target: str) -> None:
         assert torchs(first, number, *variance).dtype == expected
 
 
+# The integer inputs beside floating targets that torch's losses refuse.
+REFUSED_INPUTS = {
+    **dict.fromkeys(
+        (
+            "huber_loss",
+            "soft_margin_loss",
+            "hinge_embedding_loss",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "kl_div",
+            "multilabel_soft_margin_loss",
+        ),
+        ("int64", "bool"),
+    ),
+    **dict.fromkeys(("l1_loss", "gaussian_nll_loss", "margin_ranking_loss"), ("bool",)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", [*REFUSED_INPUTS, "mse_loss", "smooth_l1_loss"])
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_integer_inputs(name: str, dtype: str) -> None:
+    """They are numbers here, and errors in torch where docs/deviations.md says so."""
+    target = torch.tensor([1.0, 0.5, 0.25]).to(getattr(torch, dtype))
+    for own in ("int64", "bool"):
+        input = torch.tensor([1, 0, 1]).to(getattr(torch, own))
+        inputs = [input] * (2 if name == "margin_ranking_loss" else 1)
+        others = [target] * (2 if name == "gaussian_nll_loss" else 1)
+        ours, torchs = getattr(F, name), getattr(torch.nn.functional, name)
+        numbers = [x.to(target.dtype) for x in inputs]
+        assert torch.equal(ours(*inputs, *others), ours(*numbers, *others))
+        if own in REFUSED_INPUTS.get(name, ()):
+            with pytest.raises(RuntimeError):
+                torchs(*inputs, *others)
+        else:
+            torchs(*inputs, *others)
+
+
+def test_integer_inputs_do_not_decide() -> None:
+    """Those of poisson_nll_loss do in torch, as docs/deviations.md says."""
+    for target in (torch.ones(3, dtype=torch.float16), torch.ones(3, dtype=torch.bfloat16)):
+        for input in (torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bool)):
+            assert F.poisson_nll_loss(input, target).dtype == target.dtype
+            assert torch.nn.functional.poisson_nll_loss(input, target).dtype == torch.float32
+
+
+def test_smoothing_of_classes_that_weigh_nothing() -> None:
+    """Ours is infinite where another class weighs something, as docs/deviations.md says."""
+    input, target = torch.zeros(2, 3), torch.tensor([0, 0])
+    options: dict[str, Any] = {"weight": torch.tensor([0.0, 1.0, 1.0]), "label_smoothing": 0.1}
+    assert F.cross_entropy(input, target, **options) == math.inf
+    assert torch.nn.functional.cross_entropy(input, target, **options).isnan()
+    options["weight"] = torch.zeros(3)
+    assert F.cross_entropy(input, target, **options).isnan()
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [
