@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import io
+import math
 import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -182,6 +183,10 @@ def test_what_torch_takes() -> None:
     x, one = torch.ones(3), torch.tensor(1.0)
     with pytest.raises(TypeError, match="delta must be a real number"):
         F.huber_loss(x, x, delta=one)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="delta must be a real number, got True"):
+        F.huber_loss(x, x, delta=True)
+    with pytest.raises(ValueError, match="margin must be .*, got nan"):
+        F.hinge_embedding_loss(x, x, margin=math.nan)
     with pytest.raises(TypeError, match="full must be True or False"):
         F.gaussian_nll_loss(x, x, x, 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got 'elementwise_mean'"):

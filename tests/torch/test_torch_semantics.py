@@ -628,6 +628,9 @@ def test_a_weight_that_is_too_large_is_named(library: Library) -> None:
             ValueError, match=rf"^{name} of shape \(3, 4\) does not broadcast to \(4,\)"
         ):
             cupy_losses.binary_cross_entropy_with_logits(row, row, **{name: ones})
+    # torch makes more rows, as docs/deviations.md says.
+    with pytest.raises(ValueError, match=r"^weight of shape \(3, 4\) does not broadcast to \(4,\)"):
+        cupy_losses.multilabel_soft_margin_loss(row, row, weight=ones)
 
 
 def test_focal_loss_of_any_gamma(library: Library) -> None:
