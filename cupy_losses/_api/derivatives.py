@@ -110,7 +110,7 @@ def vjp(
 
     Returns:
         The gradient; with a sequence of argnums, a tuple. A gradient has the shape and dtype of its
-        operand and belongs to the same library. torch tensors come back detached.
+        operand and belongs to the library of the first one. torch tensors come back detached.
 
     Raises:
         TypeError: If an operand to differentiate by, or the cotangent, is not floating.

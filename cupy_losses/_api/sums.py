@@ -195,6 +195,7 @@ class Sum(_Restricted):
     def __add__(self, other: Any) -> Sum:
         if isinstance(other, Sum):
             self.trace.check(other.trace)
+            self._check_library_of(other)
             terms = dict(self._terms)
             for term, factor in other._terms.items():
                 terms[term] = terms[term] + factor if term in terms else factor
@@ -248,10 +249,23 @@ class Sum(_Restricted):
             "through that, with tensors and .backward()"
         )
 
+    @property
+    def _first(self) -> Term:
+        return next(iter(self._terms))
+
+    def _check_library_of(self, other: Sum) -> None:
+        """Raise unless the arrays of another sum can be added to those of this one."""
+        own, others = self._first.library, other._first.library
+        if own is not others and not isinstance(other._first.value, own.types()):
+            raise TypeError(
+                f"{self.trace.only}; here losses of {own.name} and {others.name} arrays are added: "
+                "the first operand of a loss decides, so let those be of one library"
+            )
+
     def _known(self, other: Any, where: str) -> Any:
         """A constant, as an array of the library of the losses unless the host knows it."""
         constant = _constant(other, where, self.trace)
-        library = next(iter(self._terms)).library
+        library = self._first.library
         if isinstance(constant, (numbers.Real, *library.types())):
             return constant
         others = find(constant)
@@ -259,7 +273,7 @@ class Sum(_Restricted):
 
     def value(self) -> AnyArray:
         """The sum."""
-        first = next(iter(self._terms))
+        first = self._first
         own = _Arithmetic(first.library)
         with own.on_device_of(first.value):
             total, *others = [own.times(term.value, by) for term, by in self._terms.items()]

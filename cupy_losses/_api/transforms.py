@@ -50,8 +50,8 @@ def value_and_grad(
     Returns:
         A function with the arguments of `loss` that returns `(value, gradient)`; with a sequence
         of argnums, `gradient` is a tuple. A gradient has the shape and dtype of its argument and
-        belongs to the same library. torch tensors come back detached: the gradient is computed
-        here, not by autograd.
+        belongs to the library of the loss, that of its first operand. torch tensors come back
+        detached: the gradient is computed here, not by autograd.
 
     Raises:
         TypeError: If `loss` is no function or does anything else with an argument to differentiate

@@ -259,6 +259,16 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[..., Any]]] = {
         "the quotient with complex64, which",
         lambda x: mse_loss(x, Y) / torch.tensor(1j),
     ),
+    "arrays of two libraries": (
+        TypeError,
+        "here losses of numpy and torch arrays are added: the first operand of a loss decides",
+        lambda x: mse_loss(x, Y) + mse_loss(torch.from_numpy(Y), x),
+    ),
+    "arrays of two libraries, the other way round": (
+        TypeError,
+        "here losses of torch and numpy arrays are added",
+        lambda x: mse_loss(torch.from_numpy(Y), x) - 2 * mse_loss(x, Y),
+    ),
     "a text": (TypeError, "the sum with str", lambda x: mse_loss(x, Y) + np.array("a")),
     "a distance of one's own": (
         TypeError,
