@@ -188,7 +188,7 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       }
       return larger(so_far, larger(convert<T>(both.x), convert<T>(both.y)));
     } else {
-      each([&](int, Column, const auto& x, auto... counts) {
+      each([&](int, auto, const auto& x, auto... counts) {
         so_far = larger(so_far, (counts && ...) ? plain(get<0>(x)) : lowest<T>());
       });
       return so_far;
@@ -205,12 +205,13 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       for (int j = 0; j < LENGTH; ++j) {
         const int place = (p * LENGTH + j) % PLACES;
         const auto x = numbers(wide, j);
+        const ColumnNear<Column> column{first, p * stride + j};
         if constexpr (PRESENT != SOME) {
-          f(place, column(p) + j, x);
-        } else if constexpr (requires { f(place, column(p) + j, x, true); }) {
-          f(place, column(p) + j, x, holds(p, j));
+          f(place, column, x);
+        } else if constexpr (requires { f(place, column, x, true); }) {
+          f(place, column, x, holds(p, j));
         } else if (holds(p, j)) {
-          f(place, column(p) + j, x);
+          f(place, column, x);
         }
       }
     }

@@ -95,17 +95,19 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
   DEVICE void each(auto f) const {
-    each_unit(part,
-              [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int place, int column) {
-                const auto numbers = this->template load_all<SIZE, bool(ALIGNED)>(column);
+    each_unit(part, [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int place,
+                                               int first, int offset) {
+      const auto numbers = this->template load_all<SIZE, bool(ALIGNED)>(first + offset);
 #pragma unroll
-                for (int j = 0; j < SIZE; ++j)
-                  f((place + j) % PLACES, column + j, element_of(numbers, j));
-              });
+      for (int j = 0; j < SIZE; ++j)
+        f((place + j) % PLACES, ColumnNear{first, offset + j}, element_of(numbers, j));
+    });
   }
   // f(size, aligned, column) for each unit of all parts.
   DEVICE void each_place(auto f) const {
-    each_unit_of_all([&](auto size, auto aligned, int, int column) { f(size, aligned, column); });
+    each_unit_of_all([&](auto size, auto aligned, int, int first, int offset) {
+      f(size, aligned, first + offset);
+    });
   }
   // f(size, aligned, column, xs) for the same, element_of(xs, j) being one such x.
   DEVICE void each_vector(auto f) const {
@@ -129,9 +131,9 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     T found = lowest<T>();
     First of_pairs[2] = {convert<First>(found), convert<First>(found)};
     each_unit_of_all(
-        [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int, int column) {
-          take_larger(found, of_pairs,
-                      load_elements<SIZE, bool(ALIGNED)>(row.template address<FIRST>(column)));
+        [&]<int SIZE, int ALIGNED>(Constant<SIZE>, Constant<ALIGNED>, int, int first, int offset) {
+          const auto* const from = row.template address<FIRST>(first + offset);
+          take_larger(found, of_pairs, load_elements<SIZE, bool(ALIGNED)>(from));
         });
     if constexpr (HAS_PAIRS) {
       found = larger(found, larger(convert<T>(of_pairs[0]), convert<T>(of_pairs[1])));
@@ -166,7 +168,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     return (Team::PAIRED || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
   }
 
-  // f(size, aligned, place, column) for each unit of a part, or single element at an end.
+  // f(size, aligned, place, first, offset) for each unit of a part, or single element at an end;
+  // it begins in the column `first` + `offset`.
   DEVICE void each_unit(int part, auto f) const {
     if constexpr (UNIT == 1) {
       each_unit_of<false>(part, f);
@@ -189,25 +192,25 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     constexpr int STEP = Team::PARTS * Team::THREADS_PER_ROW;
     const int units = row.columns / UNIT, last = row.columns - 1;
     int unit = (part ^ first_part) * Team::THREADS_PER_ROW + Team::thread();
-    if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0);
+    if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0, 0);
 #pragma unroll 1
     for (; unit + (BATCH - 1) * STEP < units; unit += BATCH * STEP) {
 #pragma unroll
       for (int k = 0; k < BATCH; ++k) {
-        f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % PLACES,
-          begin + (unit + k * STEP) * UNIT);
+        f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT % PLACES, begin + unit * UNIT,
+          k * STEP * UNIT);
       }
     }
     if constexpr (BATCH > 1) {
 #pragma unroll 1
       for (; unit < units; unit += STEP) {
-        f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT);
+        f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT, 0);
       }
     }
     if constexpr (Team::PAIRED) {
-      if (begin == 0) f(Constant<1>(), Constant<0>(), 0, last);
+      if (begin == 0) f(Constant<1>(), Constant<0>(), 0, last, 0);
     } else if constexpr (UNIT > 1 && !ALIGNED) {
-      if (row.columns % UNIT != 0 && Team::has(last)) f(Constant<1>(), Constant<0>(), 0, last);
+      if (row.columns % UNIT != 0 && Team::has(last)) f(Constant<1>(), Constant<0>(), 0, last, 0);
     }
   }
 

@@ -216,10 +216,11 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
       for (int k = 0; k < BATCH; ++k) {
         if (!batch.counts(k)) continue;
         const auto x = batch.template numbers<V>(row, k);
+        const ColumnNear<Column> column{batch.first, k * STEP};
         if constexpr (TELLS) {
-          f(k % PLACES, batch.column(k), x, !hidden.has(k));
+          f(k % PLACES, column, x, !hidden.has(k));
         } else {
-          f(k % PLACES, batch.column(k), x);
+          f(k % PLACES, column, x);
         }
       }
     }

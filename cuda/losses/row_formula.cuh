@@ -34,7 +34,7 @@ struct Accumulated {
 template <class N>
 struct Accumulated<N, true> {
   using T = typename ScalarOf<N>::type;
-  using Exponentials = Softmax<N, NONE, Terms<T>>;
+  using Exponentials = Softmax<N, NONE, false, Terms<T>>;
   Exponentials of_terms;
   static DEVICE Accumulated empty() { return {Exponentials::empty()}; }
   friend DEVICE Accumulated merge(const Accumulated& a, const Accumulated& b) {

@@ -60,6 +60,15 @@
 // denominator. The loss and the gradients of INVALID ones, whose target is out of range, are NaN.
 enum Status { ACTIVE, IGNORED, INVALID };
 
+// The column `offset` behind another one. Neighbours are compared with a column by one instruction
+// each: its distance from the first of them is theirs, too.
+template <class Column>
+struct ColumnNear {
+  Column first;
+  Column offset;
+  friend DEVICE bool operator!=(ColumnNear a, Column b) { return b - a.first != a.offset; }
+};
+
 // The class of a row, its element and its weight as they are in memory.
 template <class T, class Column, class Element, class Weight>
 struct Class {

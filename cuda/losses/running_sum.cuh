@@ -97,10 +97,10 @@ struct PlainSum {
 };
 
 // Adds a number, or another sum, to a sum, which is empty where FIRST_BATCH.
-template <bool FIRST_BATCH, class N>
-DEVICE void put(RunningSum<N>& sum, N x) {
+template <bool FIRST_BATCH, template <class> class Sum, class N>
+DEVICE void put(Sum<N>& sum, N x) {
   if constexpr (FIRST_BATCH) {
-    sum = RunningSum<N>::of(x);
+    sum = Sum<N>::of(x);
   } else {
     sum += x;
   }

@@ -9,7 +9,7 @@ enum Linear { NONE, OF_DISTANCES, OF_ELEMENTS };
 
 // What a row accumulates for it, and Batch, what one thread adds of a batch. In the end
 // total_mass() is the sum of m, and total_spread() that of m (x - maximum).
-template <class N, Linear>
+template <class N, Linear, bool HALF>
 struct LinearPart {
   struct Batch {
     DEVICE void add(auto...) {}
@@ -20,11 +20,13 @@ struct LinearPart {
   DEVICE void rescale(auto) {}
   DEVICE void operator+=(const LinearPart&) {}
 };
-// Sums of m and of m (x - maximum): numbers of one sign, so that nothing cancels.
-template <class N>
-struct LinearPart<N, OF_DISTANCES> {
+// Sums of m and of m (x - maximum): numbers of one sign, so that nothing cancels. HALF: of elements
+// of half precision, beside which the rounding errors of sums do not show.
+template <class N, bool HALF>
+struct LinearPart<N, OF_DISTANCES, HALF> {
   using T = typename ScalarOf<N>::type;
-  RunningSum<N> mass, spread;
+  using Sum = Select<HALF, PlainSum<N>, RunningSum<N>>;
+  Sum mass, spread;
 
   struct Batch {
     HalvedSum<N> mass, spread;
@@ -34,7 +36,7 @@ struct LinearPart<N, OF_DISTANCES> {
       spread.add_product(place, counts, x - Real<T>(maximum));
     }
   };
-  static DEVICE LinearPart zero() { return {RunningSum<N>::zero(), RunningSum<N>::zero()}; }
+  static DEVICE LinearPart zero() { return {Sum::zero(), Sum::zero()}; }
   template <bool FIRST_BATCH>
   DEVICE void take(const Batch& batch) {
     put<FIRST_BATCH>(mass, batch.mass.total());
@@ -59,8 +61,8 @@ struct LinearPart<N, OF_DISTANCES> {
 };
 // The sum of the elements, each of which counts 1. Elements of half precision are added nearly
 // without errors, so that what cancels later may be added. An element takes one instruction.
-template <class N>
-struct LinearPart<N, OF_ELEMENTS> {
+template <class N, bool HALF>
+struct LinearPart<N, OF_ELEMENTS, HALF> {
   using T = typename ScalarOf<N>::type;
   RunningSum<N> sum;
 
@@ -80,10 +82,10 @@ struct LinearPart<N, OF_ELEMENTS> {
 };
 
 // The sum of a row's terms, and the linear part.
-template <class N, Linear LINEAR, class Terms, class Sum = RunningSum<N>>
-struct Softmax : LinearPart<N, LINEAR> {
+template <class N, Linear LINEAR, bool HALF, class Terms, class Sum = RunningSum<N>>
+struct Softmax : LinearPart<N, LINEAR, HALF> {
   using T = typename ScalarOf<N>::type;
-  using Part = LinearPart<N, LINEAR>;
+  using Part = LinearPart<N, LINEAR, HALF>;
   T maximum;
   Sum sum;
 
@@ -146,7 +148,7 @@ struct CrossEntropy : OfClassOrIgnored<WEIGHTED_> {
   // exact. It is in the maximum where it is smoothed or, in half precision, where add_anchored() or
   // a StridedBatch that TELLS leaves it there.
   template <class N>
-  using State = Softmax<N, LINEAR, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
+  using State = Softmax<N, LINEAR, HALF, Terms, Select<EXACT, RunningSum<N>, PlainSum<N>>>;
 
   template <bool FIRST_BATCH, class N>
   DEVICE void add(State<N>& state, const auto&, const auto& target, auto& elements) const {
@@ -293,7 +295,7 @@ struct CrossEntropyOfProbabilities : OfRow {
   Parameter<T> label_smoothing, z_loss;
 
   template <class N>
-  using State = Softmax<N, OF_DISTANCES, Select<HALF, Terms<T>, ExactTerms<T>>>;
+  using State = Softmax<N, OF_DISTANCES, HALF, Select<HALF, Terms<T>, ExactTerms<T>>>;
 
   template <bool FIRST_BATCH, class N, class Elements>
   DEVICE void add(State<N>& state, const auto& row, const Always&, Elements& elements) const {
