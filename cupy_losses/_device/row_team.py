@@ -25,9 +25,11 @@ LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, an
 LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines
 HEAVY_THREAD_BYTES = 440  # the same of a heavy loss, of rows that are neither short nor long
 PARALLEL_BYTES = 128  # of several operands; of each in long rows and where merging costs much
-# Bytes. A heavy loss of two operands has twice as many in longer rows that are no whole vectors:
-# their ends take time, and so do threads that are merged.
-LONG_HEAVY = 8192
+# Bytes of a row. Of two operands a thread has twice as many in longer rows: threads that are merged
+# take time, and so do the ends of rows that are no whole vectors. In rows of whole vectors it has
+# them below LONG_VECTORS_OF_TWO.
+LONG_ROW_OF_TWO = 8192
+LONG_VECTORS_OF_TWO = 16384
 BATCH_BYTES = 128  # a thread has in registers at a time; half of it where a row has several parts
 BLOCK = 256  # threads of a block at most
 SMALL_BLOCK = 128  # at least, where a block works on one row at a time
@@ -273,8 +275,8 @@ def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     if operands > 1:
         each = memory.precise or row_bytes >= LONG_ROW
         of_each = SHORT_THREAD_BYTES if is_short else PARALLEL_BYTES
-        ragged = not memory.is_whole_vectors
-        if memory.is_heavy and operands == 2 and ragged and row_bytes > LONG_HEAVY:
+        takes_time = not memory.is_whole_vectors or row_bytes < LONG_VECTORS_OF_TWO
+        if operands == 2 and row_bytes > LONG_ROW_OF_TWO and takes_time:
             of_each *= 2
         return of_each * (operands if each else 1)
     if is_short:
@@ -292,8 +294,11 @@ def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:
     slots = max(1, -(-columns // (parts * team.threads_per_row * team.width)))
     elements = parts * team.threads_per_row * slots * team.width
     # Batches of a size that leaves few vectors: those go one by one, as do some elements.
+    # In blocks of more than SMALL_BLOCK, and of several operands, larger batches are faster.
     filled = slots
-    if parts == 1 and team.threads_per_row <= WARP:
+    alone = len(memory.element_sizes) == 1
+    largest = SMALL_BLOCK if memory.is_heavy and alone else WARP
+    if parts == 1 and team.threads_per_row <= largest:
         filled = max(1, columns // (team.threads_per_row * team.width))
     vector_bytes = team.width * memory.element_bytes
     batch_bytes = BATCH_BYTES if parts == 1 else BATCH_BYTES // 2

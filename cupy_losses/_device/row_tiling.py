@@ -30,10 +30,11 @@ SHORT_VECTORS_OF_HALVES = 16
 SHORT_APART = 20
 SHORT_ODD_APART = 14
 LONG_BYTES = 1000  # of a row, where none does
-LONG_BYTES_OF_SEVERAL = 4000  # the same of several arrays, of a precise loss or of half precision
+LONG_BYTES_OF_SEVERAL = 7000  # the same of several arrays, of a precise loss or of half precision
 # The same of one array of half precision, of a heavy loss, see RowMemory. Rows of pairs of vectors
 # are left to rows.cu, where their gradients are faster.
-LONG_HEAVY = 3300
+LONG_HEAVY = 3700
+LONG_HEAVY_OF_WORDS = 1500  # the same of float32
 LONG_HIDDEN = 200  # elements of a row, for losses that hide some
 LONG_HALVES = 304  # the same of rows of whole vectors of half precision
 LONG_PARTS = 1250  # the same of other rows of half precision
@@ -260,8 +261,12 @@ class _Rows:
             return longest <= LONG_PARTS * self.size
         if not self.is_alone and (self.precise or self.are_half):
             return longest <= LONG_BYTES_OF_SEVERAL
+        if self.hides or not self.precise or self.size > WORD_BYTES:
+            return longest <= LONG_BYTES
+        if not self.are_half:
+            return longest <= LONG_HEAVY_OF_WORDS
         are_pairs = self.length % (2 * VECTOR_BYTES) == 0
-        return longest <= (LONG_HEAVY if self.are_heavy and not are_pairs else LONG_BYTES)
+        return longest <= (LONG_BYTES if are_pairs else LONG_HEAVY)
 
     def choice(self) -> _Choice | None:
         """What is fastest; None where kernels/rows.cu is."""
