@@ -25,11 +25,13 @@ LONG_THREAD_BYTES = 320  # the same of long rows: 2501 numbers have one warp, an
 LEAST_THREADS = {64: 2, 128: 4, 384: 8}  # by bytes of whole vectors; fewer read parts of lines
 HEAVY_THREAD_BYTES = 440  # the same of a heavy loss, of rows that are neither short nor long
 PARALLEL_BYTES = 128  # of several operands; of each in long rows and where merging costs much
-# Bytes of a row. Of two operands a thread has twice as many in longer rows: threads that are merged
-# take time, and so do the ends of rows that are no whole vectors. In rows of whole vectors it has
-# them below LONG_VECTORS_OF_TWO.
-LONG_ROW_OF_TWO = 8192
-LONG_VECTORS_OF_TWO = 16384
+# Bytes. A heavy loss of two operands has twice as many in longer rows that are no whole vectors:
+# their ends take time, and so do threads that are merged.
+LONG_HEAVY = 8192
+# Bytes of a row, which has one warp where two would have it up to those: a block has SMALL_BLOCK
+# threads at least, each of which would have little.
+LONG_OF_WARP = 16383  # of several operands
+LONG_HEAVY_OF_WARP = 12288  # of one, of a heavy loss
 BATCH_BYTES = 128  # a thread has in registers at a time; half of it where a row has several parts
 BLOCK = 256  # threads of a block at most
 SMALL_BLOCK = 128  # at least, where a block works on one row at a time
@@ -239,6 +241,8 @@ def row_team(memory: RowMemory, gradients: bool, device: int) -> RowTeam:
         ranks *= 2
     of_thread = ranks * _thread_bytes(row_bytes, memory)
     threads_per_row = _power_of_two_from(-(-row_bytes // of_thread))
+    if threads_per_row == 2 * WARP and row_bytes <= _longest_of_warp(memory):
+        threads_per_row = WARP
     if memory.is_whole_vectors:
         threads_per_row = max(
             [
@@ -275,8 +279,8 @@ def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     if operands > 1:
         each = memory.precise or row_bytes >= LONG_ROW
         of_each = SHORT_THREAD_BYTES if is_short else PARALLEL_BYTES
-        takes_time = not memory.is_whole_vectors or row_bytes < LONG_VECTORS_OF_TWO
-        if operands == 2 and row_bytes > LONG_ROW_OF_TWO and takes_time:
+        ragged = not memory.is_whole_vectors
+        if memory.is_heavy and operands == 2 and ragged and row_bytes > LONG_HEAVY:
             of_each *= 2
         return of_each * (operands if each else 1)
     if is_short:
@@ -286,6 +290,13 @@ def _thread_bytes(row_bytes: int, memory: RowMemory) -> int:
     if memory.is_heavy:
         return HEAVY_THREAD_BYTES
     return HALF_THREAD_BYTES if memory.hides and memory.size == 2 else THREAD_BYTES
+
+
+def _longest_of_warp(memory: RowMemory) -> int:
+    """The bytes of the longest row that one warp has in place of two."""
+    if len(memory.element_sizes) > 1:
+        return LONG_OF_WARP
+    return LONG_HEAVY_OF_WARP if memory.is_heavy else 0
 
 
 def _filled(team: RowTeam, memory: RowMemory) -> RowTeam:

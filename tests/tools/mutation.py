@@ -450,8 +450,12 @@ EQUIVALENT: dict[str, str] = {
         "static constexpr bool HAS_PAIRS = ARCHITECTURE >= 800 && is_half<First> && UNIT / 2 == 0;"
     ): "numbers compared one by one: slower",
     "if constexpr (UNIT != 1) {": "units element by element: slower",
-    "f(Constant<UNIT>(), Constant<ALIGNED>(), k + UNIT % PLACES, begin + unit * UNIT,": "another one of the sums",
-    "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / PLACES, begin + unit * UNIT,": "another one of the sums",
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k + UNIT % PLACES, begin + unit * UNIT,": (
+        "another one of the sums"
+    ),
+    "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / PLACES, begin + unit * UNIT,": (
+        "another one of the sums"
+    ),
     "return (Team::PAIRED || row.columns / UNIT == 0) && (is_aligned<I>() && ...);": (
         "units element by element: slower"
     ),
