@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 # As measured on an H200. One kernel serves all rows between two of COUNTS, though elements that may
 # not be there take as long as others.
@@ -176,162 +177,161 @@ def strided_team(
     rows, of two bytes each, are one access; they would be at some address where `lie_in_pairs`.
     `heavy`: see RowMemory.
     """
-    narrowest = min(size for size in sizes if size > 1)  # a byte takes a register, as two do
-    width = 2 if narrowest == 2 else 1  # elements of half precision may be read in pairs
-    words = sum(max(1, size // 4) for size in sizes)
-    longest = LEAST_COLUMNS - 1
-    for threads_per_row, counts in COUNTS.items():
-        for count in counts:
-            if count * words > WORDS:
-                break
-            if columns <= threads_per_row * count:
-                return _in_registers(
-                    threads_per_row,
-                    count,
-                    width,
-                    words,
-                    sizes,
-                    sure=(longest + 1) // threads_per_row,
-                    even=rows % 2 == 0,
-                    gradients=gradients,
-                    in_parts=in_parts,
-                    in_pairs=in_pairs,
-                    lie_in_pairs=lie_in_pairs,
-                )
-            longest = threads_per_row * count
-    return _in_shares(
+    return _Rows(
         columns,
-        width,
-        words,
-        state=state,
-        kept=kept,
-        rows=max(1, rows // width),
-        gradients=gradients,
-        in_parts=in_parts,
-        overlap=overlap,
-        in_pairs=in_pairs,
-        heavy=heavy,
-    )
+        tuple(sizes),
+        state,
+        kept,
+        rows,
+        gradients,
+        in_parts,
+        overlap,
+        in_pairs,
+        lie_in_pairs,
+        heavy,
+    ).team()
 
 
-def _in_registers(
-    threads_per_row: int,
-    count: int,
-    width: int,
-    words: int,
-    sizes: Sequence[int],
-    *,
-    sure: int,
-    even: bool,
-    gradients: bool,
-    in_parts: bool,
-    in_pairs: bool,
-    lie_in_pairs: bool,
-) -> StridedTeam:
-    """The team of rows that stay in registers; `even`: their number is."""
-    few = threads_per_row == 1 and count * words <= FEW_WORDS
-    ahead = False
-    if few:
-        most = PAIR_WORDS_OF_HALVES if width == 2 else PAIR_WORDS
-        pairs = even and (count * words <= most or (width == 2 and lie_in_pairs))
-        threads = THREADS_OF_FEW_HALVES if width == 2 else THREADS_OF_FEW
-        at_once, most_ahead = FEW_AT_ONCE[max(2, *sizes)][gradients]
-        ahead = count * words * (1 + pairs) <= most_ahead
-        resident = at_once // threads
-    else:
-        pairs = in_pairs
-        wide = in_parts and (threads_per_row > 1 or count * words <= WIDE_WORDS)
-        threads = WIDE_THREADS if wide else THREADS
-        is_wide = max(sizes) > 4 or (width == 2 and pairs)
-        of_words = _threads_at_once(gradients, in_parts, is_wide)
-        resident = _resident(threads, count * words, of_words)
-    return StridedTeam(
-        threads,
-        threads_per_row,
-        count,
-        sure=sure,
-        stays=True,
-        pairs=pairs,
-        few=few,
-        ahead=ahead,
-        resident=resident,
-        segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
-        shares=threads_per_row,
-        in_step=in_parts and threads_per_row == 1,
-    )
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that get a team, see strided_team()."""
 
+    columns: int
+    sizes: tuple[int, ...]
+    state: int
+    kept: int
+    number: int
+    gradients: bool
+    in_parts: bool
+    overlap: int
+    in_pairs: bool
+    lie_in_pairs: bool
+    heavy: bool
 
-def _in_shares(
-    columns: int,
-    width: int,
-    words: int,
-    *,
-    state: int,
-    kept: int,
-    rows: int,
-    gradients: bool,
-    in_parts: bool,
-    overlap: int,
-    in_pairs: bool,
-    heavy: bool,
-) -> StridedTeam:
-    """The team of rows that do not stay in registers; so many rows, or pairs if the width is 2."""
-    count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
-    batches = -(-columns // count)
-    shares = MOST_SHARES
-    while shares > 1 and columns * words <= SHARE_WORDS * (shares // 2):
-        shares //= 2
-    of_share = -(-batches // shares)
-    section = max(LEAST_BATCHES, min(MOST_BATCHES, -(-of_share // SECTIONS)))
-    section = min(of_share, max(section, -(-of_share // MOST_SECTIONS)))
-    share = -(-of_share // section)
-    shares = -(-batches // (section * share))
+    @cached_property
+    def width(self) -> int:
+        """The elements of an access: those of half precision may be read in pairs."""
+        return 2 if min(size for size in self.sizes if size > 1) == 2 else 1
 
-    tiles = -(-rows // NEIGHBOURS)
-    is_long = columns * words > SHARE_WORDS * MOST_SHARES
-    is_split = is_long and tiles <= FEW_TILES
-    if gradients:
-        threads_per_row = 1 << (shares - 1).bit_length()
-    else:
-        fewer = LOSS_THREADS[width][shares > SHORT_SHARES]
-        enough = (number for number in fewer if number * rows >= ENOUGH_THREADS)
-        threads_per_row = next(enough, MANY_THREADS)
-    # A sector has so many rows of half precision that only those too long for the cache gain.
-    in_sectors = in_parts and (width == 1 or (is_long and not in_pairs))
-    neighbours = max(NEIGHBOURS, OVERLAPPED * overlap) if in_sectors else NEIGHBOURS
-    threads_per_row = min(threads_per_row, MOST_THREADS // neighbours)
-    varies = gradients and threads_per_row > 1
-    threads = max(SHARED_THREADS if varies else WIDE_THREADS, neighbours * threads_per_row)
-    of_thread = (kept + shares * state) * (width if in_pairs else 1)
-    while threads_per_row > 1 and threads // threads_per_row * of_thread > TILE_BYTES:
-        threads //= 2
-    overlaps = in_sectors and OVERLAPPED * overlap <= threads // threads_per_row
-    # One thread has the states and contexts of two rows besides.
-    held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
-    resident = _resident(threads, held, THREADS_BY_WORDS)
-    if heavy and not gradients and threads <= WIDE_THREADS and (width == 1 or in_pairs):
-        resident = min(resident, THREADS_OF_HEAVY // threads)
-    of_block, sections = 0, share * shares
-    if is_split:
-        blocks = max(1, SPLIT_THREADS // (tiles * threads))
-        of_block = -(-sections // (blocks * threads_per_row)) * threads_per_row
-        of_block = of_block if of_block < sections else 0
-    return StridedTeam(
-        threads,
-        threads_per_row,
-        count,
-        varies=varies,
-        sure=0,
-        stays=False,
-        pairs=in_pairs,
-        resident=resident,
-        segments=SEGMENTS_OF_HALVES if width == 2 else SEGMENTS,
-        section=section,
-        share=share,
-        shares=shares,
-        of_block=of_block,
-        overlap=overlap if overlaps else 0,
-    )
+    @cached_property
+    def words(self) -> int:
+        """The words that an element of each array takes; a byte takes one, as two do."""
+        return sum(max(1, size // 4) for size in self.sizes)
+
+    @property
+    def segments(self) -> int:
+        """The parts that the tiles are divided into, at most."""
+        return SEGMENTS_OF_HALVES if self.width == 2 else SEGMENTS
+
+    def team(self) -> StridedTeam:
+        """The first one whose threads hold all elements; of shares where none does."""
+        longest = LEAST_COLUMNS - 1
+        for threads_per_row, counts in COUNTS.items():
+            for count in counts:
+                if count * self.words > WORDS:
+                    break
+                if self.columns <= threads_per_row * count:
+                    sure = (longest + 1) // threads_per_row
+                    return self._in_registers(threads_per_row, count, sure)
+                longest = threads_per_row * count
+        return self._in_shares()
+
+    def _in_registers(self, threads_per_row: int, count: int, sure: int) -> StridedTeam:
+        """The team of rows that stay in registers."""
+        of_halves, held = self.width == 2, count * self.words
+        few = threads_per_row == 1 and held <= FEW_WORDS
+        ahead = False
+        if few:
+            most = PAIR_WORDS_OF_HALVES if of_halves else PAIR_WORDS
+            pairs = self.number % 2 == 0 and (held <= most or (of_halves and self.lie_in_pairs))
+            threads = THREADS_OF_FEW_HALVES if of_halves else THREADS_OF_FEW
+            at_once, most_ahead = FEW_AT_ONCE[max(2, *self.sizes)][self.gradients]
+            ahead = held * (1 + pairs) <= most_ahead
+            resident = at_once // threads
+        else:
+            pairs = self.in_pairs
+            wide = self.in_parts and (threads_per_row > 1 or held <= WIDE_WORDS)
+            threads = WIDE_THREADS if wide else THREADS
+            is_wide = max(self.sizes) > 4 or (of_halves and pairs)
+            of_words = _threads_at_once(self.gradients, self.in_parts, is_wide)
+            resident = _resident(threads, held, of_words)
+        return StridedTeam(
+            threads,
+            threads_per_row,
+            count,
+            sure=sure,
+            stays=True,
+            pairs=pairs,
+            few=few,
+            ahead=ahead,
+            resident=resident,
+            segments=self.segments,
+            shares=threads_per_row,
+            in_step=self.in_parts and threads_per_row == 1,
+        )
+
+    def _in_shares(self) -> StridedTeam:
+        """The team of rows that do not stay in registers."""
+        width, words, columns = self.width, self.words, self.columns
+        count = max((n for n in COUNTS[1] if n * words <= BATCH), default=COUNTS[1][0])
+        batches = -(-columns // count)
+        shares = MOST_SHARES
+        while shares > 1 and columns * words <= SHARE_WORDS * (shares // 2):
+            shares //= 2
+        of_share = -(-batches // shares)
+        section = max(LEAST_BATCHES, min(MOST_BATCHES, -(-of_share // SECTIONS)))
+        section = min(of_share, max(section, -(-of_share // MOST_SECTIONS)))
+        share = -(-of_share // section)
+        shares = -(-batches // (section * share))
+
+        together = max(1, self.number // width)  # rows, or pairs of them
+        tiles = -(-together // NEIGHBOURS)
+        is_long = columns * words > SHARE_WORDS * MOST_SHARES
+        is_split = is_long and tiles <= FEW_TILES
+        if self.gradients:
+            threads_per_row = 1 << (shares - 1).bit_length()
+        else:
+            fewer = LOSS_THREADS[width][shares > SHORT_SHARES]
+            enough = (number for number in fewer if number * together >= ENOUGH_THREADS)
+            threads_per_row = next(enough, MANY_THREADS)
+        # A sector has so many rows of half precision that only those too long for the cache gain.
+        in_sectors = self.in_parts and (width == 1 or (is_long and not self.in_pairs))
+        overlapped = OVERLAPPED * self.overlap
+        neighbours = max(NEIGHBOURS, overlapped) if in_sectors else NEIGHBOURS
+        threads_per_row = min(threads_per_row, MOST_THREADS // neighbours)
+        varies = self.gradients and threads_per_row > 1
+        threads = max(SHARED_THREADS if varies else WIDE_THREADS, neighbours * threads_per_row)
+        of_thread = (self.kept + shares * self.state) * (width if self.in_pairs else 1)
+        while threads_per_row > 1 and threads // threads_per_row * of_thread > TILE_BYTES:
+            threads //= 2
+        overlaps = in_sectors and overlapped <= threads // threads_per_row
+        # One thread has the states and contexts of two rows besides.
+        held = 2 * count * words if width == 2 and threads_per_row == 1 else count * words
+        resident = _resident(threads, held, THREADS_BY_WORDS)
+        is_small = not self.gradients and threads <= WIDE_THREADS
+        if self.heavy and is_small and (width == 1 or self.in_pairs):
+            resident = min(resident, THREADS_OF_HEAVY // threads)
+        of_block, sections = 0, share * shares
+        if is_split:
+            blocks = max(1, SPLIT_THREADS // (tiles * threads))
+            of_block = -(-sections // (blocks * threads_per_row)) * threads_per_row
+            of_block = of_block if of_block < sections else 0
+        return StridedTeam(
+            threads,
+            threads_per_row,
+            count,
+            varies=varies,
+            sure=0,
+            stays=False,
+            pairs=self.in_pairs,
+            resident=resident,
+            segments=self.segments,
+            section=section,
+            share=share,
+            shares=shares,
+            of_block=of_block,
+            overlap=self.overlap if overlaps else 0,
+        )
 
 
 def _threads_at_once(gradients: bool, in_parts: bool, is_wide: bool) -> Mapping[int, int]:
