@@ -17,7 +17,8 @@
 //   add<FIRST_BATCH>(state, row, context, elements)
 //                    takes a batch of elements, to an empty state where FIRST_BATCH;
 //                    elements.each(f) calls f(place, column, x) for each, get<k>(x) being its
-//                    number in operand k and `place` that in its vector; an f that takes it may be
+//                    number in operand k, `place` that in its vector, and `column` one to compare
+//                    with another by !=, see ColumnNear; an f that takes it may be
 //                    told `counts`, too: it is false of what the row does not have, whose numbers
 //                    are 0; elements.largest(y) is the largest number of the first operand, or y;
 //                    elements.PLACES and OF_PLACE: how many places there are, and how many numbers
