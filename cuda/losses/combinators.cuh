@@ -46,15 +46,6 @@ struct Vjp {
   }
 };
 
-template <class A, class... Rest>
-struct Highest {
-  using type = A;
-};
-template <class A, class B, class... Rest>
-struct Highest<A, B, Rest...> {
-  using type = typename Highest<Select<(order<A> >= order<B>), A, B>, Rest...>::type;
-};
-
 // The Jacobian-vector product of a loss: the sum over k in TANGENTS of tangent_k * dloss/dx_k.
 // Operands: the tangents, then those of the loss. Its own gradient is the Hessian times the
 // tangents, which is what a second backward pass needs.
@@ -66,7 +57,7 @@ struct Jvp {
   template <class... N>
   DEVICE auto operator()(N... operand) const {
     const Tuple<N...> all{{operand}...};
-    return along<typename Highest<N...>::type>(Range<int(sizeof...(N)) - COUNT>(), all);
+    return along<Common<N...>>(Range<int(sizeof...(N)) - COUNT>(), all);
   }
 
  private:

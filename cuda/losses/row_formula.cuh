@@ -33,7 +33,7 @@ struct Accumulated {
 
 template <class N>
 struct Accumulated<N, true> {
-  using T = typename ScalarOf<N>::type;
+  using T = ScalarOf<N>;
   using Exponentials = Softmax<N, NONE, false, Terms<T>>;
   Exponentials of_terms;
   static DEVICE Accumulated empty() { return {Exponentials::empty()}; }

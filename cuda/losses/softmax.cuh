@@ -24,7 +24,7 @@ struct LinearPart {
 // of half precision, beside which the rounding errors of sums do not show.
 template <class N, bool HALF>
 struct LinearPart<N, OF_DISTANCES, HALF> {
-  using T = typename ScalarOf<N>::type;
+  using T = ScalarOf<N>;
   using Sum = Select<HALF, PlainSum<N>, RunningSum<N>>;
   Sum mass, spread;
 
@@ -63,7 +63,7 @@ struct LinearPart<N, OF_DISTANCES, HALF> {
 // without errors, so that what cancels later may be added. An element takes one instruction.
 template <class N, bool HALF>
 struct LinearPart<N, OF_ELEMENTS, HALF> {
-  using T = typename ScalarOf<N>::type;
+  using T = ScalarOf<N>;
   RunningSum<N> sum;
 
   struct Batch {
@@ -84,7 +84,7 @@ struct LinearPart<N, OF_ELEMENTS, HALF> {
 // The sum of a row's terms, and the linear part.
 template <class N, Linear LINEAR, bool HALF, class Terms, class Sum = RunningSum<N>>
 struct Softmax : LinearPart<N, LINEAR, HALF> {
-  using T = typename ScalarOf<N>::type;
+  using T = ScalarOf<N>;
   using Part = LinearPart<N, LINEAR, HALF>;
   T maximum;
   Sum sum;

@@ -111,27 +111,11 @@ DEVICE auto mapped(Dual<X> x, auto f) {
   return dual(mapped(x.value, f), mapped(x.slope, f));
 }
 
-// The scalar type of a number; void of a literal.
+// The scalar type of a number, and that in which two meet, one of which may be a literal.
 template <class N>
-struct ScalarOf {
-  using type = void;
-};
-template <class T>
-struct ScalarOf<Real<T>> {
-  using type = T;
-};
-template <class T>
-struct ScalarOf<Parameter<T>> {
-  using type = T;
-};
-template <class X>
-struct ScalarOf<Dual<X>> : ScalarOf<X> {};
-
-// The scalar type in which a and b meet.
-template <class A, class B, bool A_IS_A_NUMBER = (order<A> >= 0)>
-struct Meet : ScalarOf<A> {};
+using ScalarOf = decltype(plain(N()));
 template <class A, class B>
-struct Meet<A, B, false> : ScalarOf<B> {};
+using Meet = ScalarOf<Select<(order<A> >= 0), A, B>>;
 
 template <class A, class B>
 constexpr bool are_numbers = (order<A> >= 0 || order<B> >= 0);
@@ -142,7 +126,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto operator+(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     return Real<T>(T(plain(a)) + T(plain(b)));
   } else if constexpr (order<A> > order<B>) {
     return dual(a.value + b, a.slope);
@@ -157,7 +141,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto operator-(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     return Real<T>(T(plain(a)) - T(plain(b)));
   } else if constexpr (order<A> > order<B>) {
     return dual(a.value - b, a.slope);
@@ -176,7 +160,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto operator*(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     return Real<T>(T(plain(a)) * T(plain(b)));
   } else if constexpr (order<A> > order<B>) {
     return dual(a.value * b, a.slope * b);
@@ -191,7 +175,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto operator/(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     return Real<T>(T(plain(a)) / T(plain(b)));
   } else if constexpr (order<A> > order<B>) {
     return dual(a.value / b, a.slope / b);
@@ -236,7 +220,7 @@ DEVICE Dual<X> operator-(Dual<X> a) {
 template <class A, class B>
   requires are_numbers<A, B>
 DEVICE bool operator<(A a, B b) {
-  using T = typename Meet<A, B>::type;
+  using T = Meet<A, B>;
   return T(plain(a)) < T(plain(b));
 }
 template <class A, class B>
@@ -247,7 +231,7 @@ DEVICE bool operator>(A a, B b) {
 template <class A, class B>
   requires are_numbers<A, B>
 DEVICE bool operator<=(A a, B b) {
-  using T = typename Meet<A, B>::type;
+  using T = Meet<A, B>;
   return T(plain(a)) <= T(plain(b));
 }
 template <class A, class B>
@@ -258,7 +242,7 @@ DEVICE bool operator>=(A a, B b) {
 template <class A, class B>
   requires are_numbers<A, B>
 DEVICE bool operator==(A a, B b) {
-  using T = typename Meet<A, B>::type;
+  using T = Meet<A, B>;
   return T(plain(a)) == T(plain(b));
 }
 template <class A, class B>
@@ -267,9 +251,9 @@ DEVICE bool operator!=(A a, B b) {
   return !(a == b);
 }
 
-// The type of the sum of an A and a B.
-template <class A, class B>
-using Common = decltype(A() + B());
+// The type of the sum of numbers, the order of which is the highest one among theirs.
+template <class... N>
+using Common = decltype((N() + ...));
 
 // The value of a number that varies at level ORDER; a number of lower order is a constant there.
 template <int ORDER, class N>
@@ -288,7 +272,7 @@ DEVICE auto multiply_add(A a, B b, C c) {
   if constexpr (order<A> < order<B>) {
     return multiply_add(b, a, c);
   } else if constexpr (are_order_zero<A, C>) {
-    using T = typename ScalarOf<A>::type;
+    using T = ScalarOf<A>;
     return Real<T>(multiply_add(T(plain(a)), T(plain(b)), T(plain(c))));
   } else {
     constexpr int ORDER = order<A> > order<C> ? order<A> : order<C>;

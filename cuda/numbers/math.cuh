@@ -247,7 +247,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto hypot(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     return Real<T>(hypot(T(plain(a)), T(plain(b))));
   } else {
     constexpr int ORDER = order<A> > order<B> ? order<A> : order<B>;
@@ -264,7 +264,7 @@ template <class A, class B>
   requires are_numbers<A, B>
 DEVICE auto logaddexp(A a, B b) {
   if constexpr (are_order_zero<A, B>) {
-    using T = typename Meet<A, B>::type;
+    using T = Meet<A, B>;
     const T x(plain(a)), y(plain(b));
     // Equal infinities have no difference.
     const T distance = x == y ? T(0) : fabs(x - y);

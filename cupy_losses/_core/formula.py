@@ -41,7 +41,7 @@ struct {struct_of(name)} {{
     ;
   }}
   DEVICE auto operator()({arguments}) const {{
-    return typename Highest<{types}>::type(formula({", ".join(operands)}));
+    return Common<{types}>(formula({", ".join(operands)}));
   }}
 }};
 """

@@ -78,7 +78,7 @@ RESERVED = {
     *_KEYWORDS.split(),
     *("NULL", "NAN", "INFINITY", "ARCHITECTURE", "CLUSTERS", "DEVICE"),  # macros
     *("FUNCTION", "OF_PARAMETER"),
-    *("T", "Real", "Parameter", "Highest", "formula"),
+    *("T", "Real", "Parameter", "Common", "formula"),
 }
 _TAKEN = {
     *(*RESERVED, *_CALLS.values()),
