@@ -9,38 +9,17 @@
 
 // Conversion between the type in memory and that of the arithmetic. Half precision is computed in
 // float.
-template <class To, class From>
-struct Convert {
-  static DEVICE To from(From x) { return To(x); }
-};
 template <class To>
-struct Convert<To, __half> {
-  static DEVICE To from(__half x) { return To(__half2float(x)); }
-};
+DEVICE To convert(auto x) {
+  return To(x);
+}
 template <class To>
-struct Convert<To, __nv_bfloat16> {
-  static DEVICE To from(__nv_bfloat16 x) { return To(__bfloat162float(x)); }
-};
-template <>
-struct Convert<__half, float> {
-  static DEVICE __half from(float x) { return __float2half_rn(x); }
-};
-template <>
-struct Convert<__half, double> {
-  static DEVICE __half from(double x) { return __double2half(x); }
-};
-template <>
-struct Convert<__nv_bfloat16, float> {
-  static DEVICE __nv_bfloat16 from(float x) { return __float2bfloat16_rn(x); }
-};
-template <>
-struct Convert<__nv_bfloat16, double> {
-  static DEVICE __nv_bfloat16 from(double x) { return __double2bfloat16(x); }
-};
-
-template <class To, class From>
-DEVICE To convert(From x) {
-  return Convert<To, From>::from(x);
+DEVICE To convert(__half x) {
+  return To(__half2float(x));
+}
+template <class To>
+DEVICE To convert(__nv_bfloat16 x) {
+  return To(__bfloat162float(x));
 }
 
 // W neighbouring elements of one thread. One access moves 16 bytes, or all of a shorter vector.
