@@ -213,10 +213,7 @@ struct MarginWorker {
           if constexpr (bool(Layout::VECTORISED >> Row::INPUTS & 1u)) {
             store_vector<WIDTH>(to, vector);
           } else {
-#pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-              to[j * row.layout.template step<Row::INPUTS>()] = vector.at[j];
-            }
+            store_apart(to, vector, row.layout.template step<Row::INPUTS>());
           }
         }
         to += Team::THREADS_PER_ROW * WIDTH * row.layout.template step<Row::INPUTS>();
@@ -255,8 +252,7 @@ struct MarginWorker {
         if constexpr (bool(Layout::VECTORISED >> S & 1u)) {
           vectors[p] = load_vector<WIDTH>(from);
         } else {
-#pragma unroll
-          for (int j = 0; j < WIDTH; ++j) vectors[p].at[j] = from[j * layout.template step<S>()];
+          vectors[p] = load_apart<WIDTH>(from, layout.template step<S>());
         }
       }
       from += Team::THREADS_PER_ROW * WIDTH * layout.template step<S>();

@@ -81,6 +81,12 @@ struct RowOf {
     const Offset behind = Offset(column) * Offset(layout.template step<K>());
     return get<K>(pointers) + (at.offset[K] + behind);
   }
+  // Changes an element of array S: a gradient, or what has a copy in shared memory.
+  template <int S>
+  DEVICE void set(Column column, T x) const {
+    using E = Element<S>;
+    *const_cast<E*>(address<S>(column)) = convert<E>(x);
+  }
   // Whether `count` elements from an address on may be read. A vector in which the row begins or
   // ends then takes no longer than others.
   template <int K>

@@ -236,10 +236,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
     if constexpr (ALIGNED) {
       return load_vector<SIZE>(from);
     } else {
-      Vector<E, SIZE> unit;
-#pragma unroll
-      for (int j = 0; j < SIZE; ++j) unit.at[j] = from[j];
-      return unit;
+      return load_apart<SIZE>(from, 1);
     }
   }
   template <int SIZE, bool ALIGNED>
@@ -382,7 +379,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE auto prologue(const Row& row) const {
     const auto context = loss.prologue(row, loss.prefetch(row));
     if constexpr (Loss::HIDES) {
-      if (context.status == ACTIVE) set<FIRST>(row, context.column, T(-INFINITY));
+      if (context.status == ACTIVE) row.template set<FIRST>(context.column, T(-INFINITY));
     }
     return context;
   }
@@ -425,8 +422,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (Team::has(context.column)) {
-        const N slope = loss.gradient_of_target(done);
-        set<FIRST>(row, context.column, derivative(slope));
+        row.template set<FIRST>(context.column, derivative(loss.gradient_of_target(done)));
       }
     }
   }
@@ -536,16 +532,8 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (ALIGNED && !IS_APART<FIRST + I>) {
       store_vector_in_block(place, slopes);
     } else {
-      constexpr int STEP = IS_APART<FIRST + I> ? Team::PITCH : 1;
-#pragma unroll
-      for (int j = 0; j < SIZE; ++j) place[j * STEP] = slopes.at[j];
+      store_apart(place, slopes, IS_APART<FIRST + I> ? Team::PITCH : 1);
     }
-  }
-  // Changes an element in shared memory.
-  template <int S>
-  static DEVICE void set(const Row& row, int column, T x) {
-    using E = typename Row::template Element<S>;
-    *const_cast<E*>(row.template address<S>(column)) = convert<E>(x);
   }
 };
 

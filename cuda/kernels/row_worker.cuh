@@ -427,9 +427,7 @@ struct RowWorker {
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
       if (active && elements.has(context.column)) {
-        auto* const element = row.template address<Row::INPUTS>(context.column);
-        *element = convert<typename Row::template Element<Row::INPUTS>>(
-            derivative(loss.gradient_of_target(done)));
+        row.template set<Row::INPUTS>(context.column, derivative(loss.gradient_of_target(done)));
       }
     }
   }

@@ -376,9 +376,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE void write_target(const auto& batch, const Row& row, const Context& context,
                            const Finished& done) const {
     if (context.status != ACTIVE || !batch.has(context.column)) return;
-    using E = typename Row::template Element<Row::INPUTS>;
-    *row.template address<Row::INPUTS>(context.column) =
-        convert<E>(derivative(loss.gradient_of_target(done)));
+    row.template set<Row::INPUTS>(context.column, derivative(loss.gradient_of_target(done)));
   }
 };
 

@@ -120,7 +120,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   DEVICE auto prologue(const Row& row) const {
     const auto context = loss.prologue(row, loss.prefetch(row));
     if constexpr (Loss::HIDES && !Batch::TELLS) {
-      if (context.status == ACTIVE) set(row, context.column, T(-INFINITY));
+      if (context.status == ACTIVE) row.template set<FIRST>(context.column, T(-INFINITY));
     }
     return context;
   }
@@ -154,13 +154,13 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     for (int k = 0; k < Team::COUNT; ++k) {
       if (!batch.holds(k)) continue;
       const auto numbers = batch.template numbers<0>(row, k);
-      set(row, k, derivative(loss.template gradient<0, N>(row, done, numbers)));
+      row.template set<FIRST>(k, derivative(loss.template gradient<0, N>(row, done, numbers)));
     }
     if (context.status != ACTIVE) {
 #pragma unroll 1
-      for (int k = 0; k < columns; ++k) set(row, k, without_loss<T>(context.status));
+      for (int k = 0; k < columns; ++k) row.template set<FIRST>(k, without_loss<T>(context.status));
     } else if constexpr (Loss::SINGLE) {
-      set(row, context.column, derivative(loss.gradient_of_target(done)));
+      row.template set<FIRST>(context.column, derivative(loss.gradient_of_target(done)));
     }
   }
   // All rows of a thread have been computed, and gradients are in the place of elements.
@@ -215,10 +215,6 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
       const int behind = misalignment(first_of<S>(rows));
       get<S>(staged) = reinterpret_cast<At<S, Pointers>>(stage + places.begin[S] + behind);
     }
-  }
-  // Changes an element in shared memory.
-  static DEVICE void set(const Row& row, int column, T x) {
-    *const_cast<Element*>(row.template address<FIRST>(column)) = convert<Element>(x);
   }
 };
 

@@ -216,8 +216,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
       if constexpr (VECTORISED<I>) {
         vector = load_vector<Tile::WIDTH>(from);
       } else {
-#pragma unroll
-        for (int j = 0; j < Tile::WIDTH; ++j) vector.at[j] = from[j * step<I, Layout::COLUMN>()];
+        vector = load_apart<Tile::WIDTH>(from, step<I, Layout::COLUMN>());
       }
     }
   }

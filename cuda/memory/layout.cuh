@@ -102,13 +102,9 @@ struct Layout {
     if constexpr (bool(VECTORISED >> K & 1u)) {
       return ::load_vector<W>(operand + at.offset[K]);
     } else if constexpr (bool(REPEATED >> K & 1u)) {
-      const T element = operand[at.offset[K]];
-      Vector<T, W> vector;
-#pragma unroll
-      for (int j = 0; j < W; ++j) vector.at[j] = element;
-      return vector;
+      return load_apart<W>(operand + at.offset[K], 0);
     } else {
-      Vector<T, W> vector;
+      Vector<T, W> vector;  // not by load_apart: an offset is computed as narrow as it is
 #pragma unroll
       for (int j = 0; j < W; ++j) vector.at[j] = operand[at.offset[K] + j * step(K, DIMS - 1)];
       return vector;

@@ -107,10 +107,7 @@ struct TileCopies {
     } else {
       pieces.template each<THREADS>([&](int at) {
         constexpr int WIDTH = 16 / SIZE;
-        Vector<E, WIDTH> vector;
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) vector.at[j] = from[at / SIZE + j];
-        store_vector<WIDTH>(to + at / SIZE, vector);
+        store_vector<WIDTH>(to + at / SIZE, load_apart<WIDTH>(from + at / SIZE, 1));
       });
     }
     pieces.template each_other<SIZE>([&](int at) { to[at / SIZE] = from[at / SIZE]; });

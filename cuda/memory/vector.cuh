@@ -77,6 +77,20 @@ DEVICE Vector<T, W> load_constants(const T* from) {
   return load_words<W>(from, [](const auto* at) { return __ldg(at); });
 }
 
+// W elements of which each is `step` elements behind the one before.
+template <int W, class T>
+DEVICE Vector<T, W> load_apart(const T* from, auto step) {
+  Vector<T, W> vector;
+#pragma unroll
+  for (int j = 0; j < W; ++j) vector.at[j] = from[j * step];
+  return vector;
+}
+template <int W, class T>
+DEVICE void store_apart(T* to, const Vector<T, W>& vector, auto step) {
+#pragma unroll
+  for (int j = 0; j < W; ++j) to[j * step] = vector.at[j];
+}
+
 // f(access, word) for each access that a vector takes at an address.
 template <int W, class T>
 DEVICE void each_word(T* at, const Vector<T, W>& vector, auto f) {
