@@ -1,7 +1,6 @@
-// How the states of the threads of a row become one: of a warp, of a block, of a cluster.
+// How the states of the threads of a row become one: of a warp, of a block.
 #pragma once
 #include "losses/row_loss.cuh"
-#include "memory/cluster.cuh"
 #include "memory/shared_array.cuh"
 
 template <int THREADS>
@@ -64,19 +63,3 @@ DEVICE auto merged(const auto& state) {
   }
   return of_warp;
 }
-
-#if CLUSTERS
-// The states of the blocks of a cluster together, in all threads of each.
-template <class Team, class State>
-DEVICE State merged_in_cluster(const State& state, unsigned turn) {
-  using Exchange = ClusterExchange<State, Team::RANKS>;
-  Exchange::send(state, turn);
-  Exchange::wait(turn);
-  State all;
-  for (int rank = 0; rank < Team::RANKS; ++rank) {
-    const State part = Exchange::received(turn, rank);
-    all = rank == 0 ? part : merge(all, part);
-  }
-  return all;
-}
-#endif

@@ -16,6 +16,7 @@
 // dtypes. The bits do not depend on gradients, nor on the block that computes a rank.
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
+#include "memory/cluster.cuh"
 
 // The arguments are those of pointwise.cu, with rows for elements: all may be ignored. A
 // VJP has its grad_output among the operands. Blocks, or clusters, stride over groups of as many
@@ -59,13 +60,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   using Index = typename Layout::Index;
   const Index worker = blockIdx.x / Team::BLOCKS;
   const Index step = Index(gridDim.x / Team::BLOCKS) * Team::ROWS, end = Index(n);
-#if CLUSTERS
-  [[maybe_unused]] unsigned turn = 0;
-  if constexpr (Team::CLUSTER) {
-    FullBarriers::begin();
-    cluster_barrier();
-  }
-#endif
+  constexpr bool IN_CLUSTER = Team::CLUSTER && CLUSTERS;
+  [[maybe_unused]] Select<IN_CLUSTER, ClusterExchange<Merged, Team::RANKS>, Nothing> cluster;
+  if constexpr (IN_CLUSTER) cluster.begin();
 
   // A row is prefetched two rows before its elements, and its prologue is one row before them.
   const Index first = worker * Team::ROWS + Team::row();
@@ -110,12 +107,10 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     const Context next_context = prologue_of(loss, next_row, next_present, next_prefetched);
 
     Merged state;
-    if constexpr (Team::CLUSTER && CLUSTERS) {
-#if CLUSTERS
+    if constexpr (IN_CLUSTER) {
       const Share share = work.share_of(row, present, rank, Team::SLOTS);
-      state = merged<Team>(work.template accumulate<false>(share, share, context));
-      state = merged_in_cluster<Team>(state, turn++);
-#endif
+      const auto part = work.template accumulate<false>(share, share, context);
+      state = cluster.merged(merged<Team>(part));
     } else {
 #pragma unroll 1
       for (int r = 0; r < Team::RANKS; ++r) {
@@ -199,10 +194,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     context = next_context;
     next_prefetched = prefetched_after;
   }
-#if CLUSTERS
-  // The others may still send to this block.
-  if constexpr (Team::CLUSTER) cluster_barrier();
-#endif
+  if constexpr (IN_CLUSTER) cluster.end();
   if constexpr (REDUCED) {
     if constexpr (!GRADIENTS && !REDUCES_EACH) hand_over_sums();
     if (rank == 0) reduction.finish_groups(segment, before);

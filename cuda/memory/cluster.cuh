@@ -4,6 +4,10 @@
 #include "memory/arrivals.cuh"
 #include "memory/vector.cuh"
 
+// How the RANKS blocks of a cluster exchange values. All threads begin() first, and end() last.
+template <class Value, int RANKS>
+class ClusterExchange;
+
 #if CLUSTERS
 DEVICE void cluster_barrier() {
   asm volatile(
@@ -31,14 +35,36 @@ DEVICE unsigned address_in_cluster(unsigned address, unsigned rank) {
   return address;
 }
 
-// Each of RANKS blocks sends a value to all of them, to one of two places in turns. A block sends
-// to a place again only after it has received the values of the turn between. Their senders have
-// read that place before they sent them.
+// In each turn a block sends a value to all of them, to one of two places by turns. It sends to a
+// place again only after it has received the values of the turn between. Their senders have read
+// that place before they sent them.
 template <class Value, int RANKS>
-struct ClusterExchange {
+class ClusterExchange {
   static constexpr int WORDS = WordsOf<Value>::COUNT;
   using Parts = unsigned[RANKS][WORDS];
+  unsigned next_turn = 0;
 
+ public:
+  static DEVICE void begin() {
+    FullBarriers::begin();
+    cluster_barrier();
+  }
+  // The values of all blocks, in the order of their ranks, as one.
+  DEVICE Value merged(const Value& value) {
+    const unsigned turn = next_turn++;
+    send(value, turn);
+    while (!mbarrier_try_wait_cluster(FullBarriers::barrier(turn), turn / 2 % 2)) continue;
+    Value all;
+    for (int rank = 0; rank < RANKS; ++rank) {
+      const Value part = received(turn, rank);
+      all = rank == 0 ? part : merge(all, part);
+    }
+    return all;
+  }
+  // Others may still send to this block.
+  static DEVICE void end() { cluster_barrier(); }
+
+ private:
   // Sends the value of this block, without waiting for anything else that it has written.
   static DEVICE void send(const Value& value, unsigned turn) {
     if (threadIdx.x == 0) {
@@ -62,19 +88,13 @@ struct ClusterExchange {
       }
     }
   }
-  // Waits for the values of all blocks in a turn.
-  static DEVICE void wait(unsigned turn) {
-    while (!mbarrier_try_wait_cluster(FullBarriers::barrier(turn), turn / 2 % 2)) continue;
-  }
-  // The value that a rank has sent in a turn. Call wait() first.
+  // The value that a rank has sent.
   static DEVICE Value received(unsigned turn, int rank) {
     WordsOf<Value> part{};
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) part.word[w] = parts(turn)[rank][w];
     return part.value;
   }
-
- private:
   static DEVICE Parts& parts(unsigned turn) {
     __shared__ Parts parts[2];
     return parts[turn % 2];

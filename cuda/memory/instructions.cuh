@@ -1,13 +1,11 @@
 // Copies that nobody waits for, barriers on which they arrive, and policies of the cache:
 // instructions that CUDA C++ has no functions for, a function for each, and which of them an
-// architecture has. The emulator of the tests has functions of these names, and says itself which
-// ARCHITECTURE it stands for.
+// architecture has. The emulator of the tests has functions of these names.
 #pragma once
 #include "numbers/device.cuh"
 
 #ifdef __CUDA_ARCH__
-#define ARCHITECTURE __CUDA_ARCH__
-#define CLUSTERS (__CUDA_ARCH__ >= 900)
+#define CLUSTERS (ARCHITECTURE >= 900)
 #else
 #define CLUSTERS 0
 #endif

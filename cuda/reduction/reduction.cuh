@@ -241,11 +241,8 @@ struct Reduction {
   // finishes, and does not wait for the atomic addition.
   static constexpr int FAN_IN = 64;
   static constexpr int MOST_AT_ONCE = 256;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  static constexpr unsigned LOADS_OF_GROUPS = THREADS <= 256 ? 4 : 1;  // more would spill
-#else
-  static constexpr unsigned LOADS_OF_GROUPS = 4;
-#endif
+  // More would spill.
+  static constexpr unsigned LOADS_OF_GROUPS = ARCHITECTURE >= 1000 && THREADS > 256 ? 1 : 4;
   DEVICE unsigned arrive_in_group(long long segment) const {
     if (!has_partials()) return 0;
     const int group = group_of(int(segment));

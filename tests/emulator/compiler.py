@@ -123,7 +123,7 @@ class Module:
         self,
         code: str,
         name_expressions: Sequence[str],
-        options: Sequence[str] = (),
+        options: Sequence[str] = ("-DARCHITECTURE=900",),
         check: bool = True,
     ) -> None:
         self._check = check

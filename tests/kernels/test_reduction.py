@@ -281,7 +281,7 @@ def rows(
     sums = 2 if values == "MEAN_OF_VALUES" else 1
     steps = [1 if x.shape != (n,) else 0 for x in arrays]
     strides = [(0 if x.shape == (COLUMNS,) else x.size // n,) for x in arrays]
-    module = Module(sources.source("kernels/gathered_rows.cu"), [name], ("-DARCHITECTURE=900",))
+    module = Module(sources.source("kernels/gathered_rows.cu"), [name])
     kernel = module.get_function(name)
     kernel(
         (segments,),

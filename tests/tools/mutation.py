@@ -586,6 +586,9 @@ IDLE: dict[str, str] = {
     (
         "static constexpr int PLACES = !FROM_ONE ? WIDTH : WIDTH * COUNT > 8 && WIDTH > 1 ? 2 : 1;"
     ): "another number of sums",
+    "static constexpr unsigned LOADS_OF_GROUPS = ARCHITECTURE >= 1000 && THREADS > 256 ? 1 : 4;": (
+        "how many loads there are at once"
+    ),
     (
         "Layout::DIMS == 1 || (sizeof(T) == 4 && Layout::OPERANDS + ones_below(WANTED, 32) <= 4) "
         "? 2 : 1;"
