@@ -240,17 +240,13 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
         for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_vector_of<S>(row, p));
       } else {
 #pragma unroll
-        for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_elements<S>(row, p));
+        for (int p = 0; p < VECTORS; ++p) keep<S>(p, load_vector_of<S>(row, p, false));
       }
     }
   }
   template <int S>
-  DEVICE Stored<S> load_vector_of(const Row& row, int p) const {
-    return vector_at<S>(p, address<S>(row, p), row.layout.template step<S>(), true);
-  }
-  template <int S>
-  DEVICE Stored<S> load_elements(const Row& row, int p) const {
-    return vector_at<S>(p, address<S>(row, p), row.layout.template step<S>(), false);
+  DEVICE Stored<S> load_vector_of(const Row& row, int p, bool aligned = true) const {
+    return vector_at<S>(p, address<S>(row, p), row.layout.template step<S>(), aligned);
   }
   // Vector p of array S, which is there, its elements `step` apart. If `aligned` it is one access.
   template <int S, class E>

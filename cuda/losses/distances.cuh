@@ -207,8 +207,10 @@ template <class T, int NORM, bool SWAP>
 struct TripletMargin : OfRow {
   static constexpr int OPERANDS = 3;
   static constexpr unsigned READS = 7u;
-  Parameter<T> margin, p, eps;
   using Metric = Norm<T, NORM>;
+  Parameter<T> margin;
+  Metric metric;  // whose field p is the next parameter
+  Parameter<T> eps;
 
   // Of the distances anchor-positive, anchor-negative and positive-negative.
   template <class Each>
@@ -236,7 +238,6 @@ struct TripletMargin : OfRow {
   template <bool FIRST_BATCH, class Row>
   DEVICE void add(auto& state, const Row&, const Always&, auto& elements) const {
     using N = typename Row::N;
-    const Metric metric{p};
     auto parts = Parts<N>::empty();
     elements.each([&](int, auto, const auto& x) {
 #pragma unroll
@@ -256,7 +257,6 @@ struct TripletMargin : OfRow {
   };
   template <class N>
   DEVICE Finished<N> epilogue(const auto&, const Always&, const Parts<N>& parts, bool) const {
-    const Metric metric{p};
     Finished<N> done;
 #pragma unroll
     for (int i = 0; i < 2 + SWAP; ++i) done.to[i] = metric.distance(parts.to[i]);
@@ -287,7 +287,6 @@ struct TripletMargin : OfRow {
   DEVICE N gradient(const auto&, const Finished<N>& done, const auto& x) const {
     // Where each difference has the operand: with +, with -, or not at all.
     constexpr int SIGN[3][3] = {{1, 1, 0}, {-1, 0, 1}, {0, -1, -1}};
-    const Metric metric{p};
     N sum;
     bool has_any = false;
 #pragma unroll

@@ -78,11 +78,7 @@ DEVICE void each_bit(auto f) {
 
 // T, once for each I.
 template <class T, int I>
-struct Repeated {
-  using type = T;
-};
-template <class T, int I>
-using Repeat = typename Repeated<T, I>::type;
+using Repeat = T;
 
 // How many of the bits ahead of bit `end` are set. Where each set bit stands for an array, that is
 // the place of the array of bit `end` among them.
