@@ -3,7 +3,7 @@
 That is the one of the last backward pass of the same plan with as many calls waiting, 1 at first.
 The number of rows that a mean has is anticipated too: all, if all were there in the last call; so
 it is where a call gives value and gradients, which has no backward pass. They never leave the
-device: `Factor` in cuda/reduction/reduction.cuh says what kernels do with them.
+device: `Factor` in cuda/reduction/factor.cuh says what kernels do with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import driver
 from .launch import Chooser, Parameters
 from .library import PER_THREAD_STREAM, DeviceLibrary
 
-SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/reduction.cuh
+SLOT_BYTES = 32  # an Anticipation, see cuda/reduction/factor.cuh
 USED_OFFSET, COUNTED_OFFSET = 8, 16  # where its numbers USED and COUNTED lie
 SLOTS = 32  # of a block of memory, 1 KiB
 

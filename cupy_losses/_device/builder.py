@@ -91,7 +91,7 @@ class Builder(ABC):
         return sorted(found, key=itemgetter(0))
 
     def _factor(self, gradients: bool, values: str) -> tuple[Address, Address]:
-        """The addresses of what gradients are multiplied by, see cuda/reduction/reduction.cuh.
+        """The addresses of what gradients are multiplied by, see cuda/reduction/factor.cuh.
 
         Or, of a launch without gradients, of the denominator that it hands out.
         """

@@ -78,7 +78,7 @@ TURN = 1  # what a batch costs besides its elements, in elements
 LONG_BATCHES = (8, 7, 6, 4)
 PADS = 5  # tried between the columns of arrays that lie apart, in vectors
 MOST_CONFLICTS_APART = 4  # of units of these; with more, units are words
-MOST_ROWS = 64  # in cuda/kernels/row_tiles.cu, where several threads work on a row
+MOST_ROWS = 64  # in cuda/kernels/row_units.cuh, where several threads work on a row
 
 TILE_SEGMENTS = 4096  # partial sums of a reduced loss, at most
 # Most often no more blocks are launched than run at once. In float32, where one thread has a row,

@@ -21,7 +21,7 @@ CONSTANTS = {
     ("kernels/phases.cuh", "RECORD_BYTES"): row_schedule.RECORD_BYTES,
     ("kernels/split_rows.cu", "MAX_RANKS"): row_team.MAX_RANKS,
     ("kernels/row_worker.cuh", "VECTORS_OF_LINE"): row_team.VECTORS_OF_LINE,
-    ("kernels/row_tiles.cu", "MOST_ROWS"): row_tiling.MOST_ROWS,
+    ("kernels/row_units.cuh", "MOST_ROWS"): row_tiling.MOST_ROWS,
 }
 
 
@@ -33,7 +33,7 @@ def test_constants(file: str, name: str) -> None:
 
 def test_the_numbers_of_an_anticipation() -> None:
     (body,) = re.findall(
-        r"enum Anticipation \{(.*?)\}", sources.source("reduction/reduction.cuh"), re.S
+        r"enum Anticipation \{(.*?)\}", sources.source("reduction/factor.cuh"), re.S
     )
     names = re.findall(r"^\s*(\w+),", body, re.M)
     assert len(names) * 8 == anticipation.SLOT_BYTES

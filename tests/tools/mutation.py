@@ -62,6 +62,7 @@ ROW_FILES = (
     "kernels/row_batch.cuh",
     "kernels/row_epilogue.cuh",
     "kernels/row_states.cuh",
+    "kernels/row_units.cuh",
     "kernels/row_worker.cuh",
     "kernels/strided_batch.cuh",
     "memory/arrivals.cuh",
@@ -79,7 +80,12 @@ ROW_FILES = (
     "losses/distances.cuh",
     "losses/row_formula.cuh",
 )
-TILE_FILES = ("kernels/row_tiles.cu", "memory/arrivals.cuh", "memory/tile_copy.cuh")
+TILE_FILES = (
+    "kernels/row_tiles.cu",
+    "kernels/row_units.cuh",
+    "memory/arrivals.cuh",
+    "memory/tile_copy.cuh",
+)
 STRIDED_FILES = (
     "kernels/strided_rows.cu",
     "kernels/strided_batch.cuh",
@@ -94,6 +100,7 @@ FILES = (
     "kernels/broadcast_sum.cu",
     "kernels/scale.cu",
     "kernels/elements.cuh",
+    "reduction/factor.cuh",
     "reduction/reduction.cuh",
     "reduction/sum.cuh",
     "memory/layout.cuh",
@@ -110,7 +117,12 @@ FILES = (
 )
 KERNELS = tuple(file for file in FILES if file.endswith(".cu"))  # the files that are compiled
 # What only some calls reach in part.
-SHARED_FILES = ("reduction/reduction.cuh", "reduction/sum.cuh", "numbers/elementary.cuh")
+SHARED_FILES = (
+    "reduction/factor.cuh",
+    "reduction/reduction.cuh",
+    "reduction/sum.cuh",
+    "numbers/elementary.cuh",
+)
 
 # What only a GPU compiles: no mutants, as the emulator cannot find them.
 OF_A_GPU = (
