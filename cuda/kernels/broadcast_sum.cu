@@ -14,46 +14,41 @@
 // chunks.
 #include "kernels/elements.cuh"
 
-// What cupy_losses/_device/element_launches.py chooses.
-struct SumTeamParameters {
+// How a thread adds, as cupy_losses/_device/element_launches.py chooses.
+struct SumTeam {
   int threads;  // of a block
   int width;    // the neighbouring elements of a vector
   int batch;    // the vectors that a thread loads before it uses the first
   bool beside;  // whether these elements are terms of as many sums, or else of one
   int along;    // the dimension that the terms of a sum lie along, or -1 if there are several
   int plain;    // how many terms are added before a rounding error is kept
-};
 
-// How a thread adds.
-template <SumTeamParameters GIVEN>
-struct SumTeam {
-  static constexpr int THREADS = GIVEN.threads, WIDTH = GIVEN.width, BATCH = GIVEN.batch,
-                       ALONG = GIVEN.along, PLAIN = GIVEN.plain;
-  static constexpr bool BESIDE = GIVEN.beside;
-  static constexpr int SUMS = BESIDE ? WIDTH : 1, TERMS = BESIDE ? 1 : WIDTH;  // of a vector
+  // Of a vector.
+  __device__ constexpr int sums() const { return beside ? width : 1; }
+  __device__ constexpr int terms() const { return beside ? 1 : width; }
 };
 
 // The terms of one thread.
-template <class Work, class Team, int OPERAND>
+template <class Work, SumTeam TEAM, int OPERAND>
 struct Adder {
   using T = typename Work::Scalar;
   using Vectors = typename Work::Vectors;
   const Work& work;
-  Sum<T> sums[Team::SUMS];
+  Sum<T> sums[TEAM.sums()];
 
   // Adds the terms from `first` on that are ahead of `end`, of vectors that are `step` terms apart.
   // The first one begins with `element`; from one to the next `stride` elements are counted.
   DEVICE void add(long long element, long long stride, long long first, long long end, int step) {
     auto at = work.layout.locate(element);
-    for (; first < end; first += Team::BATCH * step) {
-      const int left = int(min(end - first, (long long)(Team::BATCH * step)));
-      Vectors vectors[Team::BATCH];
+    for (; first < end; first += TEAM.batch * step) {
+      const int left = int(min(end - first, (long long)(TEAM.batch * step)));
+      Vectors vectors[TEAM.batch];
 #pragma unroll
-      for (int p = 0; p < Team::BATCH; ++p) {
+      for (int p = 0; p < TEAM.batch; ++p) {
         if (p * step >= left) continue;
         work.load(vectors[p], at);
-        if constexpr (Team::ALONG >= 0) {
-          at = work.layout.template moved<Team::ALONG>(at, step);
+        if constexpr (TEAM.along >= 0) {
+          at = work.layout.template moved<TEAM.along>(at, step);
         } else {
           element += stride;
           at = work.layout.locate(element);
@@ -64,26 +59,26 @@ struct Adder {
   }
 
  private:
-  DEVICE void add_batch(const Vectors (&vectors)[Team::BATCH], int left, int step) {
-    T plain_sums[Team::SUMS] = {};
+  DEVICE void add_batch(const Vectors (&vectors)[TEAM.batch], int left, int step) {
+    T plain_sums[TEAM.sums()] = {};
 #pragma unroll
-    for (int p = 0; p < Team::BATCH; ++p) {
+    for (int p = 0; p < TEAM.batch; ++p) {
       if (p * step < left) {
         const auto x = work.widened(vectors[p]);
 #pragma unroll
-        for (int j = 0; j < Team::WIDTH; ++j) {
-          const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p * Team::WIDTH + j;
+        for (int j = 0; j < TEAM.width; ++j) {
+          const int own = TEAM.beside ? j : 0, before = TEAM.beside ? p : p * TEAM.width + j;
           plain_sums[own] += term(x, j);
-          if ((before + 1) % Team::PLAIN == 0) keep(plain_sums, own);
+          if ((before + 1) % TEAM.plain == 0) keep(plain_sums, own);
         }
       }
     }
-    if constexpr (Team::PLAIN > 1) {  // where the last ones are fewer
+    if constexpr (TEAM.plain > 1) {  // where the last ones are fewer
 #pragma unroll
-      for (int s = 0; s < Team::SUMS; ++s) keep(plain_sums, s);
+      for (int s = 0; s < TEAM.sums(); ++s) keep(plain_sums, s);
     }
   }
-  DEVICE void keep(T (&plain_sums)[Team::SUMS], int own) {
+  DEVICE void keep(T (&plain_sums)[TEAM.sums()], int own) {
     sums[own] += plain_sums[own];
     plain_sums[own] = T(0);
   }
@@ -99,20 +94,20 @@ struct Adder {
 
 // The sums of the derivative by OPERAND. OPERAND = -1 sums the values instead, for example partial
 // sums. The dimensions of the layout are those of the sums, then those of their terms; the other
-// way round where terms lie BESIDE those of other sums. A block has `of_block` of the `outputs`, or
-// vectors of them, and chunk blockIdx.y of their terms, of `chunk` of the `repeats`. With one chunk
-// the results are final; with more there is a partial sum for each output and chunk. `divisor`,
-// `denominator` and EMPTY_IS_ZERO are as in reduction/reduction.cuh, `scale` is as in
+// way round where terms lie `beside` those of other sums. A block has `of_block` of the `outputs`,
+// or vectors of them, and chunk blockIdx.y of their terms, of `chunk` of the `repeats`. With one
+// chunk the results are final; with more there is a partial sum for each output and chunk.
+// `divisor`, `denominator` and EMPTY_IS_ZERO are as in reduction/reduction.cuh, `scale` is as in
 // kernels/pointwise.cu.
-template <class T, class Loss, class Layout, class Team, int OPERAND, bool EMPTY_IS_ZERO,
+template <class T, class Loss, class Layout, SumTeam TEAM, int OPERAND, bool EMPTY_IS_ZERO,
           class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS)
+__global__ void __launch_bounds__(TEAM.threads)
     broadcast_sum(Loss loss, double scale, Layout layout, int of_block, long long outputs,
                   long long repeats, long long chunk, double divisor, const double* denominator,
                   Result* result, P... pointer) {
   using Pointers = Tuple<P...>;
-  using Work = Worker<T, Loss, Layout, Team::WIDTH, NO_VALUES, 0u, Result, Pointers>;
-  constexpr int SUMS = Team::SUMS, TERMS = Team::TERMS;
+  using Work = Worker<T, Loss, Layout, TEAM.width, NO_VALUES, 0u, Result, Pointers>;
+  constexpr int SUMS = TEAM.sums(), TERMS = TEAM.terms();
 
   const Pointers pointers{{pointer}...};
   const Work work{loss, layout, pointers, Reciprocal<T>(1.0), nullptr};
@@ -125,29 +120,29 @@ __global__ void __launch_bounds__(Team::THREADS)
     reciprocal = Reciprocal<double>(divisor, 1.0, scaling.value());
   }
   // The threads of a sum: this one is number `part` of them, and its sum `own` of the block.
-  const int threads = Team::THREADS / of_block, thread = threadIdx.x;
-  const int own = Team::BESIDE ? thread % of_block : thread / threads;
-  const int part = Team::BESIDE ? thread / of_block : thread % threads;
+  const int threads = TEAM.threads / of_block, thread = threadIdx.x;
+  const int own = TEAM.beside ? thread % of_block : thread / threads;
+  const int part = TEAM.beside ? thread / of_block : thread % threads;
   const long long output = ((long long)(blockIdx.x) * of_block + own) * SUMS;
   const long long begin = (long long)(blockIdx.y) * chunk, end = min(begin + chunk, repeats);
   const long long first = begin + part * TERMS;
   const int step = threads * TERMS;
 
-  Adder<Work, Team, OPERAND> adder{work, {}};
+  Adder<Work, TEAM, OPERAND> adder{work, {}};
   if (output < outputs && part < threads) {
-    if constexpr (Team::BESIDE) {
+    if constexpr (TEAM.beside) {
       adder.add(first * outputs + output, step * outputs, first, end, step);
     } else {
       adder.add(output * repeats + first, step, first, end, step);
     }
   }
-  if constexpr (Team::BESIDE) interleaved_sums<Team::THREADS>(adder.sums, of_block);
+  if constexpr (TEAM.beside) interleaved_sums<TEAM.threads>(adder.sums, of_block);
   Sum<double> sums[SUMS];
 #pragma unroll
   for (int s = 0; s < SUMS; ++s) sums[s] = adder.sums[s].widened();
-  if constexpr (!Team::BESIDE) {
-    if (threads == Team::THREADS) {
-      block_sums<Team::THREADS>(sums);
+  if constexpr (!TEAM.beside) {
+    if (threads == TEAM.threads) {
+      block_sums<TEAM.threads>(sums);
     } else {
       warp_sums(sums, threads);
     }

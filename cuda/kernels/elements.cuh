@@ -5,28 +5,23 @@
 #include "memory/layout.cuh"
 #include "reduction/reduction.cuh"
 
-// What cupy_losses/_device/element_schedule.py chooses.
-struct TileParameters {
+// How elements form tiles, as cupy_losses/_device/element_schedule.py chooses.
+struct Tile {
   int threads;             // of a block, whose work a tile is
   int vectors_per_thread;  // of a tile
   int width;               // the elements of a vector
   // The vectors that a thread loads before it uses the first. That changes the speed, never the
   // order of summation.
   int batch;
+
+  __device__ constexpr int elements() const { return threads * vectors_per_thread * width; }
 };
 
-// The elements of a tile.
-template <TileParameters GIVEN>
-struct Tile {
-  static constexpr int THREADS = GIVEN.threads, VECTORS_PER_THREAD = GIVEN.vectors_per_thread,
-                       WIDTH = GIVEN.width, BATCH = GIVEN.batch;
-  static constexpr int ELEMENTS = THREADS * VECTORS_PER_THREAD * WIDTH;
-
-  // The first element of a thread's vector in a tile.
-  static DEVICE long long element(long long tile, int vector) {
-    return tile * ELEMENTS + (vector * THREADS + int(threadIdx.x)) * WIDTH;
-  }
-};
+// The first element of a thread's vector in a tile.
+template <Tile TILE>
+DEVICE long long first_element(long long tile, int vector) {
+  return tile * TILE.elements() + (vector * TILE.threads + int(threadIdx.x)) * TILE.width;
+}
 
 // One thread's work on vectors of neighbouring elements. Pointers: to the operands, then to the
 // gradients of the operands in WANTED.

@@ -124,26 +124,19 @@ DEVICE void write_all(const auto& row, E gradient) {
 // classes alone, into what is 0 already.
 enum Writing { IN_VECTORS, STAGED, BESIDE, IN_ZEROS };
 
-// What cupy_losses/_device/row_gathering_schedule.py chooses.
-struct GatheringTeamParameters {
+// The threads of a block, as cupy_losses/_device/row_gathering_schedule.py chooses.
+struct GatheringTeam {
   int threads;   // of a block
   int resident;  // how many blocks a multiprocessor is to hold
   Writing writing;
 };
 
-// The threads of a block.
-template <GatheringTeamParameters GIVEN>
-struct GatheringTeam {
-  static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
-  static constexpr Writing WRITING = GIVEN.writing;
-};
-
 // The arguments are those of pointwise.cu, with rows for elements: all may be ignored. A
 // tile has `rows` of them, up to THREADS. `by_columns` divides by the columns. A block writes one
 // of `slices` of the gradients of a tile; the first one has the values.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+template <class T, class Loss, class Layout, GatheringTeam TEAM, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+__global__ void __launch_bounds__(TEAM.threads, TEAM.resident)
     gathered_rows(Loss loss, double scale, Layout layout, int rows, int slices,
                   FastDivision by_columns, long long n, long long columns,
                   Results<T, Result> results, P... pointer) {
@@ -163,10 +156,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
 
   using Gradient = typename Row::template Element<GRADIENTS ? Row::INPUTS : 0>;
-  [[maybe_unused]] StagedGradients<Team::THREADS, Gradient> staged{
+  [[maybe_unused]] StagedGradients<TEAM.threads, Gradient> staged{
       reinterpret_cast<Gradient*>(shared), int(columns)};
 
   const Index all = Index(results.segments), workers = gridDim.x / slices;
@@ -201,23 +194,23 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         E own = others;
         if (active) own = convert<E>(derivative(loss.gradient_of_target(outcome.done)));
         const Column column = active ? context.column : Column(-1);
-        if constexpr (Team::WRITING == IN_ZEROS) {
+        if constexpr (TEAM.writing == IN_ZEROS) {
           if (is_present(tile)) {
             const Row row = row_of(tile);
             if (active) *row.template address<G>(column) = own;
             if (context.status == INVALID) write_all<G>(row, others);
           }
-        } else if constexpr (Team::WRITING == BESIDE) {
+        } else if constexpr (TEAM.writing == BESIDE) {
           const Column size = Column((columns + (slices - 1)) / slices), begin = slice * size;
           write_beside<G>(row_of(tile), is_present(tile), column, own, others, begin,
                           min(begin + size, Column(columns)));
-        } else if constexpr (Team::WRITING == STAGED) {
+        } else if constexpr (TEAM.writing == STAGED) {
           const int here = int(min(Index(rows), Index(n) - tile * rows));
           E* const to = get<G>(pointers) + tile * (long long)(rows)*columns;
           staged.write(to, here, int(column), own, others, context.status == INVALID);
         } else {
-          const OneOfEachRow<E> ones{shared_array<int, Team::THREADS>(),
-                                     shared_array<E, Team::THREADS>()};
+          const OneOfEachRow<E> ones{shared_array<int, TEAM.threads>(),
+                                     shared_array<E, TEAM.threads>()};
           ones.column[threadIdx.x] = int(column);
           ones.number[threadIdx.x] = own;
           __syncthreads();
@@ -226,7 +219,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           const int end = min(begin + rows_of_slice, here);
           const OneOfEachRow<E> own_ones{ones.column + begin, ones.number + begin};
           E* const to = get<G>(pointers) + (tile * (long long)(rows) + begin) * columns;
-          own_ones.template write<Team::THREADS>(to, end - begin, unsigned(columns), by_columns);
+          own_ones.template write<TEAM.threads>(to, end - begin, unsigned(columns), by_columns);
           __syncthreads();
           const bool is_own = int(threadIdx.x) >= begin && int(threadIdx.x) < end;
           if (is_own && context.status == INVALID) write_all<G>(row_of(tile), others);
@@ -243,5 +236,5 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     if (slice == 0) reduction.finish(unsigned(workers));
   }
   // Shared memory stays until it has been read.
-  if constexpr (GRADIENTS && Team::WRITING == STAGED) TileCopies<Team::THREADS>::wait_for_stores();
+  if constexpr (GRADIENTS && TEAM.writing == STAGED) TileCopies<TEAM.threads>::wait_for_stores();
 }

@@ -13,7 +13,7 @@
 // more than PIECE targets a row takes time in proportion to its targets times its elements: for the
 // gradients of the targets it is read again, once for each PIECE of them.
 //
-// THREADS_PER_ROW threads of a block, up to all of them, work on a row. Their number follows from
+// `threads_per_row` threads of a block, up to all of them, work on a row. Their number follows from
 // the length of a row, its dtype and whether neighbouring rows lie side by side, not from
 // addresses.
 //
@@ -25,51 +25,55 @@
 #include "kernels/row_states.cuh"
 #include "losses/multilabel_margin.cuh"
 
-// What cupy_losses/_device/plan_multilabel.py chooses.
-struct MarginTeamParameters {
+// The threads of a row, as cupy_losses/_device/plan_multilabel.py chooses.
+struct MarginTeam {
   int threads, threads_per_row;  // of a block, and of a row
   int width;                     // the elements of a vector
   int batch;                     // the vectors that a thread takes at a time
   int piece;     // the targets it compares them with at a time; no row of one thread is longer
   int resident;  // how many blocks a multiprocessor is to hold
   bool across;   // whether neighbouring threads are at neighbouring rows: elements lie far apart
+
+  __device__ constexpr int rows() const { return threads / threads_per_row; }
+  __device__ constexpr bool alone() const { return threads_per_row == 1; }
+  // So many readers read labels together, each ahead() of them at a time. The other threads of the
+  // row do the same for themselves. Shared memory lists up to listed() targets.
+  __device__ constexpr int readers() const {
+    return across ? 1 : threads_per_row < 16 ? threads_per_row : 16;
+  }
+  __device__ constexpr int ahead() const {
+    return alone() ? piece : readers() == 1 ? 8 : 16 / readers();
+  }
+  __device__ constexpr int listed() const {
+    return alone() ? piece : threads_per_row == 2 ? 16 : 32;
+  }
 };
 
-// The threads of a row.
-template <MarginTeamParameters GIVEN>
-struct MarginTeam {
-  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
-                       WIDTH = GIVEN.width, BATCH = GIVEN.batch;
-  static constexpr int PIECE = GIVEN.piece, RESIDENT = GIVEN.resident,
-                       ROWS = THREADS / THREADS_PER_ROW;
-  static constexpr bool ACROSS = GIVEN.across, ALONE = THREADS_PER_ROW == 1;
-  // READERS threads read labels together, each AHEAD of them at a time. The other threads of the
-  // row do the same for themselves. Shared memory lists up to LISTED targets.
-  static constexpr int READERS = ACROSS ? 1 : THREADS_PER_ROW < 16 ? THREADS_PER_ROW : 16;
-  static constexpr int AHEAD = ALONE ? PIECE : READERS == 1 ? 8 : 16 / READERS;
-  static constexpr int LISTED = ALONE ? PIECE : THREADS_PER_ROW == 2 ? 16 : 32;
-
+// The part that this thread has in the work of its block.
+template <MarginTeam TEAM>
+struct MarginThread {
   static DEVICE int thread() {
-    return ACROSS ? int(threadIdx.x) / ROWS : int(threadIdx.x) % THREADS_PER_ROW;
+    return TEAM.across ? int(threadIdx.x) / TEAM.rows() : int(threadIdx.x) % TEAM.threads_per_row;
   }
   static DEVICE int row() {
-    return ACROSS ? int(threadIdx.x) % ROWS : int(threadIdx.x) / THREADS_PER_ROW;
+    return TEAM.across ? int(threadIdx.x) % TEAM.rows() : int(threadIdx.x) / TEAM.threads_per_row;
   }
   // Synchronises all threads of a row, and others: a warp, a block, or one thread alone.
   static DEVICE void sync() {
-    if constexpr (ACROSS || THREADS_PER_ROW > 32) {
+    if constexpr (TEAM.across || TEAM.threads_per_row > 32) {
       __syncthreads();
-    } else if constexpr (!ALONE) {
+    } else if constexpr (!TEAM.alone()) {
       __syncwarp();
     }
   }
   // Whether `mine` is true in one of them.
   static DEVICE bool any(bool mine) {
-    if constexpr (ACROSS || THREADS_PER_ROW > 32) return __syncthreads_or(mine);
-    return ALONE ? mine : __any_sync(0xffffffffu, mine);
+    if constexpr (TEAM.across || TEAM.threads_per_row > 32) return __syncthreads_or(mine);
+    return TEAM.alone() ? mine : __any_sync(0xffffffffu, mine);
   }
   // The readers in which `mine` is true: a bit each.
   static DEVICE unsigned readers(bool mine) {
+    constexpr int READERS = TEAM.readers();
     if constexpr (READERS == 1) {
       return mine;
     } else {
@@ -77,31 +81,32 @@ struct MarginTeam {
       return all >> (threadIdx.x % 32 / READERS * READERS) & ((1u << READERS) - 1u);
     }
   }
-  static DEVICE int reader() { return thread() % READERS; }
+  static DEVICE int reader() { return thread() % TEAM.readers(); }
 };
 
 // What shared memory has of the rows of a block beside the marks: targets, and for each target of a
 // piece how many elements violate it and how often it is listed.
-template <class Team, class N, class Column, class Count>
+template <MarginTeam TEAM, class N, class Column, class Count>
 struct MarginLists {
-  N threshold[Team::LISTED][Team::ROWS];
-  Column column[Team::LISTED][Team::ROWS];
-  Count violated[Team::PIECE][Team::ROWS], times[Team::PIECE][Team::ROWS];
+  N threshold[TEAM.listed()][TEAM.rows()];
+  Column column[TEAM.listed()][TEAM.rows()];
+  Count violated[TEAM.piece][TEAM.rows()], times[TEAM.piece][TEAM.rows()];
 };
 
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+template <class T, class Loss, class Layout, MarginTeam TEAM, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers>
 struct MarginWorker {
+  using Own = MarginThread<TEAM>;
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using Column = typename Row::Column;
   using Count = Select<(sizeof(Column) == 4), unsigned, unsigned long long>;
-  using Lists = MarginLists<Team, N, Column, Count>;
-  static constexpr int PIECE = Team::PIECE, WIDTH = Team::WIDTH, BATCH = Team::BATCH;
+  using Lists = MarginLists<TEAM, N, Column, Count>;
+  static constexpr int PIECE = TEAM.piece, WIDTH = TEAM.width, BATCH = TEAM.batch;
   static constexpr int ELEMENTS = BATCH * WIDTH;  // of a thread at a time
-  static constexpr Column STRIDE = Team::THREADS_PER_ROW * ELEMENTS;
+  static constexpr Column STRIDE = TEAM.threads_per_row * ELEMENTS;
   static constexpr int MOST_COUNTED = 1 << 15;  // by a warp at a time: two counts share a register
-  using Arithmetic = Violations<N, sizeof(N) == sizeof(float) && !Team::ALONE>;
+  using Arithmetic = Violations<N, sizeof(N) == sizeof(float) && !TEAM.alone()>;
   static constexpr bool GRADIENTS = WANTED != 0;
   // Along a tangent gradients are 0.
   static constexpr bool COUNTS = GRADIENTS && TANGENTS == 0;
@@ -116,11 +121,11 @@ struct MarginWorker {
   Lists& lists;
 
   // The targets of a row, none of an invalid one. `repeats`: this thread has seen one again. A
-  // thread that works ALONE on a row has targets and marks in registers.
+  // thread that works alone on a row has targets and marks in registers.
   struct Targets {
     bool valid, repeats;
     Column count;
-    Select<Team::ALONE, Column, Nothing> own[PIECE];
+    Select<TEAM.alone(), Column, Nothing> own[PIECE];
     unsigned own_marks;
   };
 
@@ -150,13 +155,13 @@ struct MarginWorker {
     const Writer writer{row, present, scale, nothing};
 
     RunningSum<N> sum = RunningSum<N>::zero();
-    const bool few = Team::ALONE || !Team::any(targets.count > PIECE);
+    const bool few = TEAM.alone() || !Own::any(targets.count > PIECE);
     read_thresholds(row, targets, 0);
     if (few) {
       float violated[PIECE];
       scan<true>(writer, targets, ahead, sum, violated);
       if constexpr (COUNTS) write_targets(writer, targets, 0, violated);
-    } else if constexpr (!Team::ALONE) {
+    } else if constexpr (!TEAM.alone()) {
       float unused[PIECE];
       scan<false>(writer, targets, ahead, sum, unused);
       if constexpr (COUNTS) count_and_write_targets(writer, targets);
@@ -176,18 +181,18 @@ struct MarginWorker {
   };
   // The total of the sums of all threads of a row, in each of them.
   DEVICE N total_of_row(const RunningSum<N>& own) const {
-    if constexpr (Team::ACROSS && !Team::ALONE) {
-      auto* const parts = shared_array<RunningSum<N>, Team::THREADS>();
+    if constexpr (TEAM.across && !TEAM.alone()) {
+      auto* const parts = shared_array<RunningSum<N>, TEAM.threads>();
       __syncthreads();  // the previous row may still be read
       parts[threadIdx.x] = own;
       __syncthreads();
-      RunningSum<N> sum = parts[Team::row()];
-      for (int thread = 1; thread < Team::THREADS_PER_ROW; ++thread) {
-        sum = sum + parts[thread * Team::ROWS + Team::row()];
+      RunningSum<N> sum = parts[Own::row()];
+      for (int thread = 1; thread < TEAM.threads_per_row; ++thread) {
+        sum = sum + parts[thread * TEAM.rows() + Own::row()];
       }
       return sum.total();
     } else {
-      return merged<Team>(Total{own}).sum.total();
+      return merged<TEAM>(Total{own}).sum.total();
     }
   }
 
@@ -216,7 +221,7 @@ struct MarginWorker {
             store_apart(to, vector, row.layout.template step<Row::INPUTS>());
           }
         }
-        to += Team::THREADS_PER_ROW * WIDTH * row.layout.template step<Row::INPUTS>();
+        to += TEAM.threads_per_row * WIDTH * row.layout.template step<Row::INPUTS>();
       }
     }
     DEVICE void write_target(Column column, T times, T violated) const {
@@ -234,7 +239,7 @@ struct MarginWorker {
     Select<(TANGENTS != 0), Vectors<SLOPE>, Nothing> slopes[BATCH];
   };
   static DEVICE Column column_of(Column first, int p) {
-    return first + Team::thread() * WIDTH + p * (Team::THREADS_PER_ROW * WIDTH);
+    return first + Own::thread() * WIDTH + p * (TEAM.threads_per_row * WIDTH);
   }
   // A vector is all in the row or not at all.
   DEVICE Batch load(const Row& row, Column first) const {
@@ -255,7 +260,7 @@ struct MarginWorker {
           vectors[p] = load_apart<WIDTH>(from, layout.template step<S>());
         }
       }
-      from += Team::THREADS_PER_ROW * WIDTH * layout.template step<S>();
+      from += TEAM.threads_per_row * WIDTH * layout.template step<S>();
     }
   }
   // The elements of a batch in a window from `begin`; -inf for targets and beyond the row, which
@@ -282,45 +287,45 @@ struct MarginWorker {
 
   // The marks of vector p behind the one in a column of the window; others may follow them.
   DEVICE unsigned marks_from(const Targets& targets, Column column, int p) const {
-    constexpr int APART = Team::THREADS_PER_ROW * WIDTH;
-    if constexpr (Team::ALONE) {
+    constexpr int APART = TEAM.threads_per_row * WIDTH;
+    if constexpr (TEAM.alone()) {
       return targets.own_marks >> (column + p * APART);
     } else if constexpr (APART % 32 == 0) {
-      const unsigned* const word = marks + (column / 32 * Team::ROWS + Team::row());
-      return word[p * (APART / 32) * Team::ROWS] >> (column % 32);
+      const unsigned* const word = marks + (column / 32 * TEAM.rows() + Own::row());
+      return word[p * (APART / 32) * TEAM.rows()] >> (column % 32);
     } else {
       column += p * APART;
-      return marks[column / 32 * Team::ROWS + Team::row()] >> (column % 32);
+      return marks[column / 32 * TEAM.rows() + Own::row()] >> (column % 32);
     }
   }
   DEVICE void mark(Targets& targets, Column column) const {
     const unsigned bit = 1u << (column % 32);
-    if constexpr (Team::ALONE) {
+    if constexpr (TEAM.alone()) {
       targets.repeats = targets.repeats || (targets.own_marks & bit) != 0;
       targets.own_marks |= bit;
     } else {
-      const unsigned before = atomicOr(&marks[column / 32 * Team::ROWS + Team::row()], bit);
+      const unsigned before = atomicOr(&marks[column / 32 * TEAM.rows() + Own::row()], bit);
       targets.repeats = targets.repeats || (before & bit) != 0;
     }
   }
   DEVICE void clear_marks() const {
     const int words = int((min(columns, window) + 31) / 32);
 #pragma unroll 1
-    for (int word = Team::thread(); word < words; word += Team::THREADS_PER_ROW) {
-      marks[word * Team::ROWS + Team::row()] = 0;
+    for (int word = Own::thread(); word < words; word += TEAM.threads_per_row) {
+      marks[word * TEAM.rows() + Own::row()] = 0;
     }
   }
   // The marks of another window.
   DEVICE void mark_window(const Row& row, Targets& targets, Column begin) const {
-    Team::sync();
+    Own::sync();
     clear_marks();
-    Team::sync();
+    Own::sync();
 #pragma unroll 1
-    for (Column k = Team::thread(); k < targets.count; k += Team::THREADS_PER_ROW) {
+    for (Column k = Own::thread(); k < targets.count; k += TEAM.threads_per_row) {
       const Column column = target(row, k) - begin;
       if (column >= 0 && column < window) mark(targets, column);
     }
-    Team::sync();
+    Own::sync();
   }
   static DEVICE Column target(const Row& row, Column k) { return Column(row.template index<1>(k)); }
 
@@ -328,83 +333,83 @@ struct MarginWorker {
   // room for.
   DEVICE Targets read_labels(const Row& row) const {
     Targets targets{};
-    if constexpr (!Team::ALONE) {
-      Team::sync();  // the previous row may still be read
+    if constexpr (!TEAM.alone()) {
+      Own::sync();  // the previous row may still be read
       clear_marks();
       clear_counts();
-      Team::sync();
+      Own::sync();
     }
-    constexpr int CHUNK = Team::READERS * Team::AHEAD;
+    constexpr int CHUNK = TEAM.readers() * TEAM.ahead();
     Column from = 0, end = columns;
     bool valid = true;
     do {
-      long long index[Team::AHEAD];
+      long long index[TEAM.ahead()];
 #pragma unroll
-      for (int a = 0; a < Team::AHEAD; ++a) {
-        const Column place = from + a * Team::READERS + Team::reader();
+      for (int a = 0; a < TEAM.ahead(); ++a) {
+        const Column place = from + a * TEAM.readers() + Own::reader();
         index[a] = place < end ? row.template index<1>(place) : -1;
       }
 #pragma unroll
-      for (int a = Team::AHEAD - 1; a >= 0; --a) {
-        const Column place = from + a * Team::READERS + Team::reader();
+      for (int a = TEAM.ahead() - 1; a >= 0; --a) {
+        const Column place = from + a * TEAM.readers() + Own::reader();
         if (index[a] < 0) end = min(end, place);
       }
 #pragma unroll
-      for (int distance = 1; distance < Team::READERS; distance *= 2) {
+      for (int distance = 1; distance < TEAM.readers(); distance *= 2) {
         end = min(end, __shfl_xor_sync(0xffffffffu, end, distance));
       }
 #pragma unroll
-      for (int a = 0; a < Team::AHEAD; ++a) {
-        const Column place = from + a * Team::READERS + Team::reader();
+      for (int a = 0; a < TEAM.ahead(); ++a) {
+        const Column place = from + a * TEAM.readers() + Own::reader();
         if (place >= end) continue;
         if (index[a] >= columns) {
           valid = false;
           continue;
         }
         const Column column = Column(index[a]);
-        if constexpr (Team::ALONE) {
+        if constexpr (TEAM.alone()) {
           targets.own[a] = column;
           mark(targets, column);
-        } else if (Team::thread() < Team::READERS) {
-          if (place < Team::LISTED) lists.column[place][Team::row()] = column;
+        } else if (Own::thread() < TEAM.readers()) {
+          if (place < TEAM.listed()) lists.column[place][Own::row()] = column;
           if (column < window) mark(targets, column);
         }
       }
       from += CHUNK;
-    } while (!Team::ALONE && any_reader(from < end));
-    targets.valid = Team::readers(!valid) == 0;
+    } while (!TEAM.alone() && any_reader(from < end));
+    targets.valid = Own::readers(!valid) == 0;
     targets.count = targets.valid ? end : 0;
-    Team::sync();
+    Own::sync();
     return targets;
   }
   static DEVICE bool any_reader(bool mine) {
-    return Team::READERS == 1 ? mine : bool(__any_sync(0xffffffffu, mine));
+    return TEAM.readers() == 1 ? mine : bool(__any_sync(0xffffffffu, mine));
   }
 
-  // Lists LISTED targets, those from `from` on.
+  // Lists as many targets as there is room for, those from `from` on.
   DEVICE void read_list(const Row& row, const Targets& targets, Column from) const {
-    Team::sync();
-    for (int k = Team::thread(); k < Team::LISTED && from + k < targets.count;
-         k += Team::THREADS_PER_ROW) {
-      lists.column[k][Team::row()] = target(row, from + k);
+    Own::sync();
+    for (int k = Own::thread(); k < TEAM.listed() && from + k < targets.count;
+         k += TEAM.threads_per_row) {
+      lists.column[k][Own::row()] = target(row, from + k);
     }
-    Team::sync();
+    Own::sync();
     read_thresholds(row, targets, from);
   }
   // Their thresholds, in whole pieces; -inf for none.
   DEVICE void read_thresholds(const Row& row, const Targets& targets, Column from) const {
-    if constexpr (!Team::ALONE) {
+    if constexpr (!TEAM.alone()) {
 #pragma unroll 1
-      for (int k = Team::thread(); k < Team::LISTED; k += Team::THREADS_PER_ROW) {
+      for (int k = Own::thread(); k < TEAM.listed(); k += TEAM.threads_per_row) {
         if (k >= PIECE && from + (k - k % PIECE) >= targets.count) break;
         N threshold = N(Real<T>(T(-INFINITY)));
         if (from + k < targets.count) {
-          const Column column = lists.column[k][Team::row()];
+          const Column column = lists.column[k][Own::row()];
           threshold = Arithmetic::scaled(loss.threshold(row.template number<0>(column)));
         }
-        lists.threshold[k][Team::row()] = threshold;
+        lists.threshold[k][Own::row()] = threshold;
       }
-      Team::sync();
+      Own::sync();
     }
   }
   // The thresholds of a piece of the list.
@@ -412,13 +417,13 @@ struct MarginWorker {
                               int first) const {
 #pragma unroll
     for (int t = 0; t < PIECE; ++t) {
-      if constexpr (Team::ALONE) {
+      if constexpr (TEAM.alone()) {
         threshold[t] = N(Real<T>(T(-INFINITY)));
         if (t < targets.count) {
           threshold[t] = Arithmetic::scaled(loss.threshold(row.template number<0>(targets.own[t])));
         }
       } else {
-        threshold[t] = lists.threshold[first + t][Team::row()];
+        threshold[t] = lists.threshold[first + t][Own::row()];
       }
     }
   }
@@ -429,8 +434,8 @@ struct MarginWorker {
   static DEVICE N compare(const N (&threshold)[PIECE], Column count, const N (&x)[ELEMENTS],
                           float (&of_element)[ELEMENTS], float (&of_target)[PIECE]) {
     // Half a piece is left out where no target is in it. More tests cost more than they save, but
-    // for a thread that works ALONE.
-    constexpr int TESTED = Team::ALONE ? 1 : PIECE / 2;
+    // for a thread that works alone.
+    constexpr int TESTED = TEAM.alone() ? 1 : PIECE / 2;
     N parts[2] = {N(0.0), N(0.0)};  // of even and of odd elements
 #pragma unroll
     for (int from = 0; from < PIECE; from += TESTED) {
@@ -469,7 +474,7 @@ struct MarginWorker {
       const N x = row.template number<0>(column);
 #pragma unroll 1
       for (int t = 0; t < PIECE; ++t) {
-        const N threshold = lists.threshold[piece + t][Team::row()];
+        const N threshold = lists.threshold[piece + t][Own::row()];
         const N violation = Arithmetic::unscaled(threshold) + x;
         if (violation > 0.0) sum += violation;
       }
@@ -484,7 +489,7 @@ struct MarginWorker {
     const Row& row = writer.row;
     N threshold[PIECE];
     if constexpr (FEW) load_thresholds(threshold, row, targets, 0);
-    const bool several = !FEW && Team::any(targets.count > Team::LISTED);
+    const bool several = !FEW && Own::any(targets.count > TEAM.listed());
 #pragma unroll 1
     for (Column begin = 0; begin < columns; begin += window) {
       if (begin > 0) mark_window(row, targets, begin);
@@ -502,10 +507,10 @@ struct MarginWorker {
           const N all = compare<true, COUNTS>(threshold, targets.count, x, of_element, of_target);
           add(sum, all, row, targets, begin, first, 0);
         } else {
-          for (Column from = 0; Team::any(from < targets.count); from += Team::LISTED) {
+          for (Column from = 0; Own::any(from < targets.count); from += TEAM.listed()) {
             if (several) read_list(row, targets, from);
 #pragma unroll 1
-            for (int k = 0; k < Team::LISTED && from + k < targets.count; k += PIECE) {
+            for (int k = 0; k < TEAM.listed() && from + k < targets.count; k += PIECE) {
               load_thresholds(threshold, row, targets, k);
               const Column left = targets.count - (from + k);
               const N all = compare<true, false>(threshold, left, x, of_element, of_target);
@@ -515,32 +520,32 @@ struct MarginWorker {
         }
         if constexpr (GRADIENTS) writer.write(first, of_element);
       }
-      if constexpr (FEW && COUNTS && !Team::ALONE) add_counts(of_target, lists.violated);
+      if constexpr (FEW && COUNTS && !TEAM.alone()) add_counts(of_target, lists.violated);
     }
   }
 
   DEVICE void clear_counts() const {
-    for (int t = Team::thread(); t < PIECE; t += Team::THREADS_PER_ROW) {
-      lists.violated[t][Team::row()] = lists.times[t][Team::row()] = 0;
+    for (int t = Own::thread(); t < PIECE; t += TEAM.threads_per_row) {
+      lists.violated[t][Own::row()] = lists.times[t][Own::row()] = 0;
     }
   }
   // Adds what each thread of a row has counted: up to MOST_COUNTED together.
-  static DEVICE void add_counts(const float (&counted)[PIECE], Count (&to)[PIECE][Team::ROWS]) {
-    if constexpr (Team::ACROSS) {
+  static DEVICE void add_counts(const float (&counted)[PIECE], Count (&to)[PIECE][TEAM.rows()]) {
+    if constexpr (TEAM.across) {
 #pragma unroll
-      for (int t = 0; t < PIECE; ++t) atomicAdd(&to[t][Team::row()], Count(counted[t]));
+      for (int t = 0; t < PIECE; ++t) atomicAdd(&to[t][Own::row()], Count(counted[t]));
     } else {
 #pragma unroll
       for (int t = 0; t < PIECE; t += 2) {
         static_assert(PIECE % 2 == 0, "two counts share a register");
         unsigned both = unsigned(counted[t]) | unsigned(counted[t + 1]) << 16;
 #pragma unroll
-        for (int distance = 1; distance < 32 && distance < Team::THREADS_PER_ROW; distance *= 2) {
+        for (int distance = 1; distance < 32 && distance < TEAM.threads_per_row; distance *= 2) {
           both += __shfl_xor_sync(0xffffffffu, both, distance);
         }
-        if (Team::thread() % 32 == 0) {
-          atomicAdd(&to[t][Team::row()], Count(both & 0xffffu));
-          atomicAdd(&to[t + 1][Team::row()], Count(both >> 16));
+        if (Own::thread() % 32 == 0) {
+          atomicAdd(&to[t][Own::row()], Count(both & 0xffffu));
+          atomicAdd(&to[t + 1][Own::row()], Count(both >> 16));
         }
       }
     }
@@ -549,14 +554,14 @@ struct MarginWorker {
   // Many targets: counts the violations of each piece of them, and writes their gradients.
   DEVICE void count_and_write_targets(const Writer& writer, Targets& targets) const {
     const Row& row = writer.row;
-    const bool several = Team::any(targets.count > Team::LISTED);
+    const bool several = Own::any(targets.count > TEAM.listed());
 #pragma unroll 1
-    for (Column from = 0; Team::any(from < targets.count); from += PIECE) {
-      const int first = int(from % Team::LISTED);
+    for (Column from = 0; Own::any(from < targets.count); from += PIECE) {
+      const int first = int(from % TEAM.listed());
       if (several && first == 0) read_list(row, targets, from);
-      Team::sync();
+      Own::sync();
       clear_counts();
-      Team::sync();
+      Own::sync();
       N threshold[PIECE];
       // A row that has no such piece counts nothing.
       load_thresholds(threshold, row, targets, from < targets.count ? first : 0);
@@ -579,10 +584,10 @@ struct MarginWorker {
   }
 
   // Writes the gradients of a piece of the targets, in the place of what its threads have written
-  // before. ALONE a thread has the violations.
+  // before. A thread that works alone has the violations.
   DEVICE void write_targets(const Writer& writer, const Targets& targets, Column from,
                             const float (&violated)[PIECE]) const {
-    if constexpr (Team::ALONE) {
+    if constexpr (TEAM.alone()) {
 #pragma unroll
       for (int t = 0; t < PIECE; ++t) {
         if (t >= targets.count) break;
@@ -595,32 +600,32 @@ struct MarginWorker {
       }
     } else {
       // Where labels repeat, one thread writes, so that no two write the same element.
-      const bool repeats = Team::any(targets.repeats);
+      const bool repeats = Own::any(targets.repeats);
       if (repeats) count_labels(writer.row, targets, from);
-      Team::sync();
-      const int first = int(from % Team::LISTED), step = repeats ? 1 : Team::THREADS_PER_ROW;
-      if (repeats && Team::thread() != 0) return;
-      for (int t = Team::thread(); t < PIECE && from + t < targets.count; t += step) {
-        const T times = repeats ? T(lists.times[t][Team::row()]) : T(1);
-        writer.write_target(lists.column[first + t][Team::row()], times,
-                            T(lists.violated[t][Team::row()]));
+      Own::sync();
+      const int first = int(from % TEAM.listed()), step = repeats ? 1 : TEAM.threads_per_row;
+      if (repeats && Own::thread() != 0) return;
+      for (int t = Own::thread(); t < PIECE && from + t < targets.count; t += step) {
+        const T times = repeats ? T(lists.times[t][Own::row()]) : T(1);
+        writer.write_target(lists.column[first + t][Own::row()], times,
+                            T(lists.violated[t][Own::row()]));
       }
     }
   }
   // How often the targets of a piece are listed.
   DEVICE void count_labels(const Row& row, const Targets& targets, Column from) const {
-    const int first = int(from % Team::LISTED);
+    const int first = int(from % TEAM.listed());
     Column column[PIECE];
 #pragma unroll
     for (int t = 0; t < PIECE; ++t) {
       const bool there = from + t < targets.count;
-      column[t] = there ? lists.column[first + t][Team::row()] : Column(-1);
+      column[t] = there ? lists.column[first + t][Own::row()] : Column(-1);
     }
-    for (Column begin = 0; Team::any(begin < targets.count); begin += MOST_COUNTED) {
+    for (Column begin = 0; Own::any(begin < targets.count); begin += MOST_COUNTED) {
       float times[PIECE] = {};
       const Column end = min(targets.count, begin + MOST_COUNTED);
 #pragma unroll 1
-      for (Column k = begin + Team::thread(); k < end; k += Team::THREADS_PER_ROW) {
+      for (Column k = begin + Own::thread(); k < end; k += TEAM.threads_per_row) {
         const Column other = target(row, k);
 #pragma unroll
         for (int t = 0; t < PIECE; ++t) times[t] += other == column[t] ? 1.0f : 0.0f;
@@ -631,21 +636,22 @@ struct MarginWorker {
 };
 
 // The compiler holds more in registers for these architectures, and would spill.
-template <class Team>
+template <MarginTeam TEAM>
 constexpr int blocks_per_multiprocessor =
-    ARCHITECTURE >= 1000 ? (Team::RESIDENT + 1) / 2 : Team::RESIDENT;
+    ARCHITECTURE >= 1000 ? (TEAM.resident + 1) / 2 : TEAM.resident;
 
 // The arguments are those of pointwise.cu, with rows for elements. A VJP has its grad_output among
 // the operands. Blocks stride over segments, and a segment over groups of rows. The dynamic shared
 // memory holds the marks of `window` columns of each row of a block.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+template <class T, class Loss, class Layout, MarginTeam TEAM, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>)
+__global__ void __launch_bounds__(TEAM.threads, blocks_per_multiprocessor<TEAM>)
     multilabel_margin(Loss loss, double scale, Layout layout, long long window, long long n,
                       long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(16) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = MarginWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = MarginWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
+  using Own = MarginThread<TEAM>;
   using Index = typename Layout::Index;
   using Column = typename Layout::Column;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
@@ -666,22 +672,22 @@ __global__ void __launch_bounds__(Team::THREADS, blocks_per_multiprocessor<Team>
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
 
-  const Index groups = Index((n + Team::ROWS - 1) / Team::ROWS);
+  const Index groups = Index((n + TEAM.rows() - 1) / TEAM.rows());
   for (long long segment = blockIdx.x; segment < results.segments; segment += gridDim.x) {
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
 #pragma unroll 1
     for (Index group = Index(segment); group < groups; group += Index(results.segments)) {
-      const Index index = group * Team::ROWS + Team::row();
+      const Index index = group * TEAM.rows() + Own::row();
       const bool present = index < Index(n);
       const auto own =
           work.template evaluate<VALUES != NO_VALUES>(index, present, factor, reciprocal);
-      if (!present || Team::thread() != 0) continue;
+      if (!present || Own::thread() != 0) continue;
       take<VALUES, Loss>(own, index, results.value, sum, counted);
     }
     if constexpr (REDUCED) {
-      if constexpr (Team::ROWS > 1) {
+      if constexpr (TEAM.rows() > 1) {
         reduction.add(segment, sum, counted);
       } else {
         reduction.template add<true>(segment, sum, counted);

@@ -12,6 +12,24 @@
 constexpr int LINE_BYTES = 128;  // of a line of the cache
 constexpr int FEW_BYTES = 32;    // of what a thread holds
 
+// The part that this thread has in the work of its block.
+template <auto TEAM>
+struct RowThread {
+  static constexpr int NEIGHBOURS = TEAM.neighbours(), THREADS_PER_ROW = TEAM.threads_per_row;
+  // Unsigned: of signed numbers the addresses took two registers more.
+  static DEVICE unsigned stretch() { return threadIdx.x / NEIGHBOURS; }
+  static DEVICE unsigned neighbour() { return threadIdx.x % NEIGHBOURS; }
+  // Waits for the whole warp, even if it has several rows. To wait for a part of it, threads would
+  // first find out which ones are there, by slow instructions.
+  static DEVICE void wait_for_neighbours() {
+    if constexpr (NEIGHBOURS > 1) __syncwarp();
+  }
+  static DEVICE int thread() { return int(threadIdx.x % THREADS_PER_ROW); }
+  static DEVICE int row() { return int(threadIdx.x / THREADS_PER_ROW); }
+  // The stretch of its row.
+  static DEVICE int stretch_of_row() { return int(threadIdx.x % THREADS_PER_ROW / NEIGHBOURS); }
+};
+
 // Which elements of a batch are there: ALL, or SOME, in the columns from 0 up to an end. The others
 // are left out, or HIDDEN from a loss that HIDES elements.
 enum Presence { ALL, SOME, OTHERS_HIDDEN };
@@ -112,15 +130,15 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
 
   // To shared memory, without waiting, and from it: to and from where a vector of the thread is in
   // `slot`, or `shift` elements behind it.
-  template <class Team, bool KEPT>
+  template <auto TEAM, bool KEPT>
   DEVICE void prefetch(const Row& row, unsigned char* shared, int slot) const {
-    (prefetch_array<K, Team, KEPT>(row, shared, slot), ...);
+    (prefetch_array<K, TEAM, KEPT>(row, shared, slot), ...);
   }
   // Reads single elements unless `aligned`.
-  template <class Team>
+  template <auto TEAM>
   DEVICE void fetch(const Row& row, unsigned char* shared, int slot, int shift = 0,
                     bool aligned = true) {
-    (fetch_array<K, Team>(shared, slot, shift, aligned), ...);
+    (fetch_array<K, TEAM>(shared, slot, shift, aligned), ...);
     find_weights(row);
   }
   // Whether prefetch() may read all of these at once, also those that are not of the row.
@@ -166,9 +184,9 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       keep<FIRST>(p, elements);
     }
   }
-  template <class Team>
+  template <auto TEAM>
   DEVICE void hide(Column hidden, unsigned char* shared, int slot, int shift) const {
-    if (has(hidden)) (hide_in_array<K, Team>(shared, slot, int(hidden - first) + shift), ...);
+    if (has(hidden)) (hide_in_array<K, TEAM>(shared, slot, int(hidden - first) + shift), ...);
   }
 
   // The largest number of the first operand, and `so_far`. Half precision is compared two by two.
@@ -273,15 +291,16 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     }
   }
 
-  // In shared memory each array has SLOTS vectors of each thread: first slot 0 of all neighbours,
+  // In shared memory each array has `slots` vectors of each thread: first slot 0 of all neighbours,
   // then slot 1 of them, and so on.
-  template <int S, class Team>
+  template <int S, auto TEAM>
   static DEVICE auto* take_places(unsigned char*& shared, int slot) {
     using E = typename Row::template Element<S>;
     E* const elements = reinterpret_cast<E*>(shared);
-    shared += sizeof(Vector<E, Team::WIDTH>) * Team::PLACES;
-    const unsigned place = Team::stretch() * Team::PLACES_OF_STRETCH + slot * Team::NEIGHBOURS;
-    return elements + (place * Team::WIDTH + Team::neighbour() * LENGTH);
+    shared += sizeof(Vector<E, TEAM.width>) * TEAM.places();
+    const unsigned place =
+        RowThread<TEAM>::stretch() * TEAM.places_of_stretch() + slot * TEAM.neighbours();
+    return elements + (place * TEAM.width + RowThread<TEAM>::neighbour() * LENGTH);
   }
   template <int S>
   DEVICE bool may_read_array(const Row& row) const {
@@ -297,12 +316,12 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
   template <int S>
   static constexpr bool is_copied =
       ASYNCHRONOUS_COPIES && bool(Row::VECTORISED >> S & 1u) && sizeof(Stored<S>) >= 4;
-  template <int S, class Team, bool KEPT>
+  template <int S, auto TEAM, bool KEPT>
   DEVICE void prefetch_array(const Row& row, unsigned char*& shared, int slot) const {
     if constexpr (in_batch<S>) {
-      auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, Team>(shared, slot));
+      auto* const places = reinterpret_cast<Stored<S>*>(take_places<S, TEAM>(shared, slot));
       if constexpr (is_copied<S> && PRESENT == ALL) {
-        copy_vectors<S, Team, KEPT>(Range<VECTORS>(), address_of_thread(places),
+        copy_vectors<S, TEAM, KEPT>(Range<VECTORS>(), address_of_thread(places),
                                     row.template address<S>(first));
       } else {
 #pragma unroll
@@ -313,19 +332,20 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
             const auto* const from = address<S>(row, p);
             if (is_full(p) || (is_copied<S> && row.template may_read<S>(from, LENGTH))) {
               copy_later<sizeof(Stored<S>), 0, 0, KEPT>(
-                  address_of_thread(places + p * Team::NEIGHBOURS), from);
+                  address_of_thread(places + p * TEAM.neighbours()), from);
               continue;
             }
           }
-          places[p * Team::NEIGHBOURS] = load_vector_of<S>(row, p);
+          places[p * TEAM.neighbours()] = load_vector_of<S>(row, p);
         }
       }
     }
   }
-  template <int S, class Team, bool KEPT, int... P>
+  template <int S, auto TEAM, bool KEPT, int... P>
   static DEVICE void copy_vectors(Indices<P...>, unsigned to, const void* from) {
     constexpr int BYTES = sizeof(Stored<S>);
-    (copy_later<BYTES, P * Team::NEIGHBOURS * BYTES, P * Team::NEIGHBOURS * BYTES, KEPT>(to, from),
+    (copy_later<BYTES, P * TEAM.neighbours() * BYTES, P * TEAM.neighbours() * BYTES, KEPT>(to,
+                                                                                           from),
      ...);
   }
   template <int S>
@@ -342,11 +362,11 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
       }
     }
   }
-  template <int S, class Team>
+  template <int S, auto TEAM>
   DEVICE void fetch_array(unsigned char*& shared, int slot, int shift, bool aligned) {
     if constexpr (in_batch<S>) {
-      constexpr int STRIDE = Team::NEIGHBOURS * LENGTH;
-      const auto* const from = take_places<S, Team>(shared, slot) + shift;
+      constexpr int STRIDE = TEAM.neighbours() * LENGTH;
+      const auto* const from = take_places<S, TEAM>(shared, slot) + shift;
       if (aligned) {
 #pragma unroll
         for (int p = 0; p < VECTORS; ++p) fetch_vector<S>(p, from + p * STRIDE);
@@ -385,10 +405,10 @@ struct Batch<Row, Loss, VECTORS_, LENGTH_, PRESENT, SURE, Indices<K...>> {
     keep<S>(p, vector_of(elements));
   }
 
-  template <int S, class Team>
+  template <int S, auto TEAM>
   DEVICE void hide_in_array(unsigned char*& shared, int slot, int place) const {
     if constexpr (in_batch<S>) {
-      auto* const elements = take_places<S, Team>(shared, slot);
+      auto* const elements = take_places<S, TEAM>(shared, slot);
       if constexpr (S == FIRST) elements[place] = hidden_element();
     }
   }

@@ -43,17 +43,17 @@ DEVICE auto merged_in_warp(const auto& state) {
 DEVICE auto as_merged(const auto& state) { return rescale_to(state, LargestInWarp<1>()); }
 
 // The states of all threads of a row together, in each of them.
-template <class Team>
+template <auto TEAM>
 DEVICE auto merged(const auto& state) {
-  static_assert(Team::THREADS_PER_ROW <= 32 || Team::ROWS == 1, "a block would have several rows");
-  constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 32 ? Team::THREADS_PER_ROW : 32;
+  static_assert(TEAM.threads_per_row <= 32 || TEAM.rows() == 1, "a block would have several rows");
+  constexpr int NEIGHBOURS = TEAM.threads_per_row < 32 ? TEAM.threads_per_row : 32;
   auto of_warp = merged_in_warp<NEIGHBOURS>(state);
   using Merged = decltype(of_warp);
-  if constexpr (Team::THREADS_PER_ROW > 1) {
+  if constexpr (TEAM.threads_per_row > 1) {
     // A gradient may overwrite elements that other threads have read.
     __syncwarp();
-    if constexpr (Team::THREADS_PER_ROW > 32) {
-      constexpr int WARPS = Team::THREADS / 32;
+    if constexpr (TEAM.threads_per_row > 32) {
+      constexpr int WARPS = TEAM.threads / 32;
       Merged* const parts = shared_array<Merged, WARPS>();
       __syncthreads();
       if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = of_warp;

@@ -3,7 +3,7 @@
 //
 // Neighbouring rows are one stretch of memory, whatever their length and their alignment. A block
 // copies a tile of whole rows to shared memory, while it works on the tile before, or, where it has
-// room for one, while other blocks work on theirs. THREADS_PER_ROW threads work on a row there.
+// room for one, while other blocks work on theirs. `threads_per_row` threads work on a row there.
 // Gradients take the place of the elements that they belong to, and go back as one stretch. The
 // elements of a row may lie apart in other operands than the first one, while neighbouring rows lie
 // together. Neighbouring threads copy stretches of these, columns of the tile. Bytes of device
@@ -28,23 +28,23 @@ struct TilePlaces {
 };
 
 // The work of a block on its tiles. `pointers` are those to device memory.
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+template <class T, class Loss, class Layout, TileTeam TEAM, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
 struct RowTileWorker;
 
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+template <class T, class Loss, class Layout, TileTeam TEAM, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers, int... K>
-struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
+struct RowTileWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
   using Merged = decltype(as_merged(State()));
   using Finished = typename Loss::template Finished<N>;
   using Places = TilePlaces<Layout::ARRAYS>;
-  using Copies = TileCopies<Team::THREADS, (Team::APART != 0), Team::STAGES>;
+  using Copies = TileCopies<TEAM.threads, (TEAM.apart != 0), TEAM.stages>;
   using Index = typename Layout::Index;  // counts to four times the rows at least
-  using Elements = ThreadShare<Row, Loss, Team>;
-  using StagedLayout = Select<Team::APART == 0, const Layout&, Layout>;
+  using Elements = ThreadShare<Row, Loss, TEAM>;
+  using StagedLayout = Select<TEAM.apart == 0, const Layout&, Layout>;
   static constexpr int FIRST = Row::FIRST;
 
   const Loss& loss;
@@ -57,22 +57,22 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 
   // Whether array S has a tile in shared memory: of rows, of columns, or of a number for each row.
   template <int S>
-  static constexpr bool IS_STAGED = bool((Team::ELEMENTS | Team::APART | Team::NUMBERS) >> S & 1u);
+  static constexpr bool IS_STAGED = bool((TEAM.elements | TEAM.apart | TEAM.numbers) >> S & 1u);
   template <int S>
-  static constexpr bool IS_APART = bool(Team::APART >> S & 1u);
+  static constexpr bool IS_APART = bool(TEAM.apart >> S & 1u);
   static DEVICE StagedLayout staged_layout(const Layout& layout) {
-    if constexpr (Team::APART == 0) {
+    if constexpr (TEAM.apart == 0) {
       return layout;
     } else {
       Layout staged = layout;
-      ((IS_APART<K> ? void(staged.steps[K] = Team::PITCH) : void()), ...);
+      ((IS_APART<K> ? void(staged.steps[K] = TEAM.pitch) : void()), ...);
       return staged;
     }
   }
   // The elements of a row that lie together in array S.
   template <int S>
   DEVICE int count() const {
-    return (Team::ELEMENTS >> S & 1u) ? columns : 1;
+    return (TEAM.elements >> S & 1u) ? columns : 1;
   }
   DEVICE int rows_of(Index tile) const {
     return int(min(Index(places.rows), n - tile * places.rows));
@@ -111,15 +111,15 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     Elements elements(row);
     if constexpr (finds_maximum<Loss, State>) {
       if (active) elements.maximum = elements.own_largest();
-      elements.maximum = LargestInWarp<Team::THREADS_PER_ROW>()(elements.maximum);
+      elements.maximum = LargestInWarp<TEAM.threads_per_row>()(elements.maximum);
     }
     return elements;
   }
   // What the threads of a row accumulate together, in all of them.
   DEVICE Merged accumulate(Elements& elements, const auto& context) const {
-    const Merged own = accumulate<Team::PARTS>(elements, context, 0);
-    if constexpr (Loss::ANCHORED) return merged_in_warp<Team::THREADS_PER_ROW>(own);
-    return merge_rescaled_in_warp<Team::THREADS_PER_ROW>(own);
+    const Merged own = accumulate<TEAM.parts>(elements, context, 0);
+    if constexpr (Loss::ANCHORED) return merged_in_warp<TEAM.threads_per_row>(own);
+    return merge_rescaled_in_warp<TEAM.threads_per_row>(own);
   }
 
   // Puts the gradients of a row that is not active in the place of its elements.
@@ -144,7 +144,7 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       });
     });
     if constexpr (Loss::SINGLE && bool(WANTED & 1u)) {
-      if (Team::has(context.column)) {
+      if (TEAM.has(context.column)) {
         row.template set<FIRST>(context.column, derivative(loss.gradient_of_target(done)));
       }
     }
@@ -159,9 +159,9 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       const auto* const from = get<FIRST + I>(staged);
       if constexpr (IS_APART<FIRST + I>) {
         const int lane = threadIdx.x % 32;
-        for (int own = int(threadIdx.x) / 32; own < rows; own += Team::THREADS / 32) {
+        for (int own = int(threadIdx.x) / 32; own < rows; own += TEAM.threads / 32) {
           for (int k = lane; k < columns; k += 32)
-            to[own * columns + k] = from[k * Team::PITCH + own];
+            to[own * columns + k] = from[k * TEAM.pitch + own];
         }
       } else {
         Copies::store(to, from, rows * columns);
@@ -187,10 +187,10 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S>
   DEVICE void load_columns(Index tile, unsigned char* stage) const {
     using E = typename Row::template Element<S>;
-    constexpr int SIZE = sizeof(E), AT_ONCE = Team::ACCESS > SIZE ? Team::ACCESS / SIZE : 1;
-    constexpr int OF_COLUMN = Team::ROWS / AT_ONCE, STEP = Team::THREADS / OF_COLUMN;
+    constexpr int SIZE = sizeof(E), AT_ONCE = TEAM.access > SIZE ? TEAM.access / SIZE : 1;
+    constexpr int OF_COLUMN = TEAM.rows() / AT_ONCE, STEP = TEAM.threads / OF_COLUMN;
     const int own = int(threadIdx.x) % OF_COLUMN * AT_ONCE;
-    const Index row = tile * Team::ROWS + own;
+    const Index row = tile * TEAM.rows() + own;
     if (row >= n) return;
     const auto* const from = get<S>(pointers) + layout.rows.locate(row).offset[S];
     E* const to = reinterpret_cast<E*>(stage + places.begin[S]) + own;
@@ -206,12 +206,11 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
           batch[i] = ::load_vector<AT_ONCE>(from + (k + i * STEP) * step);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i)
-          store_vector_in_block(to + (k + i * STEP) * Team::PITCH, batch[i]);
+          store_vector_in_block(to + (k + i * STEP) * TEAM.pitch, batch[i]);
       }
     }
 #pragma unroll 4
-    for (; k < columns; k += STEP)
-      copy_bytes<AT_ONCE * SIZE>(to + k * Team::PITCH, from + k * step);
+    for (; k < columns; k += STEP) copy_bytes<AT_ONCE * SIZE>(to + k * TEAM.pitch, from + k * step);
   }
   template <int S>
   DEVICE void stage_pointer(Pointers& staged, unsigned char* stage) const {
@@ -255,21 +254,21 @@ struct RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (ALIGNED && !IS_APART<FIRST + I>) {
       store_vector_in_block(place, slopes);
     } else {
-      store_apart(place, slopes, IS_APART<FIRST + I> ? Team::PITCH : 1);
+      store_apart(place, slopes, IS_APART<FIRST + I> ? TEAM.pitch : 1);
     }
   }
 };
 
 // The arguments are those of pointwise.cu, with rows for elements: all may be ignored.
-// The dynamic shared memory holds STAGES tiles.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+// The dynamic shared memory holds `stages` tiles.
+template <class T, class Loss, class Layout, TileTeam TEAM, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+__global__ void __launch_bounds__(TEAM.threads, TEAM.resident)
     row_tiles(Loss loss, double scale, Layout layout, TilePlaces<Layout::ARRAYS> places,
               long long n, long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = RowTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = RowTileWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
@@ -285,7 +284,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
 
   const Index all = Index(results.segments), tiles = (Index(n) + (places.rows - 1)) / places.rows;
   Index segment = blockIdx.x, tile = segment;
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     const bool ends = tile + all >= tiles;
     const Index next = ends ? segment + gridDim.x : tile + all;
     const bool goes_on = !ends || next < all;
-    if constexpr (Team::STAGES == 2) {
+    if constexpr (TEAM.stages == 2) {
       if (goes_on) {
         work.load(turn + 1, next, shared + (turn + 1) % 2 * places.bytes);
       } else {
@@ -306,12 +305,12 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     }
     Work::Copies::wait(turn);
     // Opaque: computed once, and not for each row.
-    unsigned char* const stage = shared + opaque(turn % Team::STAGES * unsigned(places.bytes));
+    unsigned char* const stage = shared + opaque(turn % TEAM.stages * unsigned(places.bytes));
     const Pointers staged = work.staged(stage);
     const int rows = work.rows_of(tile);
-    if constexpr (Team::THREADS_PER_ROW == 1) {
+    if constexpr (TEAM.threads_per_row == 1) {
 #pragma unroll 1
-      for (int own = threadIdx.x; own < rows; own += Team::THREADS) {
+      for (int own = threadIdx.x; own < rows; own += TEAM.threads) {
         const auto row = work.row_at(tile, own, staged);
         const auto context = work.prologue(row);
         auto elements = work.elements_of(row, context.status == ACTIVE);
@@ -328,24 +327,24 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       }
     } else {
-      // One thread does the prologue and the epilogue of a row, THREADS_PER_ROW threads do the
+      // One thread does the prologue and the epilogue of a row, `threads_per_row` threads do the
       // rest.
       using Context = ContextOf<Loss, typename Work::Row>;
       using State = typename Work::Merged;
       using Finished = typename Work::Finished;
-      Context* const contexts = shared_array<Context, Team::MOST_ROWS, 0>();
-      State* const states = shared_array<State, Team::MOST_ROWS, 1>();
-      Finished* const finished = shared_array<Finished, GRADIENTS ? Team::MOST_ROWS : 1, 2>();
+      Context* const contexts = shared_array<Context, TEAM.MOST_ROWS, 0>();
+      State* const states = shared_array<State, TEAM.MOST_ROWS, 1>();
+      Finished* const finished = shared_array<Finished, GRADIENTS ? TEAM.MOST_ROWS : 1, 2>();
       const int mine = threadIdx.x;
       if (mine < rows) contexts[mine] = work.prologue(work.row_at(tile, mine, staged));
       if (mine >= rows && mine < places.rows) contexts[mine].status = IGNORED;
       __syncthreads();
 #pragma unroll 1
-      for (int own = Team::row(); own < places.rows; own += Team::ROWS) {
+      for (int own = TEAM.row(); own < places.rows; own += TEAM.rows()) {
         const bool active = contexts[own].status == ACTIVE;
         auto elements = work.elements_of(work.row_at(tile, own, staged), active);
         const auto state = work.accumulate(elements, contexts[own]);
-        if (Team::thread() == 0) states[own] = state;
+        if (TEAM.thread() == 0) states[own] = state;
       }
       __syncthreads();
       if (mine < rows) {
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if constexpr (GRADIENTS) {
         __syncthreads();
 #pragma unroll 1
-        for (int own = Team::row(); own < rows; own += Team::ROWS) {
+        for (int own = TEAM.row(); own < rows; own += TEAM.rows()) {
           const typename Work::Elements elements(work.row_at(tile, own, staged));
           if (contexts[own].status == ACTIVE) {
             // A copy: a reference would be read anew after each gradient that is stored.
@@ -376,7 +375,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       work.store(tile, staged);
       __syncthreads();  // what is copied element by element has been read
     }
-    if constexpr (Team::STAGES == 1) {
+    if constexpr (TEAM.stages == 1) {
       if (goes_on) work.load(turn + 1, next, shared);
     }
     if (ends) {

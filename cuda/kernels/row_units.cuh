@@ -5,8 +5,8 @@
 #include "losses/row_loss.cuh"
 #include "memory/instructions.cuh"
 
-// What cupy_losses/_device/row_tiling.py chooses.
-struct TileTeamParameters {
+// The threads of a row in a tile, as cupy_losses/_device/row_tiling.py chooses.
+struct TileTeam {
   int threads, threads_per_row;  // of a block, and of a row
   int unit;                      // the neighbouring elements that a thread reads at once
   int batch;                     // the units that it takes at a time
@@ -21,32 +21,17 @@ struct TileTeamParameters {
   int pitch;          // the elements from one of these columns to the next one in shared memory
   int access;         // the bytes of a column that a thread copies at once
   int stages;         // the tiles that shared memory has room for, 2 or 1
-};
 
-// The threads of a row in a tile.
-template <TileTeamParameters GIVEN>
-struct TileTeam {
-  static constexpr int THREADS = GIVEN.threads, THREADS_PER_ROW = GIVEN.threads_per_row,
-                       RESIDENT = GIVEN.resident;
-  static constexpr int UNIT = GIVEN.unit, BATCH = GIVEN.batch, PARTS = GIVEN.parts;
-  static constexpr bool PAIRED = GIVEN.paired;
-  static constexpr int ROWS = THREADS / THREADS_PER_ROW;  // at a time
   static constexpr int MOST_ROWS = 64;  // of a tile, if several threads work on a row
-  static constexpr unsigned ELEMENTS = GIVEN.elements, NUMBERS = GIVEN.numbers;
-  static constexpr unsigned APART = GIVEN.apart;
-  static constexpr int PITCH = GIVEN.pitch, ACCESS = GIVEN.access, STAGES = GIVEN.stages;
-  static_assert(!PAIRED || THREADS_PER_ROW == 1,
-                "the thread of an element would depend on where a row begins");
-  static_assert(!PAIRED || UNIT == 2, "an element is alone where a pair is not");
-
-  static DEVICE int thread() { return int(threadIdx.x) % THREADS_PER_ROW; }
-  static DEVICE int row() { return int(threadIdx.x) / THREADS_PER_ROW; }
+  __device__ constexpr int rows() const { return threads / threads_per_row; }  // at a time
+  DEVICE int thread() const { return int(threadIdx.x) % threads_per_row; }
+  DEVICE int row() const { return int(threadIdx.x) / threads_per_row; }
   // The k-th part that a thread reads is k ^ first_part. Threads of a warp whose rows begin in the
   // same bank of shared memory, which holds 8 vectors side by side, read different parts at a time.
   // Parts are merged in pairs, so that the bits are the same whichever comes first.
-  static DEVICE int first_part(int columns) { return row() * (columns / UNIT) / 8 % PARTS; }
+  DEVICE int first_part(int columns) const { return row() * (columns / unit) / 8 % parts; }
   // Whether an element is one of this thread.
-  static DEVICE bool has(int column) { return column / UNIT % THREADS_PER_ROW == thread(); }
+  DEVICE bool has(int column) const { return column / unit % threads_per_row == thread(); }
 };
 
 // Whether the largest element of a row is found first, for a state with a `maximum`. Those of all
@@ -54,20 +39,25 @@ struct TileTeam {
 template <class Loss, class State>
 constexpr bool finds_maximum = !Loss::ANCHORED && requires(State state) { state.maximum; };
 
-// What one thread has of a row: every THREADS_PER_ROW-th unit, of each operand that the loss reads.
-template <class Row, class Loss, class Team, class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
+// What one thread has of a row: every `threads_per_row`-th unit, of each operand that the loss
+// reads.
+template <class Row, class Loss, TileTeam TEAM,
+          class I = Range<Loss::OPERANDS + int(Loss::WEIGHTED)>>
 struct ThreadShare;
 
-template <class Row, class Loss, class Team, int... I>
-struct ThreadShare<Row, Loss, Team, Indices<I...>> {
+template <class Row, class Loss, TileTeam TEAM, int... I>
+struct ThreadShare<Row, Loss, TEAM, Indices<I...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using First = typename Row::template Element<Row::FIRST>;
-  static constexpr int FIRST = Row::FIRST, UNIT = Team::UNIT, BATCH = Team::BATCH;
+  static constexpr int FIRST = Row::FIRST, UNIT = TEAM.unit, BATCH = TEAM.batch;
   static constexpr int OF_PLACE = 2;                     // more than one element of each place
   static constexpr int PLACES = is_half<First> ? 2 : 4;  // that they are in
 
-  static_assert(!Team::PAIRED || PLACES == 2, "the sums of even and of odd columns change places");
+  static_assert(!TEAM.paired || TEAM.threads_per_row == 1,
+                "the thread of an element would depend on where a row begins");
+  static_assert(!TEAM.paired || UNIT == 2, "an element is alone where a pair is not");
+  static_assert(!TEAM.paired || PLACES == 2, "the sums of even and of odd columns change places");
 
   const Row row;
   T maximum = lowest<T>();  // the largest number of the first operand in the row
@@ -75,8 +65,8 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
 
   explicit DEVICE ThreadShare(const Row& row)
       : row(row),
-        first_part(Team::first_part(row.columns)),
-        begin(Team::PAIRED ? shift<FIRST>() : 0),
+        first_part(TEAM.first_part(row.columns)),
+        begin(TEAM.paired ? shift<FIRST>() : 0),
         aligned(are_aligned()) {}
 
   // f(place, column, x) for each element of the part, get<k>(x) being its number in operand k.
@@ -139,7 +129,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   // By how many elements a row of array S, which is in shared memory, begins behind a unit.
   template <int S>
   DEVICE int shift() const {
-    static_assert(bool(Team::ELEMENTS >> S & 1u), "the array has a tile");
+    static_assert(bool(TEAM.elements >> S & 1u), "the array has a tile");
     using E = typename Row::template Element<S>;
     const auto start = shared_address(row.template address<S>(0));
     return int(start % alignof(Vector<E, UNIT>) / sizeof(E));
@@ -147,11 +137,11 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   // Whether the shift of operand K is `begin`, if it has a tile.
   template <int K>
   DEVICE bool is_aligned() const {
-    if constexpr (bool(Team::ELEMENTS >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
+    if constexpr (bool(TEAM.elements >> (FIRST + K) & 1u)) return shift<FIRST + K>() == begin;
     return true;
   }
   DEVICE bool are_aligned() const {
-    return (Team::PAIRED || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
+    return (TEAM.paired || row.columns % UNIT == 0) && (is_aligned<I>() && ...);
   }
 
   // f(size, aligned, place, first, offset) for each unit of a part, or single element at an end;
@@ -169,16 +159,16 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
   DEVICE void each_unit_of_all(auto f) const {
 #pragma unroll 1
-    for (int part = 0; part < Team::PARTS; ++part) each_unit(part, f);
+    for (int part = 0; part < TEAM.parts; ++part) each_unit(part, f);
   }
-  // PAIRED, the sums of both places are those of the even and of the odd columns, or the other way
-  // around: the bits do not depend on where a row begins.
+  // `paired`, the sums of both places are those of the even and of the odd columns, or the other
+  // way around: the bits do not depend on where a row begins.
   template <bool ALIGNED>
   DEVICE void each_unit_of(int part, auto f) const {
-    constexpr int STEP = Team::PARTS * Team::THREADS_PER_ROW;
+    constexpr int STEP = TEAM.parts * TEAM.threads_per_row;
     const int units = row.columns / UNIT, last = row.columns - 1;
-    int unit = (part ^ first_part) * Team::THREADS_PER_ROW + Team::thread();
-    if (Team::PAIRED && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0, 0);
+    int unit = (part ^ first_part) * TEAM.threads_per_row + TEAM.thread();
+    if (TEAM.paired && begin != 0) f(Constant<1>(), Constant<0>(), 1, 0, 0);
 #pragma unroll 1
     for (; unit + (BATCH - 1) * STEP < units; unit += BATCH * STEP) {
 #pragma unroll
@@ -193,10 +183,10 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
         f(Constant<UNIT>(), Constant<ALIGNED>(), 0, begin + unit * UNIT, 0);
       }
     }
-    if constexpr (Team::PAIRED) {
+    if constexpr (TEAM.paired) {
       if (begin == 0) f(Constant<1>(), Constant<0>(), 0, last, 0);
     } else if constexpr (UNIT > 1 && !ALIGNED) {
-      if (row.columns % UNIT != 0 && Team::has(last)) f(Constant<1>(), Constant<0>(), 0, last, 0);
+      if (row.columns % UNIT != 0 && TEAM.has(last)) f(Constant<1>(), Constant<0>(), 0, last, 0);
     }
   }
 
@@ -238,7 +228,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
   }
   template <int SIZE, bool ALIGNED, int K>
   DEVICE Vector<T, SIZE> load_operand(int column) const {
-    if constexpr (bool(Team::APART >> (FIRST + K) & 1u)) {
+    if constexpr (bool(TEAM.apart >> (FIRST + K) & 1u)) {
       Vector<T, SIZE> wide;
 #pragma unroll
       for (int j = 0; j < SIZE; ++j)
@@ -258,7 +248,7 @@ struct ThreadShare<Row, Loss, Team, Indices<I...>> {
       // In pairs, a unit may begin at an odd column.
       constexpr bool VECTORS = bool(Row::VECTORISED >> (FIRST + K) & 1u);
       Vector<T, SIZE> weights;
-      if (VECTORS && (!Team::PAIRED || column % SIZE == 0)) {
+      if (VECTORS && (!TEAM.paired || column % SIZE == 0)) {
         weights = load_wide<SIZE, true>(row.template address<FIRST + K>(column));
       } else {
 #pragma unroll

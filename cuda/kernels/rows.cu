@@ -6,9 +6,9 @@
 // are computed from there too, once the state is complete. Bytes of device memory an
 // element, with operands and gradients of s bytes: the loss of one operand s, with its gradient 2s.
 //
-// The workers of a row are THREADS_PER_ROW threads of a block, which holds ROWS rows at a time; a
-// whole block; or a cluster of blocks, each with a share of the row (its rank) in its shared
-// memory. Longer rows are those of kernels/split_rows.cu.
+// The workers of a row are `threads_per_row` threads of a block, which holds rows() rows at a
+// time; a whole block; or a cluster of blocks, each with a share of the row (its rank) in its
+// shared memory. Longer rows are those of kernels/split_rows.cu.
 //
 // Order of summation: the neighbours of a row, its threads in a warp, have a stretch of a rank; of
 // n neighbours each has every n-th word of it, in batches; then threads in pairs, then ranks in
@@ -25,19 +25,20 @@
 // than single blocks do. Blocks beyond the first `kept` ones release the lines they hold in L2. The
 // dynamic shared memory holds a share of a row for each row of the block. Stretches are `apart`
 // bytes further apart, so that the words of a warp are in different banks.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+template <class T, class Loss, class Layout, Team TEAM, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
 __global__ void
 #if CLUSTERS
-__cluster_dims__(Team::BLOCKS, 1, 1)
+__cluster_dims__(TEAM.blocks(), 1, 1)
 #endif
-    __launch_bounds__(Team::THREADS, Team::RESIDENT)
+    __launch_bounds__(TEAM.threads, TEAM.resident)
         rows(Loss loss, double scale, Layout layout, long long kept, int apart, long long n,
              long long columns, Results<T, Result> results, P... pointer) {
   // Aligned as lines of device memory are: a copy of one to parts of two takes two requests.
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = RowWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
+  using Own = RowThread<TEAM>;
   using Row = typename Work::Row;
   using N = typename Work::N;
   using State = typename Work::State;
@@ -50,32 +51,32 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   [[maybe_unused]] T factor = T(given.value);
   // Whether a share stays in shared memory until the row is done: its gradients may be wanted, and
   // it is the only one of this block in a row.
-  constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 && !Team::HELD);
-  constexpr bool REDUCES_EACH = REDUCED && Team::RANKS > 2;
+  constexpr bool STAYS = TEAM.cluster || (GRADIENTS && TEAM.ranks == 1 && !TEAM.held());
+  constexpr bool REDUCES_EACH = REDUCED && TEAM.ranks > 2;
 
   const Pointers pointers{{pointer}...};
-  const Work work{loss, layout, pointers, n, columns, shared + Team::stretch() * unsigned(apart)};
-  const int rank = int(blockIdx.x % Team::BLOCKS);
+  const Work work{loss, layout, pointers, n, columns, shared + Own::stretch() * unsigned(apart)};
+  const int rank = int(blockIdx.x % TEAM.blocks());
   // The rows are at most a quarter of what an Index counts.
   using Index = typename Layout::Index;
-  const Index worker = blockIdx.x / Team::BLOCKS;
-  const Index step = Index(gridDim.x / Team::BLOCKS) * Team::ROWS, end = Index(n);
-  constexpr bool IN_CLUSTER = Team::CLUSTER && CLUSTERS;
-  [[maybe_unused]] Select<IN_CLUSTER, ClusterExchange<Merged, Team::RANKS>, Nothing> cluster;
+  const Index worker = blockIdx.x / TEAM.blocks();
+  const Index step = Index(gridDim.x / TEAM.blocks()) * TEAM.rows(), end = Index(n);
+  constexpr bool IN_CLUSTER = TEAM.cluster && CLUSTERS;
+  [[maybe_unused]] Select<IN_CLUSTER, ClusterExchange<Merged, TEAM.ranks>, Nothing> cluster;
   if constexpr (IN_CLUSTER) cluster.begin();
 
   // A row is prefetched two rows before its elements, and its prologue is one row before them.
-  const Index first = worker * Team::ROWS + Team::row();
+  const Index first = worker * TEAM.rows() + Own::row();
   auto next_prefetched = loss.prefetch(work.row_at(first + step));
   using Context = ContextOf<Loss, Row>;
   Context context;
   {
     const Row row = work.row_at(first);
     const auto prefetched = loss.prefetch(row);
-    work.prefetch(work.share_of(row, first < end, rank, Team::SLOTS));
-    if constexpr (Team::ROWS_AHEAD == 2) {
+    work.prefetch(work.share_of(row, first < end, rank, TEAM.slots));
+    if constexpr (TEAM.rows_ahead == 2) {
       const Row second = work.row_at(first + step);
-      work.prefetch(work.share_of(second, first + step < end, rank, Team::SLOTS));
+      work.prefetch(work.share_of(second, first + step < end, rank, TEAM.slots));
     }
     context = prologue_of(loss, row, first < end, prefetched);
   }
@@ -83,13 +84,13 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   [[maybe_unused]] Index segment = worker;
   unsigned before = 0;
   [[maybe_unused]] const auto hand_over_sums = [&] {
     if (rank != 0) return;
-    if constexpr (Team::ROWS > 1) {
+    if constexpr (TEAM.rows() > 1) {
       reduction.add(segment, sum, counted);
     } else {
       reduction.template add<true>(segment, sum, counted);
@@ -97,9 +98,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     before = reduction.arrive_in_group(segment);
     sum = counted = Sum<T>::zero();
   };
-#pragma unroll(Team::HELD ? 2 : 1)
-  for (Index group = worker * Team::ROWS; group < end; group += step) {
-    const Index index = group + Team::row();
+#pragma unroll(TEAM.held() ? 2 : 1)
+  for (Index group = worker * TEAM.rows(); group < end; group += step) {
+    const Index index = group + Own::row();
     const bool present = index < end, next_present = index + step < end;
     // Computed anew in each turn: registers are scarcer than multiplications.
     const Row row = work.row_at(index), next_row = work.row_at(index + step);
@@ -108,30 +109,30 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
 
     Merged state;
     if constexpr (IN_CLUSTER) {
-      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+      const Share share = work.share_of(row, present, rank, TEAM.slots);
       const auto part = work.template accumulate<false>(share, share, context);
-      state = cluster.merged(merged<Team>(part));
+      state = cluster.merged(merged<TEAM>(part));
     } else {
 #pragma unroll 1
-      for (int r = 0; r < Team::RANKS; ++r) {
-        const Share share = work.share_of(row, present, r, Team::SLOTS);
+      for (int r = 0; r < TEAM.ranks; ++r) {
+        const Share share = work.share_of(row, present, r, TEAM.slots);
         State part;
-        if constexpr (STAYS && Team::RANKS == 1) {
+        if constexpr (STAYS && TEAM.ranks == 1) {
           part = work.template accumulate<false>(share, share, context);
         } else if constexpr (STAYS) {
           part = r == rank ? work.template accumulate<false>(share, share, context)
-                           : work.accumulate(share, Team::SLOTS, context);
-        } else if constexpr (Team::ROWS_AHEAD == 2) {
+                           : work.accumulate(share, TEAM.slots, context);
+        } else if constexpr (TEAM.rows_ahead == 2) {
           const Index later = index + 2 * step;
-          const Share next = work.share_of(work.row_at(later), later < end, 0, Team::SLOTS);
+          const Share next = work.share_of(work.row_at(later), later < end, 0, TEAM.slots);
           part = work.template accumulate<true>(share, next, context);
         } else {
-          const bool last = r == Team::RANKS - 1;
-          const Share next = last ? work.share_of(next_row, next_present, 0, Team::SLOTS)
-                                  : work.share_of(row, present, r + 1, Team::SLOTS);
+          const bool last = r == TEAM.ranks - 1;
+          const Share next = last ? work.share_of(next_row, next_present, 0, TEAM.slots)
+                                  : work.share_of(row, present, r + 1, TEAM.slots);
           part = work.template accumulate<true>(share, next, context);
         }
-        const Merged of_rank = merged<Team>(part);
+        const Merged of_rank = merged<TEAM>(part);
         state = r == 0 ? of_rank : merge(state, of_rank);
       }
     }
@@ -139,9 +140,9 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
     typename Work::Finished done;
     T own = T(0), own_denominator = T(0);
     // For the value one warp is enough.
-    const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 32;
+    const bool valued = TEAM.threads_per_row <= 32 || threadIdx.x < 32;
     const bool finishes = GRADIENTS || valued;
-    if (finishes && (Team::HELD || context.status == ACTIVE)) {
+    if (finishes && (TEAM.held() || context.status == ACTIVE)) {
       done = loss.template epilogue<N>(row, context, state, VALUES != NO_VALUES && valued);
       own = derivative(done.value);
       own_denominator = done.denominator;
@@ -151,7 +152,7 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       own = without_loss<T>(context.status);
     }
     if constexpr (VALUES != NO_VALUES) {
-      if (rank == 0 && Team::thread() == 0) {
+      if (rank == 0 && Own::thread() == 0) {
         if constexpr (VALUES == EACH_VALUE) {
           if (present) results.value[index] = convert<Result>(own);
         }
@@ -173,22 +174,22 @@ __cluster_dims__(Team::BLOCKS, 1, 1)
       if (context.status == ACTIVE) scale_gradients(loss, done, factor, reciprocal);
     }
     if constexpr (STAYS) {
-      const Share own_share = work.share_of(row, present, rank, Team::SLOTS);
-      const Share share = work.aligned(own_share, Team::SLOTS);
+      const Share own_share = work.share_of(row, present, rank, TEAM.slots);
+      const Share share = work.aligned(own_share, TEAM.slots);
       if constexpr (GRADIENTS) {
-        work.template differentiate_rest<true>(own_share, Team::SLOTS, context, done);
+        work.template differentiate_rest<true>(own_share, TEAM.slots, context, done);
       }
-      const Share next = work.share_of(next_row, next_present, rank, Team::SLOTS);
+      const Share next = work.share_of(next_row, next_present, rank, TEAM.slots);
 #pragma unroll 1
-      for (int part = 0; part < Team::GROUPS; ++part) {
+      for (int part = 0; part < TEAM.groups(); ++part) {
         if constexpr (GRADIENTS) {
-          work.template differentiate<true>(share, part * Team::BATCH, context, done,
+          work.template differentiate<true>(share, part * TEAM.batch, context, done,
                                             worker >= kept);
         }
         work.prefetch(next, part);
       }
-    } else if constexpr (GRADIENTS && Team::HELD) {
-      const Share share = work.share_of(row, present, rank, Team::SLOTS);
+    } else if constexpr (GRADIENTS && TEAM.held()) {
+      const Share share = work.share_of(row, present, rank, TEAM.slots);
       work.template differentiate<true>(share, 0, context, done);
     }
     context = next_context;

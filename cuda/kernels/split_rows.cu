@@ -7,8 +7,9 @@
 // and gradients of s bytes: the loss of one operand s, with its gradient 3s.
 //
 // Order of summation: batches of a thread in order, then threads in pairs; then up to MAX_RANKS
-// splits in order, as in kernels/rows.cu, which has the same bits; of more splits every THREADS-th
-// in order, then these sums in pairs. All that follows from the shape, the strides and the dtypes.
+// splits in order, as in kernels/rows.cu, which has the same bits; of more splits every
+// `threads`-th in order, then these sums in pairs. All that follows from the shape, the strides and
+// the dtypes.
 #include "kernels/phases.cuh"
 #include "kernels/row_epilogue.cuh"
 #include "kernels/row_worker.cuh"
@@ -18,19 +19,19 @@ constexpr int MAX_RANKS = 16;  // in cupy_losses/_device/row_team.py
 // The other arguments are those of kernels/rows.cu. A split has `slots` vectors of each thread.
 // Blocks, or groups of `splits` blocks, stride over rows. The sum of one of them is a segment.
 // `workspace` has the records of SPLIT.
-template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
-          unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+template <class T, class Loss, class Layout, Team TEAM, Phase PHASE, Values VALUES, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Result, class... P>
+__global__ void __launch_bounds__(TEAM.threads, TEAM.resident)
     split_rows(Loss loss, double scale, Layout layout, long long splits, long long slots,
                long long n, long long columns, Results<T, Result> results, unsigned char* workspace,
                P... pointer) {
   using Pointers = Tuple<P...>;
-  using Work = RowWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = RowWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   using Row = typename Work::Row;
   using Merged = typename Work::Merged;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
-  static_assert(Team::ROWS == 1, "a block works on a split");
+  static_assert(TEAM.rows() == 1, "a block works on a split");
 
   const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const Row row = work.row_at(index);
       const Context context = loss.prologue(row, loss.prefetch(row));
       const auto share = work.share_of(row, true, split, slots);
-      const Merged state = merged<Team>(work.accumulate(share, slots, context));
+      const Merged state = merged<TEAM>(work.accumulate(share, slots, context));
       if (threadIdx.x == 0) {
         record<Merged>(workspace, n + index * splits + split) = state;
         if (split == 0) record<Context>(workspace, index) = context;
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     const double divisor = results.known_denominator();
     const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
     const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
-    const auto reduction = reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(
+    const auto reduction = reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(
         given, results, divisor, scaling);
     Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
     unsigned before = 0;
@@ -73,10 +74,10 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
         }
       } else {
         state = as_merged(Work::State::empty());
-        for (long long r = threadIdx.x; r < splits; r += Team::THREADS) {
+        for (long long r = threadIdx.x; r < splits; r += TEAM.threads) {
           state = merge(state, record<Merged>(workspace, n + index * splits + r));
         }
-        state = merged<Team>(state);
+        state = merged<TEAM>(state);
       }
       const bool valued = VALUES != NO_VALUES && threadIdx.x < 32;  // one warp is enough
       const auto outcome =
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if constexpr (GRADIENTS) {
         const auto own_share = work.share_of(row, true, split, slots);
         const auto share = work.aligned(own_share, slots);
-        for (long long slot = 0; slot < slots; slot += Team::BATCH) {
+        for (long long slot = 0; slot < slots; slot += TEAM.batch) {
           work.template differentiate<false>(share, slot, context, outcome.done);
         }
         work.template differentiate_rest<false>(own_share, slots, context, outcome.done);

@@ -4,8 +4,8 @@
 #include "kernels/row.cuh"
 #include "memory/instructions.cuh"
 
-// What cupy_losses/_device/row_striding.py chooses.
-struct StridedTeamParameters {
+// The threads of a block, as cupy_losses/_device/row_striding.py chooses.
+struct StridedTeam {
   int threads;          // of a block
   int threads_per_row;  // 0 where the launch says how many
   int width;            // the neighbouring rows that a thread works on
@@ -26,55 +26,52 @@ struct StridedTeamParameters {
   int access;
   bool in_step;  // whether warps write gradients of the same columns one soon after the other
   int overlap;   // how many rows of a tile the next one has, too
+
+  __device__ constexpr bool alone() const { return threads_per_row == 1; }
+  // Between the elements of a batch.
+  __device__ constexpr int step() const { return stays ? threads_per_row : 1; }
 };
 
-// The threads of a block: 2^log_neighbours next to each other work on as many neighbouring rows, or
-// on WIDTH rows each, and the others on other elements of the same rows.
-template <StridedTeamParameters GIVEN>
-struct StridedTeam {
-  static constexpr int THREADS = GIVEN.threads, WIDTH = GIVEN.width, RESIDENT = GIVEN.resident;
-  static constexpr bool ALONE = GIVEN.threads_per_row == 1;
-  static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure;
-  static constexpr bool STAYS = GIVEN.stays, AHEAD = GIVEN.ahead, IN_STEP = GIVEN.in_step;
-  static_assert(!AHEAD || (STAYS && ALONE), "a thread has all elements of its rows");
-  static constexpr int STEP = STAYS ? GIVEN.threads_per_row : 1;  // between the elements of a batch
-  static constexpr unsigned VECTORS = GIVEN.vectors;
-  static constexpr int OVERLAP = GIVEN.overlap, ACCESS = GIVEN.access;
-  static constexpr int STATE_BYTES = GIVEN.state_bytes, ROW_BYTES = GIVEN.row_bytes;
+// How the threads are arranged: 2^log_neighbours next to each other work on as many neighbouring
+// rows, or on `width` rows each, and the others on other elements of the same rows.
+template <StridedTeam TEAM>
+struct StridedThreads {
+  static_assert(!TEAM.ahead || (TEAM.stays && TEAM.alone()),
+                "a thread has all elements of its rows");
   int log_neighbours;
 
   // Constant where it can be.
   DEVICE unsigned neighbours() const {
-    if constexpr (GIVEN.threads_per_row != 0) {
-      return THREADS / GIVEN.threads_per_row;
+    if constexpr (TEAM.threads_per_row != 0) {
+      return TEAM.threads / TEAM.threads_per_row;
     } else {
       return 1u << log_neighbours;
     }
   }
-  DEVICE int threads_per_row() const { return int(THREADS / neighbours()); }
-  DEVICE int rows() const { return int(neighbours()) * WIDTH; }  // of a tile
-  DEVICE int own_rows() const { return rows() - OVERLAP; }
+  DEVICE int threads_per_row() const { return int(TEAM.threads / neighbours()); }
+  DEVICE int rows() const { return int(neighbours()) * TEAM.width; }  // of a tile
+  DEVICE int own_rows() const { return rows() - TEAM.overlap; }
   // Which of the threads of its rows a thread is, which of the neighbours, and the first one of its
   // rows in a tile.
-  DEVICE int thread() const { return ALONE ? 0 : int(threadIdx.x / neighbours()); }
+  DEVICE int thread() const { return TEAM.alone() ? 0 : int(threadIdx.x / neighbours()); }
   DEVICE int neighbour() const { return int(threadIdx.x % neighbours()); }
-  DEVICE int row() const { return neighbour() * WIDTH; }
+  DEVICE int row() const { return neighbour() * TEAM.width; }
 };
 
 // A batch of one thread: elements of each of its rows, STEP columns apart, of every array that the
 // loss reads element by element. The first SURE elements are there, others where they are ahead of
 // column `end`. With OTHERS_HIDDEN those that are not there are hidden from the loss, and nothing
 // asks which they are.
-template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int STEP,
+template <class Row, class Loss, auto TEAM, int SURE, bool OTHERS_HIDDEN, int STEP,
           class K = Range<Row::INPUTS>>
 struct StridedBatch;
 
-template <class Row, class Loss, class Team, int SURE, bool OTHERS_HIDDEN, int STEP_, int... K>
-struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> {
+template <class Row, class Loss, auto TEAM, int SURE, bool OTHERS_HIDDEN, int STEP_, int... K>
+struct StridedBatch<Row, Loss, TEAM, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> {
   using T = typename Row::Scalar;
   using N = typename Row::N;
   using Column = typename Row::Column;
-  static constexpr int FIRST = Row::FIRST, BATCH = Team::COUNT, WIDTH = Team::WIDTH, STEP = STEP_;
+  static constexpr int FIRST = Row::FIRST, BATCH = TEAM.count, WIDTH = TEAM.width, STEP = STEP_;
   // Elements of WIDTH rows as one access moves them. They are kept in whole registers, two of half
   // precision in one, or one alone: shorter words take the compiler instructions to merge.
   template <int S>
@@ -117,9 +114,9 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
     Column column;
     DEVICE bool has(int k) const { return column == k; }
   };
-  using Places = Select<Team::AHEAD, Compared, Bits>;
+  using Places = Select<TEAM.ahead, Compared, Bits>;
   DEVICE Places place_of(Column column) const {
-    if constexpr (Team::AHEAD) {
+    if constexpr (TEAM.ahead) {
       return {column};
     } else {
       // Large if it is ahead of these, or none of every STEP-th one. Bits behind the last place are
@@ -137,7 +134,7 @@ struct StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP_, Indices<K...>> 
   // Whether a loss that HIDES an element is told which one it is. It stays in the maximum, which is
   // precise enough for half precision, and takes no instruction.
   static constexpr bool TELLS =
-      Loss::HIDES && Team::STAYS && is_half<typename Row::template Element<FIRST>>;
+      Loss::HIDES && TEAM.stays && is_half<typename Row::template Element<FIRST>>;
   // Else the elements of row v of the first operand at these places become -inf.
   DEVICE void hide(int v, const Places& hidden) {
 #pragma unroll

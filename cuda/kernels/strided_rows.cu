@@ -28,13 +28,13 @@
 #include "kernels/strided_batch.cuh"
 
 // The work of a block on its tiles.
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
-          bool VJP, class Pointers, class V = Range<Team::WIDTH>, class K = Range<Layout::ARRAYS>>
+template <class T, class Loss, class Layout, StridedTeam TEAM, unsigned WANTED, unsigned TANGENTS,
+          bool VJP, class Pointers, class V = Range<TEAM.width>, class K = Range<Layout::ARRAYS>>
 struct StridedWorker;
 
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
+template <class T, class Loss, class Layout, StridedTeam TEAM, unsigned WANTED, unsigned TANGENTS,
           bool VJP, class Pointers, int... V, int... K>
-struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<V...>,
+struct StridedWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers, Indices<V...>,
                      Indices<K...>> {
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
@@ -42,17 +42,17 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   using Index = typename Layout::Index;
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
-  static_assert(sizeof(State) <= Team::STATE_BYTES, "more than there is room for");
-  static constexpr int FIRST = Row::FIRST, WIDTH = Team::WIDTH;
+  static_assert(sizeof(State) <= TEAM.state_bytes, "more than there is room for");
+  static constexpr int FIRST = Row::FIRST, WIDTH = TEAM.width;
   // Not with gradients, which take longer then.
-  static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 0;
-  template <int SURE, int STEP = Team::STEP>
-  using Batch = StridedBatch<Row, Loss, Team, SURE, OTHERS_HIDDEN, STEP>;
+  static constexpr bool OTHERS_HIDDEN = Loss::HIDES && TEAM.stays && WANTED == 0;
+  template <int SURE, int STEP = TEAM.step()>
+  using Batch = StridedBatch<Row, Loss, TEAM, SURE, OTHERS_HIDDEN, STEP>;
 
   const Loss& loss;
   const Layout& layout;
   const Pointers& pointers;
-  const Team team;
+  const StridedThreads<TEAM> team;
   const Index n;
   const long long columns, section_batches;  // batches of a section
 
@@ -81,14 +81,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <bool LAST>
   DEVICE void each_batch(const ThreadRows& rows, int section, auto f) const {
     if (!rows.present) return;
-    const Column length = Column(section_batches) * Team::COUNT;
+    const Column length = Column(section_batches) * TEAM.count;
     Column first = section * length;
     const Column end = Column(columns) - first < length ? Column(columns) : first + length;
-    for (; first + (Team::COUNT - 1) < end; first += Team::COUNT)
-      f(load<Team::COUNT, LAST>(rows, first));
+    for (; first + (TEAM.count - 1) < end; first += TEAM.count)
+      f(load<TEAM.count, LAST>(rows, first));
     if (first < end) f(load<0, LAST>(rows, first));
   }
-  template <int SURE, bool LAST, int STEP = Team::STEP>
+  template <int SURE, bool LAST, int STEP = TEAM.step()>
   DEVICE auto load(const ThreadRows& rows, Column first) const {
     Batch<SURE, STEP> batch;  // without elements where there is no row
     if constexpr (!OTHERS_HIDDEN) batch = {};
@@ -104,14 +104,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   // what is prefetched of rows that it has alone.
   struct Tile {
     ThreadRows rows;
-    Select<Team::STAYS, Batch<Team::SURE>, Nothing> batch;
+    Select<TEAM.stays, Batch<TEAM.sure>, Nothing> batch;
     Prefetched prefetched[WIDTH];
   };
   DEVICE Tile load_tile(Index index) const {
     Tile tile;
     tile.rows = rows_of(index);
-    if constexpr (Team::STAYS) tile.batch = load<Team::SURE, false>(tile.rows, team.thread());
-    if constexpr (Team::ALONE) {
+    if constexpr (TEAM.stays) tile.batch = load<TEAM.sure, false>(tile.rows, team.thread());
+    if constexpr (TEAM.alone()) {
       ((tile.prefetched[V] = loss.prefetch(row_at(tile.rows, V))), ...);
     }
     return tile;
@@ -125,7 +125,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     const ThreadRows& rows = own.rows;
     // Of rows that the next tile has, too, that one records the contexts.
     const Index own_end = (tile + 1) * team.own_rows();
-    const Index recorded_end = own_end < n ? own_end : own_end + Team::OVERLAP;
+    const Index recorded_end = own_end < n ? own_end : own_end + TEAM.overlap;
     const auto context = [&](const Row& row, const Prefetched& prefetched, Index index,
                              bool present) {
       if constexpr (PHASE == MERGE) return record<Context>(workspace, index);
@@ -134,7 +134,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         record<Context>(workspace, index) = found;
       return found;
     };
-    if constexpr (Team::ALONE) {
+    if constexpr (TEAM.alone()) {
       ((contexts[V] = context(row_at(rows, V), own.prefetched[V], rows.first + V, rows.present)),
        ...);
     } else {
@@ -145,7 +145,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         const Row row = row_at(index);
         of_mine = context(row, loss.prefetch(row), index, index < n);
       }
-      if constexpr (Team::OVERLAP != 0) __syncthreads();  // those of the tile before have been read
+      if constexpr (TEAM.overlap != 0) __syncthreads();  // those of the tile before have been read
       if (mine < team.rows()) contexts_of_rows[mine] = of_mine;
       __syncthreads();
       ((contexts[V] = contexts_of_rows[team.row() + V]), ...);
@@ -219,14 +219,14 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
                                     const Finished* finished, int block, int blocks) const {
     static_assert(WIDTH == 1, "a thread has one row");
     using E = typename Row::template Element<Row::INPUTS>;
-    constexpr int SECTOR = Team::OVERLAP;
+    constexpr int SECTOR = TEAM.overlap;
     static_assert(SECTOR * sizeof(E) == 32, "the elements of a sector");
     const Index begin = tile * team.own_rows(), end = begin + team.own_rows();
     const unsigned place = place_in_sector(begin), place_of_next = place_in_sector(end);
     const unsigned step = unsigned(layout.template step<Row::INPUTS>());
     const Column parts = Column(blocks) * team.threads_per_row();
     for (Column part = Column(block) * team.threads_per_row() + team.thread();; part += parts) {
-      const Column first = part / SECTOR * (SECTOR * Team::COUNT) + part % SECTOR;
+      const Column first = part / SECTOR * (SECTOR * TEAM.count) + part % SECTOR;
       if (first >= Column(columns)) break;
       const unsigned behind = unsigned(first) * step;
       // Rows up to a sector that begins in this tile, or in the next one. No tile is ahead of 0.
@@ -238,8 +238,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
       Context context[WIDTH];
       context[0] = contexts_of_rows[own];  // as it was written there, without padding at its end
       const Finished done[WIDTH] = {finished[own]};
-      if (first + (Team::COUNT - 1) * SECTOR < Column(columns)) {
-        differentiate(load<Team::COUNT, true, SECTOR>(rows, first), rows, context, done);
+      if (first + (TEAM.count - 1) * SECTOR < Column(columns)) {
+        differentiate(load<TEAM.count, true, SECTOR>(rows, first), rows, context, done);
       } else {
         differentiate(load<0, true, SECTOR>(rows, first), rows, context, done);
       }
@@ -252,7 +252,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   DEVICE auto located(const auto& at, Index first) const {
     if constexpr (R == 0) {
       return at;
-    } else if constexpr (Team::VECTORS != 0) {
+    } else if constexpr (TEAM.vectors != 0) {
       return layout.rows.next(at);
     } else {
       return locate(first + R);
@@ -267,7 +267,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S>
   using Stored = Vector<typename Row::template Element<S>, WIDTH>;
   template <int S>
-  static constexpr bool IS_VECTOR = WIDTH == 1 || bool(Team::VECTORS >> S & 1u);
+  static constexpr bool IS_VECTOR = WIDTH == 1 || bool(TEAM.vectors >> S & 1u);
   // From one element of a batch to the next. An unsigned one takes one instruction.
   using Step = Select<(sizeof(typename Layout::Offset) == 4), unsigned, long long>;
   template <int S, int STEP>
@@ -279,8 +279,8 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S, int STEP>
   static __device__ constexpr int unit() {
     if (STEP != 1 || !bool(Layout::VECTORISED >> S & 1u)) return 1;
-    int unit = Team::ACCESS / int(sizeof(typename Row::template Element<S>));
-    while (unit > 1 && Team::COUNT % unit != 0) unit /= 2;
+    int unit = TEAM.access / int(sizeof(typename Row::template Element<S>));
+    while (unit > 1 && TEAM.count % unit != 0) unit /= 2;
     return unit;
   }
   template <int S, bool LAST, class B>
@@ -290,7 +290,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
         load_units<S, unit<S, B::STEP>(), LAST>(batch, rows);
       } else {
 #pragma unroll
-        for (int k = 0; k < Team::COUNT; ++k) {
+        for (int k = 0; k < TEAM.count; ++k) {
           batch.template take<S>(k, batch.holds(k), [&] {
             if constexpr (IS_VECTOR<S>) {
               const auto* const from = reinterpret_cast<const Packed<Stored<S>>*>(
@@ -308,7 +308,7 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <int S, int UNIT, bool LAST, class B>
   DEVICE void load_units(B& batch, const ThreadRows& rows) const {
 #pragma unroll
-    for (int k = 0; k < Team::COUNT; k += UNIT) {
+    for (int k = 0; k < TEAM.count; k += UNIT) {
       const bool there = batch.holds(k);
       Vector<typename Row::template Element<S>, UNIT> units[WIDTH];
       if (there) ((units[V] = load_unit<LAST, UNIT>(address<S, 1>(rows, V, batch.first, k))), ...);
@@ -334,13 +334,13 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
   template <bool FIRST_BATCH, int R, class B>
   DEVICE void add_of(State& state, B& batch, const Row& row, auto& context, T largest) const {
     // Of few elements those of ignored rows are added, too: a branch would take longer.
-    if (!Team::AHEAD && context.status != ACTIVE) return;
+    if (!TEAM.ahead && context.status != ACTIVE) return;
     typename B::template RowElements<R> elements{batch, row, largest, {}};
-    if constexpr (Team::AHEAD) loss.find(context, elements);
+    if constexpr (TEAM.ahead) loss.find(context, elements);
     if constexpr (B::TELLS) {
       elements.hidden = batch.place_of(context.column);
     } else if constexpr (Loss::HIDES) {
-      if (Team::AHEAD || batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
+      if (TEAM.ahead || batch.has(context.column)) batch.hide(R, batch.place_of(context.column));
     }
     loss.template add<FIRST_BATCH>(state, row, context, elements);
   }
@@ -362,9 +362,9 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
     constexpr int G = Row::template GRADIENT<WANTED, I>, COLUMNS_IN_STEP = 16;
     using E = typename Row::template Element<G>;
 #pragma unroll
-    for (int k = 0; k < Team::COUNT; ++k) {
-      if (Team::IN_STEP && k % COLUMNS_IN_STEP == 0) keep_in_step();
-      if (!batch.holds(k) || (Team::IN_STEP && !rows.present)) continue;
+    for (int k = 0; k < TEAM.count; ++k) {
+      if (TEAM.in_step && k % COLUMNS_IN_STEP == 0) keep_in_step();
+      if (!batch.holds(k) || (TEAM.in_step && !rows.present)) continue;
       const Stored<G> slopes{{convert<E>(slope(Constant<V>(), k))...}};
       if constexpr (IS_VECTOR<G>) {
         store_vector<WIDTH>(address<G, B::STEP>(rows, 0, batch.first, k), slopes);
@@ -385,35 +385,35 @@ struct StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Ind
 // sections of a tile, and 2^`log_neighbours` threads side by side; `workspace` has the records of
 // SPLIT. If several threads work on a row, the dynamic shared memory holds what is kept of each row
 // of a tile, and the states of all of their shares.
-template <class T, class Loss, class Layout, class Team, Phase PHASE, Values VALUES,
+template <class T, class Loss, class Layout, StridedTeam TEAM, Phase PHASE, Values VALUES,
           unsigned WANTED, unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+__global__ void __launch_bounds__(TEAM.threads, TEAM.resident)
     strided_rows(Loss loss, double scale, Layout layout, long long section_batches,
                  int share_sections, int shares, int per_block, int log_neighbours, long long n,
                  long long columns, Results<T, Result> results, unsigned char* workspace,
                  P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = StridedWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = StridedWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
   using ThreadRows = typename Work::ThreadRows;
   using Context = typename Work::Context;
   using State = typename Work::State;
   using Finished = typename Work::Finished;
   using Index = typename Layout::Index;  // counts to four times the rows at least
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
-  constexpr int WIDTH = Team::WIDTH;
+  constexpr int WIDTH = TEAM.width;
 
   const auto given = Factor::of<GRADIENTS>(results);
   if (given.is_done) return;
   const T factor = T(given.value);
   const Pointers pointers{{pointer}...};
-  const Team team{log_neighbours};
+  const StridedThreads<TEAM> team{log_neighbours};
   const Work work{loss, layout, pointers, team, Index(n), columns, section_batches};
   const double divisor = results.known_denominator();
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
 
   const int tile_rows = team.rows(), own_rows = team.own_rows(),
             threads_per_row = team.threads_per_row();
@@ -428,26 +428,26 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Index segment = block / blocks, tile = segment;
   Sum<T> sum = Sum<T>::zero(), counted = Sum<T>::zero();
   // Where several threads work on a row, one does what is done once for it.
-  constexpr bool ALONE = Team::ALONE, OVERLAPS = Team::OVERLAP != 0;
+  constexpr bool ALONE = TEAM.alone(), OVERLAPS = TEAM.overlap != 0;
   constexpr int CONTEXT_BYTES = (sizeof(Context) + 7) / 8 * 8;  // aligned for all types
-  static_assert(ALONE || CONTEXT_BYTES + GRADIENTS * sizeof(Finished) <= Team::ROW_BYTES,
+  static_assert(ALONE || CONTEXT_BYTES + GRADIENTS * sizeof(Finished) <= TEAM.row_bytes,
                 "more than there is room for");
   Context* const contexts_of_rows = reinterpret_cast<Context*>(shared);
   Finished* const finished = reinterpret_cast<Finished*>(shared + CONTEXT_BYTES * tile_rows);
-  State* const states_of_shares = reinterpret_cast<State*>(shared + Team::ROW_BYTES * tile_rows);
+  State* const states_of_shares = reinterpret_cast<State*>(shared + TEAM.row_bytes * tile_rows);
   const int mine = threadIdx.x;
   using Tile = typename Work::Tile;
-  [[maybe_unused]] Select<Team::AHEAD, Tile, Nothing> coming;
-  if constexpr (Team::AHEAD) coming = work.load_tile(tile);
+  [[maybe_unused]] Select<TEAM.ahead, Tile, Nothing> coming;
+  if constexpr (TEAM.ahead) coming = work.load_tile(tile);
   // Twice, so that what is ahead need not be copied to where the next turn has it.
-#pragma unroll(Team::AHEAD ? 2 : 1)
+#pragma unroll(TEAM.ahead ? 2 : 1)
   while (segment < all) {
     // The next tile of the segment, or the first one of the next segment, or one behind all.
     const bool ends = tile + all >= tiles;
     const Index next_segment = ends ? segment + workers : segment;
     const Index next_tile = !ends ? tile + all : next_segment < all ? next_segment : tiles;
     Tile own;
-    if constexpr (Team::AHEAD) {
+    if constexpr (TEAM.ahead) {
       own = coming;
       coming = work.load_tile(next_tile);
     } else {
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
     Context contexts[WIDTH];
     Finished done[WIDTH];
     // Rows that are not there are left out where no other thread waits for this one.
-    if (!Team::AHEAD || rows.present) {
+    if (!TEAM.ahead || rows.present) {
       work.template find_contexts<PHASE>(contexts, contexts_of_rows, own, tile, workspace,
                                          split == 0);
       const auto record_of = [&](int section, int v) -> State& {
@@ -492,7 +492,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
           }
         }
       };
-      if constexpr (Team::STAYS) {
+      if constexpr (TEAM.stays) {
         work.template add<true>(states, batch, rows, contexts);
         if constexpr (!ALONE) add_share(team.thread(), states);
       } else {
@@ -507,7 +507,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       if constexpr (ALONE) {
 #pragma unroll
         for (int v = 0; v < WIDTH; ++v) {
-          const auto outcome = outcome_of<GRADIENTS, Team::AHEAD>(
+          const auto outcome = outcome_of<GRADIENTS, TEAM.ahead>(
               loss, work.row_at(rows, v), contexts[v], as_merged(states[v]), VALUES != NO_VALUES,
               factor, reciprocal);
           if (rows.present && split == 0) {
@@ -541,8 +541,8 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
 
     if constexpr (GRADIENTS && OVERLAPS) {
       work.differentiate_sectors(tile, contexts_of_rows, finished, split, blocks);
-    } else if constexpr (GRADIENTS && Team::STAYS) {
-      if (Team::IN_STEP || rows.present) work.differentiate(batch, rows, contexts, done);
+    } else if constexpr (GRADIENTS && TEAM.stays) {
+      if (TEAM.in_step || rows.present) work.differentiate(batch, rows, contexts, done);
     } else if constexpr (GRADIENTS) {
       work.differentiate_sections(begin, end, rows, contexts, done);
     }

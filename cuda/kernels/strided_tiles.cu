@@ -16,26 +16,19 @@
 #include "kernels/strided_batch.cuh"
 #include "memory/column_copy.cuh"
 
-// What cupy_losses/_device/strided_tiling.py chooses.
-struct StridedTileTeamParameters {
+// The threads of a tile, as cupy_losses/_device/strided_tiling.py chooses.
+struct StridedTileTeam {
   int threads;       // of a block
   int count;         // the elements of a row, at most
   int sure;          // how many of them are there at least
   int pitch;         // the bytes from a column to the next one in shared memory
   int resident;      // how many blocks a multiprocessor is to hold
   unsigned numbers;  // bit k: array k has a tile of one number for each row
-};
 
-// The threads of a tile.
-template <StridedTileTeamParameters GIVEN>
-struct StridedTileTeam {
-  static constexpr int THREADS = GIVEN.threads, RESIDENT = GIVEN.resident;
-  static constexpr int COUNT = GIVEN.count, SURE = GIVEN.sure, PITCH = GIVEN.pitch;
-  static constexpr int CONSUMERS = THREADS - 32;  // all but the producer warp
-  static constexpr unsigned NUMBERS = GIVEN.numbers;
+  __device__ constexpr int consumers() const { return threads - 32; }  // all but the producer warp
   // What a StridedBatch asks for.
-  static constexpr int WIDTH = 1;
-  static constexpr bool STAYS = true, AHEAD = false;
+  static constexpr int width = 1;
+  static constexpr bool stays = true, ahead = false;
 };
 
 // A tile: how many rows it has at most, the bytes of all its arrays in shared memory, where each
@@ -47,24 +40,24 @@ struct StridedTilePlaces {
 };
 
 // The work of a block on its tiles. `pointers` are those to device memory.
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
-          bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
+template <class T, class Loss, class Layout, StridedTileTeam TEAM, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Pointers, class K = Range<Layout::ARRAYS>>
 struct StridedTileWorker;
 
-template <class T, class Loss, class Layout, class Team, unsigned WANTED, unsigned TANGENTS,
-          bool VJP, class Pointers, int... K>
-struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
+template <class T, class Loss, class Layout, StridedTileTeam TEAM, unsigned WANTED,
+          unsigned TANGENTS, bool VJP, class Pointers, int... K>
+struct StridedTileWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers, Indices<K...>> {
   using Row = RowOf<T, Loss, Layout, TANGENTS, VJP, Pointers>;
   using N = typename Row::N;
   using State = typename Loss::template State<N>;
   using Finished = typename Loss::template Finished<N>;
-  using Batch = StridedBatch<Row, Loss, Team, Team::SURE, Loss::HIDES, 1>;
+  using Batch = StridedBatch<Row, Loss, TEAM, TEAM.sure, Loss::HIDES, 1>;
   using Places = StridedTilePlaces<Layout::ARRAYS>;
-  using EmptyBarriers = TwoStageBarriers<Team::CONSUMERS / 32, 1>;  // of the consumer warps
+  using EmptyBarriers = TwoStageBarriers<TEAM.consumers() / 32, 1>;  // of the consumer warps
   using Index = typename Layout::Index;  // counts to four times the rows at least
   static constexpr int FIRST = Row::FIRST;
   using Element = typename Row::template Element<FIRST>;
-  static constexpr int PITCH = Team::PITCH / int(sizeof(Element));
+  static constexpr int PITCH = TEAM.pitch / int(sizeof(Element));
   static_assert(BULK_COPIES, "the producer needs them");
   static_assert((WANTED & ~1u) == 0 && (TANGENTS & 1u) == 0, "one array has elements of rows");
 
@@ -131,7 +124,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
     batch.first = 0;
     batch.end = columns;
 #pragma unroll
-    for (int k = 0; k < Team::COUNT; ++k) {
+    for (int k = 0; k < TEAM.count; ++k) {
       batch.template take<FIRST>(k, batch.holds(k), [&] {
         return packed(Vector<Element, 1>{{*row.template address<FIRST>(k)}});
       });
@@ -151,7 +144,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
   DEVICE void differentiate(const Batch& batch, const Row& row, const auto& context,
                             const Finished& done) const {
 #pragma unroll
-    for (int k = 0; k < Team::COUNT; ++k) {
+    for (int k = 0; k < TEAM.count; ++k) {
       if (!batch.holds(k)) continue;
       const auto numbers = batch.template numbers<0>(row, k);
       row.template set<FIRST>(k, derivative(loss.template gradient<0, N>(row, done, numbers)));
@@ -185,7 +178,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
  private:
   // Whether array S has a tile in shared memory: the elements of rows, or a number for each row.
   template <int S>
-  static constexpr bool IS_STAGED = S == FIRST || bool(Team::NUMBERS >> S & 1u);
+  static constexpr bool IS_STAGED = S == FIRST || bool(TEAM.numbers >> S & 1u);
 
   // Where array S has the first row of a tile in device memory.
   template <int S>
@@ -204,7 +197,7 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
         const auto* const from = first + k * layout.template step<S>();
         const int ahead = misalignment(from) / SIZE;
         const int around = (ahead + rows.count + WHOLE - 1) / WHOLE * WHOLE;
-        ColumnCopies::load(turn, to + k * Team::PITCH, from, rows.count,
+        ColumnCopies::load(turn, to + k * TEAM.pitch, from, rows.count,
                            row.template may_read<S>(from - ahead, around));
       }
     }
@@ -220,14 +213,14 @@ struct StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers,
 
 // The arguments are those of pointwise.cu, with rows for elements: all may be ignored.
 // The dynamic shared memory holds two tiles.
-template <class T, class Loss, class Layout, class Team, Values VALUES, unsigned WANTED,
+template <class T, class Loss, class Layout, StridedTileTeam TEAM, Values VALUES, unsigned WANTED,
           unsigned TANGENTS, bool VJP, class Result, class... P>
-__global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
+__global__ void __launch_bounds__(TEAM.threads, TEAM.resident)
     strided_tiles(Loss loss, double scale, Layout layout, StridedTilePlaces<Layout::ARRAYS> places,
                   long long n, long long columns, Results<T, Result> results, P... pointer) {
   extern __shared__ __align__(128) unsigned char shared[];
   using Pointers = Tuple<P...>;
-  using Work = StridedTileWorker<T, Loss, Layout, Team, WANTED, TANGENTS, VJP, Pointers>;
+  using Work = StridedTileWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES, GRADIENTS = WANTED != 0;
 
@@ -240,7 +233,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   const Scaling<Layout::ARRAYS, Pointers> scaling{scale, pointers};
   const Reciprocal<T> reciprocal(denominator_of_derivatives<true>(divisor), 1.0, scaling.value());
   const auto reduction =
-      reduction_of_rows<T, VALUES, Team::THREADS, TANGENTS, Loss>(given, results, divisor, scaling);
+      reduction_of_rows<T, VALUES, TEAM.threads, TANGENTS, Loss>(given, results, divisor, scaling);
 
   // The tiles of a segment, then those of the next segment.
   const Index all = Index(results.segments), tiles = work.tiles();
@@ -257,7 +250,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
   Work::EmptyBarriers::begin();
   __syncthreads();
   Turn at{blockIdx.x, blockIdx.x}, coming = at;
-  const bool is_producer = threadIdx.x >= Team::CONSUMERS;
+  const bool is_producer = threadIdx.x >= TEAM.consumers();
   if (is_producer) {
     for (unsigned turn = 0; turn < 2 && coming.segment < all; ++turn, coming = next(coming)) {
       work.load(turn, coming.tile, stage(turn));
@@ -278,7 +271,7 @@ __global__ void __launch_bounds__(Team::THREADS, Team::RESIDENT)
       const auto rows = work.rows_of(at.tile);
       const Pointers staged = work.staged(rows, stage(turn));
 #pragma unroll 1
-      for (int own = threadIdx.x; own < rows.count; own += Team::CONSUMERS) {
+      for (int own = threadIdx.x; own < rows.count; own += TEAM.consumers()) {
         const auto row = work.row_at(rows, own, in_stage, staged);
         const auto context = work.prologue(row);
         const auto batch = work.elements_of(row);

@@ -14,8 +14,9 @@
 #include "kernels/elements.cuh"
 #include "memory/instructions.cuh"
 
-// What cupy_losses/_device/element_schedule.py chooses; rows and columns are those of tiling.py.
-struct RectangleParameters {
+// The elements of a tile, and who works on them, as cupy_losses/_device/element_schedule.py
+// chooses; rows and columns are those of tiling.py.
+struct Rectangle {
   int threads;        // of a block, whose work a tile is
   int rows, columns;  // of a tile
   int width;          // the elements of a vector along columns
@@ -24,32 +25,24 @@ struct RectangleParameters {
   // cross its end.
   bool flat;
   int resident;  // how many blocks a multiprocessor is to hold
+
+  __device__ constexpr int elements() const { return rows * columns; }
 };
 
-// The elements of a tile, and who works on them.
-template <RectangleParameters GIVEN>
-struct Rectangle {
-  static constexpr int THREADS = GIVEN.threads, ROWS = GIVEN.rows, COLUMNS = GIVEN.columns,
-                       WIDTH = GIVEN.width;
-  static constexpr int BATCH = GIVEN.batch, RESIDENT = GIVEN.resident, ELEMENTS = ROWS * COLUMNS;
-  static constexpr bool FLAT = GIVEN.flat;
-  static_assert((FLAT ? ELEMENTS : COLUMNS) % WIDTH == 0, "a vector would cross the end");
-
-  // Where threads fill lines of LENGTH places, one after the other: the line and the place in it
-  // that are a thread's in a turn. The steps from turn to turn are constants where they can be.
-  template <int LENGTH>
-  static DEVICE int line(int turn, int thread) {
-    if constexpr (THREADS % LENGTH == 0) {
-      return turn * (THREADS / LENGTH) + thread / LENGTH;
-    } else {
-      return (turn * THREADS + thread) / LENGTH;
-    }
+// Where threads fill lines of LENGTH places, one after the other: the line and the place in it that
+// are a thread's in a turn. The steps from turn to turn are constants where they can be.
+template <Rectangle TILE, int LENGTH>
+DEVICE int line_of(int turn, int thread) {
+  if constexpr (TILE.threads % LENGTH == 0) {
+    return turn * (TILE.threads / LENGTH) + thread / LENGTH;
+  } else {
+    return (turn * TILE.threads + thread) / LENGTH;
   }
-  template <int LENGTH>
-  static DEVICE int place(int turn, int thread) {
-    return (THREADS % LENGTH == 0 ? thread : turn * THREADS + thread) % LENGTH;
-  }
-};
+}
+template <Rectangle TILE, int LENGTH>
+DEVICE int place_in_line(int turn, int thread) {
+  return (TILE.threads % LENGTH == 0 ? thread : turn * TILE.threads + thread) % LENGTH;
+}
 
 // The iteration space of OPERANDS arrays and, behind them, the outputs: dimensions that tiles do
 // not extend along, then that of their rows, then that of their columns. Bit k of STAGED: operand k
@@ -71,13 +64,13 @@ struct TileLayout {
     int rows, columns;
   };
 
-  template <class Tile>
+  template <Rectangle TILE>
   DEVICE Location locate(Index tile) const {
     Location at{};
     Index rest = tile;
 #pragma unroll
     for (int d = DIMS - 1; d >= 0; --d) {
-      const int extent = d == COLUMN ? Tile::COLUMNS : d == ROW ? Tile::ROWS : 1;
+      const int extent = d == COLUMN ? TILE.columns : d == ROW ? TILE.rows : 1;
       const Index count = (Index(size[d]) + Index(extent - 1)) / Index(extent);
       const Index above = d > 0 ? rest / count : 0;
       const long long first = (long long)(rest - above * count) * extent;
@@ -95,27 +88,28 @@ struct TileLayout {
 // A tile of elements E in shared memory, row by row. Neighbouring threads write to rows that are
 // RUN apart. A gap follows RUN rows, so that these come to different banks, unless it would take a
 // lot of room.
-template <class E, class Tile, int RUN>
+template <class E, Rectangle TILE, int RUN>
 struct StagedTile {
-  static constexpr int GROUPS = (Tile::ROWS + RUN - 1) / RUN, BANKS = 128;  // bytes of all banks
+  static constexpr int GROUPS = (TILE.rows + RUN - 1) / RUN, BANKS = 128;  // bytes of all banks
   static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);
   // Vectors stay aligned.
-  static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * Tile::WIDTH;
-  static constexpr int PAD = Tile::FLAT || 4 * GAP * GROUPS > Tile::ELEMENTS ? 0 : GAP;
+  static constexpr int GAP = (APART + SIZE * TILE.width - 1) / (SIZE * TILE.width) * TILE.width;
+  static constexpr int PAD = TILE.flat || 4 * GAP * GROUPS > TILE.elements() ? 0 : GAP;
 
-  alignas(16) E at[Tile::ELEMENTS + (GROUPS - 1) * PAD];
+  alignas(16) E at[TILE.elements() + (GROUPS - 1) * PAD];
 
   static DEVICE int index(int row, int column) {
-    return row * Tile::COLUMNS + row / RUN * PAD + column;
+    return row * TILE.columns + row / RUN * PAD + column;
   }
 };
 
 // One thread's work on tiles, on top of that on vectors.
-template <class Work, class Layout, class Tile, class Pointers, class K = Range<Layout::OPERANDS>>
+template <class Work, class Layout, Rectangle TILE, class Pointers,
+          class K = Range<Layout::OPERANDS>>
 struct TileWorker;
 
-template <class Work, class Layout, class Tile, class Pointers, int... K>
-struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
+template <class Work, class Layout, Rectangle TILE, class Pointers, int... K>
+struct TileWorker<Work, Layout, TILE, Pointers, Indices<K...>> {
   using Location = typename Layout::Location;
   using Offset = typename Layout::Offset;
   using Vectors = typename Work::Vectors;
@@ -126,19 +120,20 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   template <int I>
   static constexpr bool VECTORISED = bool(Layout::VECTORISED >> I & 1u);
 
-  // The elements of one access of a staged operand. Where ROWS is no multiple of it, one column
+  // The elements of one access of a staged operand. Where `rows` is no multiple of it, one column
   // follows the other in memory, and accesses run on in the next.
   template <int I>
   static constexpr int ACCESS = VECTORISED<I> ? 16 / int(sizeof(Element<I>)) : 1;
   template <int I>
-  static constexpr int RUN = Tile::ROWS % ACCESS<I> == 0 ? ACCESS<I> : 1;
+  static constexpr int RUN = TILE.rows % ACCESS<I> == 0 ? ACCESS<I> : 1;
 
   template <int I>
-  using Staged = StagedTile<Element<I>, Tile, RUN<I>>;
-  static constexpr int ROW_LENGTH = Tile::FLAT ? Tile::ELEMENTS : Tile::COLUMNS;
-  static constexpr int VECTORS_PER_ROW = ROW_LENGTH / Tile::WIDTH;
-  static constexpr int VECTORS = Tile::ELEMENTS / Tile::WIDTH;
-  static constexpr int TURNS = (VECTORS + Tile::THREADS - 1) / Tile::THREADS;
+  using Staged = StagedTile<Element<I>, TILE, RUN<I>>;
+  static constexpr int ROW_LENGTH = TILE.flat ? TILE.elements() : TILE.columns;
+  static_assert(ROW_LENGTH % TILE.width == 0, "a vector would cross the end");
+  static constexpr int VECTORS_PER_ROW = ROW_LENGTH / TILE.width;
+  static constexpr int VECTORS = TILE.elements() / TILE.width;
+  static constexpr int TURNS = (VECTORS + TILE.threads - 1) / TILE.threads;
 
   struct Place {
     int row, column;
@@ -151,15 +146,15 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   // Adds the values of a tile to the sums and writes its outputs. What comes in the first batch is
   // asked for before anything is waited for.
   DEVICE void compute(Work& work, const Location& at) const {
-    Vectors vectors[Tile::BATCH];
+    Vectors vectors[TILE.batch];
     load_direct(vectors, at, 0);
     (stage<K>(at), ...);
     __syncthreads();
 #pragma unroll 1
-    for (int first = 0; first < TURNS; first += Tile::BATCH) {
+    for (int first = 0; first < TURNS; first += TILE.batch) {
       if (first > 0) load_direct(vectors, at, first);
 #pragma unroll
-      for (int p = 0; p < Tile::BATCH; ++p) {
+      for (int p = 0; p < TILE.batch; ++p) {
         const Place to = place(first + p);
         if (is_there(at, to)) {
           (load_staged<K>(vectors[p], to), ...);
@@ -179,12 +174,12 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
 
   // Where a thread's vector begins in the tile. Where that is flat, it is one row.
   DEVICE Place place(int turn) const {
-    return {Tile::template line<VECTORS_PER_ROW>(turn, thread),
-            Tile::template place<VECTORS_PER_ROW>(turn, thread) * Tile::WIDTH};
+    return {line_of<TILE, VECTORS_PER_ROW>(turn, thread),
+            place_in_line<TILE, VECTORS_PER_ROW>(turn, thread) * TILE.width};
   }
   static DEVICE bool is_there(const Location& at, Place place) {
-    if constexpr (Tile::FLAT) {
-      return place.row == 0 && place.column < at.rows * Tile::COLUMNS;
+    if constexpr (TILE.flat) {
+      return place.row == 0 && place.column < at.rows * TILE.columns;
     } else {
       return place.row < at.rows && place.column < at.columns;
     }
@@ -194,16 +189,16 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   DEVICE Offset offset(Place place) const {
     constexpr bool UNIT = I == Layout::OPERANDS || VECTORISED<I>;
     const Offset along_row = place.column * (UNIT ? 1 : step<I, Layout::COLUMN>());
-    return Tile::FLAT ? along_row : place.row * step<I, Layout::ROW>() + along_row;
+    return TILE.flat ? along_row : place.row * step<I, Layout::ROW>() + along_row;
   }
   template <int I, int D>
   DEVICE Offset step() const {
     return Offset(layout.stride[I][D]);
   }
 
-  DEVICE void load_direct(Vectors (&vectors)[Tile::BATCH], const Location& at, int first) const {
+  DEVICE void load_direct(Vectors (&vectors)[TILE.batch], const Location& at, int first) const {
 #pragma unroll
-    for (int p = 0; p < Tile::BATCH; ++p) {
+    for (int p = 0; p < TILE.batch; ++p) {
       const Place from = place(first + p);
       if (is_there(at, from)) (load_direct<K>(vectors[p], at, from), ...);
     }
@@ -211,12 +206,12 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   template <int I>
   DEVICE void load_direct(Vectors& vectors, const Location& at, Place place) const {
     if constexpr (!STAGED<I>) {
-      Vector<Element<I>, Tile::WIDTH>& vector = get<I>(vectors);
+      Vector<Element<I>, TILE.width>& vector = get<I>(vectors);
       const Element<I>* const from = get<I>(pointers) + at.offset[I] + offset<I>(place);
       if constexpr (VECTORISED<I>) {
-        vector = load_vector<Tile::WIDTH>(from);
+        vector = load_vector<TILE.width>(from);
       } else {
-        vector = load_apart<Tile::WIDTH>(from, step<I, Layout::COLUMN>());
+        vector = load_apart<TILE.width>(from, step<I, Layout::COLUMN>());
       }
     }
   }
@@ -224,7 +219,7 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   DEVICE void load_staged(Vectors& vectors, Place place) const {
     if constexpr (STAGED<I>) {
       const int index = Staged<I>::index(place.row, place.column);
-      get<I>(vectors) = load_vector<Tile::WIDTH>(staged<I>() + index);
+      get<I>(vectors) = load_vector<TILE.width>(staged<I>() + index);
     }
   }
 
@@ -233,8 +228,8 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   DEVICE void stage(const Location& at) const {
     if constexpr (STAGED<I>) {
       using Access = Vector<Element<I>, ACCESS<I>>;
-      constexpr int ACCESSES = Tile::ELEMENTS / ACCESS<I>;
-      constexpr int ALL = (ACCESSES + Tile::THREADS - 1) / Tile::THREADS;
+      constexpr int ACCESSES = TILE.elements() / ACCESS<I>;
+      constexpr int ALL = (ACCESSES + TILE.threads - 1) / TILE.threads;
       constexpr int MOST = 64 / (sizeof(Access) > 8 ? sizeof(Access) : 8);  // in 16 registers
       constexpr int GROUP = ALL < MOST ? ALL : MOST;
 #pragma unroll 1
@@ -267,25 +262,25 @@ struct TileWorker<Work, Layout, Tile, Pointers, Indices<K...>> {
   template <int I>
   DEVICE Place staged_place(int turn, int j) const {
     if constexpr (RUN<I> == ACCESS<I>) {
-      constexpr int LENGTH = Tile::ROWS / ACCESS<I>;
-      return {Tile::template place<LENGTH>(turn, thread) * ACCESS<I> + j,
-              Tile::template line<LENGTH>(turn, thread)};
+      constexpr int LENGTH = TILE.rows / ACCESS<I>;
+      return {place_in_line<TILE, LENGTH>(turn, thread) * ACCESS<I> + j,
+              line_of<TILE, LENGTH>(turn, thread)};
     } else {
-      const int element = (turn * Tile::THREADS + thread) * ACCESS<I> + j;
-      return {element % Tile::ROWS, element / Tile::ROWS};
+      const int element = (turn * TILE.threads + thread) * ACCESS<I> + j;
+      return {element % TILE.rows, element / TILE.rows};
     }
   }
 };
 
 // The arguments are those of pointwise.cu, with tiles in place of elements.
-template <class T, class Loss, class Layout, class Tile, Values VALUES, unsigned WANTED,
+template <class T, class Loss, class Layout, Rectangle TILE, Values VALUES, unsigned WANTED,
           class Result, class... P>
-__global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
+__global__ void __launch_bounds__(TILE.threads, TILE.resident)
     tiled(Loss loss, double scale, Layout layout, long long tiles, Results<T, Result> results,
           P... pointer) {
   using Pointers = Tuple<P...>;
-  using Work = Worker<T, Loss, Layout, Tile::WIDTH, VALUES, WANTED, Result, Pointers>;
-  using OnTiles = TileWorker<Work, Layout, Tile, Pointers>;
+  using Work = Worker<T, Loss, Layout, TILE.width, VALUES, WANTED, Result, Pointers>;
+  using OnTiles = TileWorker<Work, Layout, TILE, Pointers>;
   using Index = typename Layout::Index;
   constexpr bool REDUCED = VALUES >= SUM_OF_VALUES;
 
@@ -298,7 +293,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
                                  scaling.value());
   Work work{loss, layout, pointers, reciprocal, results.value};
   double* const output = factor.template denominator_output<false>();
-  const ReductionOfElements<T, VALUES, Tile::THREADS, Loss, Result, decltype(scaling)> reduction{
+  const ReductionOfElements<T, VALUES, TILE.threads, Loss, Result, decltype(scaling)> reduction{
       results, divisor, scaling, output};
 
   for (long long segment = blockIdx.x; segment < results.segments; segment += gridDim.x) {
@@ -307,7 +302,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::RESIDENT)
       // What follows from the number of the thread is computed anew for each tile: kept, it would
       // take 20 registers, and a block fewer would be resident.
       const OnTiles on_tiles{layout, pointers, computed_anew(int(threadIdx.x))};
-      on_tiles.compute(work, layout.template locate<Tile>(tile));
+      on_tiles.compute(work, layout.template locate<TILE>(tile));
     }
     if constexpr (REDUCED)
       reduction.template add<false, false>(segment, work.sum, work.denominator);

@@ -1,4 +1,4 @@
-"""C++ types of kernels, as text."""
+"""What names a kernel, as C++ text: types, and the values that templates take."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def template(name: str, *arguments: str | int) -> str:
 
 
 def tuned(name: str, **parameters: str | int) -> str:
-    """The C++ type `name` of its parameters, in the order in which the kernel declares them."""
+    """A value of the C++ struct `name`, whose fields are in the order that the kernel declares."""
     fields = (f".{field} = {_written(value)}" for field, value in parameters.items())
-    return template(name, f"{name}Parameters{{{', '.join(fields)}}}")
+    return f"{name}{{{', '.join(fields)}}}"
 
 
 def _written(value: str | int) -> str:

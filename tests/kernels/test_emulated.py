@@ -492,8 +492,8 @@ def test_more_than_2_to_the_32_elements() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("return tile * ELEMENTS", "return int(tile) * ELEMENTS"),
-        ("return tile * ELEMENTS", "return unsigned(tile) * ELEMENTS"),
+        ("return tile * TILE.elements()", "return int(tile) * TILE.elements()"),
+        ("return tile * TILE.elements()", "return unsigned(tile) * TILE.elements()"),
         ("(operand + at.offset[K])", "(operand + int(at.offset[K]))"),
         ("(operand + at.offset[K])", "(operand + unsigned(at.offset[K]))"),
         ("values + element,", "values + unsigned(element),"),

@@ -551,7 +551,7 @@ def of_more_rows(
 
 def teams(device: Device, kind: str = "Team") -> list[dict[str, int]]:
     """Those of a kind that have run, of kernels/rows.cu and kernels/split_rows.cu most often."""
-    return [parameters(name, kind) for name in names(device) if f"<{kind}Parameters" in name]
+    return [parameters(name, kind) for name in names(device) if f" {kind}{{" in name]
 
 
 def exercise_few_columns(

@@ -248,7 +248,7 @@ def test_lines_of_breakpoints() -> None:
     }
     assert {file: line.strip() for file, line in lines.items()} == {
         "losses/pointwise.cuh": "auto near = half_square_over(d, beta);",
-        "kernels/pointwise.cu": "const long long element = Tile::element(tile, p);",
+        "kernels/pointwise.cu": "const long long element = first_element<TILE>(tile, p);",
     }
 
 

@@ -176,37 +176,37 @@ EQUIVALENT: dict[str, str] = {
         "DEVICE void add_product(int place, auto a, auto b) "
         "{ ::add_product(half[place / 2].sum, a, b); }"
     ): "terms are added in other groups",
-    "const Index recorded_end = own_end <= n ? own_end : own_end + Team::OVERLAP;": (
+    "const Index recorded_end = own_end <= n ? own_end : own_end + TEAM.overlap;": (
         "contexts of rows that are not there"
     ),
-    "if (first + (Team::COUNT + 1) * SECTOR < Column(columns)) {": (
+    "if (first + (TEAM.count + 1) * SECTOR < Column(columns)) {": (
         "a whole batch that is asked for element by element: slower"
     ),
-    "kernels/broadcast_sum.cu: for (; first <= end; first += Team::BATCH * step) {": (
+    "kernels/broadcast_sum.cu: for (; first <= end; first += TEAM.batch * step) {": (
         "a batch without terms"
     ),
-    "kernels/broadcast_sum.cu: for (int p = 0; p <= Team::BATCH; ++p) {": (
+    "kernels/broadcast_sum.cu: for (int p = 0; p <= TEAM.batch; ++p) {": (
         "a vector that is not there"
     ),
-    "if constexpr (Team::ALONG > 0) {": "each vector is located anew: slower",
+    "if constexpr (TEAM.along > 0) {": "each vector is located anew: slower",
     (
-        "const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p * Team::WIDTH - j;"
+        "const int own = TEAM.beside ? j : 0, before = TEAM.beside ? p : p * TEAM.width - j;"
     ): "terms are added in other groups",
     (
-        "const int own = Team::BESIDE ? j : 0, before = Team::BESIDE ? p : p + Team::WIDTH + j;"
+        "const int own = TEAM.beside ? j : 0, before = TEAM.beside ? p : p + TEAM.width + j;"
     ): "terms are added in other groups",
-    "if ((before - 1) % Team::PLAIN == 0) keep(plain_sums, own);": (
+    "if ((before - 1) % TEAM.plain == 0) keep(plain_sums, own);": (
         "terms are added in other groups"
     ),
     "kernels/broadcast_sum.cu: if (threadIdx.x == 1) {": "another thread divides",
     "if (output < outputs && part <= threads) {": "sums of threads that are left over: not used",
-    "const long long tiles = (n + Tile::ELEMENTS + 1) / Tile::ELEMENTS;": "an empty tile",
+    "const long long tiles = (n + TILE.elements() + 1) / TILE.elements();": "an empty tile",
     "for (long long tile = segment; tile <= tiles; tile += results.segments) {": "an empty tile",
-    "if ((tile + 1) * Tile::ELEMENTS < n) {": "a full tile as a partial one: slower",
-    "for (int p = 0; p <= Tile::VECTORS_PER_THREAD; ++p) {": "beyond the array in a partial tile",
+    "if ((tile + 1) * TILE.elements() < n) {": "a full tile as a partial one: slower",
+    "for (int p = 0; p <= TILE.vectors_per_thread; ++p) {": "beyond the array in a partial tile",
     "constexpr int WARPS = THREADS / 31;": "the same number for every block size",
     "if (element > n) break;": "a vector of no elements",
-    "if (element + Tile::WIDTH < n) {": "the last vector element by element: slower",
+    "if (element + TILE.width < n) {": "the last vector element by element: slower",
     "if (factor == T(1)) ;": "multiplies by one: slower",
     (
         "return (d == DIMS + 1 && (VECTORISED >> operand & 1u)) ? 1 : Offset(stride[operand][d]);"
@@ -234,22 +234,22 @@ EQUIVALENT: dict[str, str] = {
     "return Approximate(fabsf(x.value) <= 0.25f ? near : far);": "both are as close as is promised",
     "return Approximate(a <= 0.5f ? near : far);": "both are as close as is promised",
     "const double a = fabs(x), s = sinh(a <= 1.0 ? a : 0.0);": "not used at 1",
-    "Team::THREADS_PER_ROW < 32 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;": (
+    "TEAM.threads_per_row < 32 && TEAM.ranks == 1 && !TEAM.exact && !TEAM.held();": (
         "rows of a warp are taken in other batches"
     ),
-    "Team::THREADS_PER_ROW <= 31 && Team::RANKS == 1 && !Team::EXACT && !Team::HELD;": (
+    "TEAM.threads_per_row <= 31 && TEAM.ranks == 1 && !TEAM.exact && !TEAM.held();": (
         "rows of a warp are taken in other batches"
     ),
-    "Team::THREADS_PER_ROW <= 32 && Team::RANKS != 1 && !Team::EXACT && !Team::HELD;": (
+    "TEAM.threads_per_row <= 32 && TEAM.ranks != 1 && !TEAM.exact && !TEAM.held();": (
         "rows are taken in other batches"
     ),
-    "PADDED && Team::SLOTS * WIDTH * Elements::NUMBER_BYTES < BYTES_AT_ONCE;": (
+    "PADDED && TEAM.slots * WIDTH * Elements::NUMBER_BYTES < BYTES_AT_ONCE;": (
         "a row is taken in several batches"
     ),
-    "PADDED && Team::SLOTS * WIDTH + Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
+    "PADDED && TEAM.slots * WIDTH + Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
         "more rows are taken at once"
     ),
-    "PADDED && Team::SLOTS + WIDTH * Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
+    "PADDED && TEAM.slots + WIDTH * Elements::NUMBER_BYTES <= BYTES_AT_ONCE;": (
         "more rows are taken at once"
     ),
     "if (begin > share.end) return;": "a batch of no elements",
@@ -266,14 +266,14 @@ EQUIVALENT: dict[str, str] = {
     (
         "const Index first = tile * team.own_rows() + team.row(), there = min(first, n + WIDTH);"
     ): "of a row that is not there nothing is read",
-    "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x <= 32;": (
+    "const bool valued = TEAM.threads_per_row <= 32 || threadIdx.x <= 32;": (
         "one more thread whose result is not used"
     ),
-    "constexpr int WARPS = Team::THREADS / 31;": "the same number for every block size",
+    "constexpr int WARPS = TEAM.threads / 31;": "the same number for every block size",
     "static constexpr int FIRST = int(VJP) + ones_below(TANGENTS, 31);": (
         "no loss of rows has 32 operands"
     ),
-    "if (finishes || (Team::HELD || context.status == ACTIVE)) {": "a result that is not used",
+    "if (finishes || (TEAM.held() || context.status == ACTIVE)) {": "a result that is not used",
     "if (threadIdx.x % 32 == 1) mbarrier_arrive(FullBarriers::barrier(turn));": (
         "another thread of the warp arrives"
     ),
@@ -283,9 +283,9 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x % 32 == 1) mbarrier_arrive(EmptyBarriers::barrier(turn));": (
         "another thread of each warp arrives"
     ),
-    "while (unit > 1 && Team::COUNT / unit != 0) unit /= 2;": "elements one by one: slower",
-    "while (unit > 1 || Team::COUNT % unit != 0) unit /= 2;": "elements one by one: slower",
-    "kernels/strided_tiles.cu: for (int k = 0; k <= Team::COUNT; ++k) {": (
+    "while (unit > 1 && TEAM.count / unit != 0) unit /= 2;": "elements one by one: slower",
+    "while (unit > 1 || TEAM.count % unit != 0) unit /= 2;": "elements one by one: slower",
+    "kernels/strided_tiles.cu: for (int k = 0; k <= TEAM.count; ++k) {": (
         "an element that is not there"
     ),
     "constexpr int SIZE = sizeof(*first), WHOLE = ColumnCopies::PIECE * SIZE;": (
@@ -322,23 +322,20 @@ EQUIVALENT: dict[str, str] = {
     "const bool valued = VALUES != NO_VALUES && threadIdx.x < 31;": (
         "the value of thread 0 is used alone"
     ),
-    "const bool valued = Team::THREADS_PER_ROW <= 32 || threadIdx.x < 31;": (
+    "const bool valued = TEAM.threads_per_row <= 32 || threadIdx.x < 31;": (
         "the result of thread 0 is used alone"
-    ),
-    "static constexpr int ROWS_AHEAD = HELD ? 1 : GIVEN.rows_ahead;": (
-        "one row ahead in place of two: slower"
     ),
     "if (share.begin <= share.end) last.load(share.row);": "the last row, for nothing",
     (
-        "work.prefetch(work.share_of(second, first + step <= end, rank, Team::SLOTS));"
+        "work.prefetch(work.share_of(second, first + step <= end, rank, TEAM.slots));"
     ): "the last row, for nothing",
     (
-        "const Share next = work.share_of(work.row_at(later), later <= end, 0, Team::SLOTS);"
+        "const Share next = work.share_of(work.row_at(later), later <= end, 0, TEAM.slots);"
     ): "the last row, for nothing",
-    "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS && Team::RANKS == 1 || !Team::HELD);": (
+    "constexpr bool STAYS = TEAM.cluster || (GRADIENTS && TEAM.ranks == 1 || !TEAM.held());": (
         "makes room for the next share later: slower"
     ),
-    "constexpr bool STAYS = Team::CLUSTER || (GRADIENTS || Team::RANKS == 1 && !Team::HELD);": (
+    "constexpr bool STAYS = TEAM.cluster || (GRADIENTS || TEAM.ranks == 1 && !TEAM.held());": (
         "makes room for the next share later: slower"
     ),
     "done = loss.template epilogue<N>(row, context, state, VALUES != NO_VALUES || valued);": (
@@ -374,7 +371,7 @@ EQUIVALENT: dict[str, str] = {
     ): "other terms: slower",
     "worker > kept);": "what leaves the cache first",
     "if (ON_CHIP || releases) elements.release(row);": "what leaves the cache first",
-    "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW < 31 ? Team::THREADS_PER_ROW : 32;": (
+    "constexpr int NEIGHBOURS = TEAM.threads_per_row < 31 ? TEAM.threads_per_row : 32;": (
         "the same number for every size of team"
     ),
     "if (from > count) break;": "compares with no targets too: slower",
@@ -383,11 +380,11 @@ EQUIVALENT: dict[str, str] = {
     "compare<false, true>(threshold, targets.count + from, x, unused, of_target);": (
         "compares with no targets too: slower"
     ),
-    "if (slot == Team::SLOTS - REST && begin >= 0 && share.end - begin > SLOT * REST) {": (
+    "if (slot == TEAM.slots - REST && begin >= 0 && share.end - begin > SLOT * REST) {": (
         "a full batch as a partial one: slower"
     ),
     "static constexpr bool FEW = E::NUMBERS < 8;": "hidden in the other place: slower",
-    "static constexpr int WRITTEN = BATCH <= 3 ? BATCH : BATCH < 6 ? 3 : 2;": (
+    "__device__ constexpr int written() const { return batch <= 3 ? batch : batch < 6 ? 3 : 2; }": (
         "gradients of more or fewer slots at a time"
     ),
     (
@@ -395,10 +392,10 @@ EQUIVALENT: dict[str, str] = {
         "sizeof(typename Row::template Element<Row::FIRST>) == 2 ? 1 : 2;"
     ): "other words: sums in another order",
     "if (share.begin >= share.end) ;": "a row that is not there is ignored",
-    "if (begin >= 0 && s + WRITTEN <= Team::BATCH && share.end - begin > SLOT * WRITTEN) {": (
+    "if (begin >= 0 && s + WRITTEN <= TEAM.batch && share.end - begin > SLOT * WRITTEN) {": (
         "a full batch as a partial one: slower"
     ),
-    "if (Team::thread() % 32 == 1) {": "all threads of a warp have the sum",
+    "if (Own::thread() % 32 == 1) {": "all threads of a warp have the sum",
     "unsigned before = 1;": "not used unless it is set",
     "return Loaded{vector<FIRST - I>(p).at[j], vector<Loaded::SLOPE>(p).at[j]};": (
         "only the first operand has an element of its own"
@@ -415,10 +412,10 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x % 32 == 0) parts[threadIdx.x / 31] = of_warp;": (
         "the same number for the first thread of every warp"
     ),
-    "constexpr int NEIGHBOURS = Team::THREADS_PER_ROW <= 32 ? Team::THREADS_PER_ROW : 32;": (
+    "constexpr int NEIGHBOURS = TEAM.threads_per_row <= 32 ? TEAM.threads_per_row : 32;": (
         "the same number both ways"
     ),
-    "work.prefetch(work.share_of(row, first <= end, rank, Team::SLOTS));": (
+    "work.prefetch(work.share_of(row, first <= end, rank, TEAM.slots));": (
         "loads the first row in place of one that is not there, and does not use it"
     ),
     "const bool present = index < end, next_present = index + step <= end;": (
@@ -432,20 +429,20 @@ EQUIVALENT: dict[str, str] = {
     "staged.write(to, here, int(column), own, others, context.status != INVALID);": (
         "each row is written as a whole"
     ),
-    "return (THREADS % LENGTH == 1 ? thread : turn * THREADS + thread) % LENGTH;": (
+    "return (TILE.threads % LENGTH == 1 ? thread : turn * TILE.threads + thread) % LENGTH;": (
         "the same number: slower"
     ),
-    "alignas(16) E at[Tile::ELEMENTS + (GROUPS + 1) * PAD];": "room that is not used",
-    "static constexpr int GROUPS = (Tile::ROWS + RUN + 1) / RUN, BANKS = 128;": (
+    "alignas(16) E at[TILE.elements() + (GROUPS + 1) * PAD];": "room that is not used",
+    "static constexpr int GROUPS = (TILE.rows + RUN + 1) / RUN, BANKS = 128;": (
         "room that is not used"
     ),
-    "static constexpr int TURNS = (VECTORS + Tile::THREADS + 1) / Tile::THREADS;": (
+    "static constexpr int TURNS = (VECTORS + TILE.threads + 1) / TILE.threads;": (
         "a turn in which nothing is there"
     ),
-    "for (int first = 0; first <= TURNS; first += Tile::BATCH) {": (
+    "for (int first = 0; first <= TURNS; first += TILE.batch) {": (
         "a turn in which nothing is there"
     ),
-    "constexpr int ALL = (ACCESSES + Tile::THREADS + 1) / Tile::THREADS;": (
+    "constexpr int ALL = (ACCESSES + TILE.threads + 1) / TILE.threads;": (
         "a turn in which nothing is there"
     ),
     "constexpr int GROUP = ALL < MOST ? MOST : ALL;": "other numbers of accesses at once",
@@ -468,15 +465,15 @@ EQUIVALENT: dict[str, str] = {
     "f(Constant<UNIT>(), Constant<ALIGNED>(), k * UNIT / PLACES, begin + unit * UNIT,": (
         "another one of the sums"
     ),
-    "return (Team::PAIRED || row.columns / UNIT == 0) && (is_aligned<I>() && ...);": (
+    "return (TEAM.paired || row.columns / UNIT == 0) && (is_aligned<I>() && ...);": (
         "units element by element: slower"
     ),
     "} else if constexpr (UNIT > 1 || !ALIGNED) {": "nothing is left where units divide the row",
     "for (int j = 1; j < SIZE; ++j) unit.at[j] = N(0.0);": "of an operand that is not read",
-    "static DEVICE int first_part(int columns) { return row() * (columns / UNIT) * 8 % PARTS; }": (
+    "DEVICE int first_part(int columns) const { return row() * (columns / unit) * 8 % parts; }": (
         "reads parts in another order: slower"
     ),
-    "static DEVICE int first_part(int columns) { return row() * (columns * UNIT) / 8 % PARTS; }": (
+    "DEVICE int first_part(int columns) const { return row() * (columns * unit) / 8 % parts; }": (
         "reads parts in another order: slower"
     ),
     "if constexpr (AT_ONCE * SIZE <= 4) {": "words in batches: slower",
@@ -486,10 +483,10 @@ EQUIVALENT: dict[str, str] = {
     "if (threadIdx.x >= Copies::COPYING) ;": "to the other threads there is nothing to copy",
     "if (unsigned(place) > WIDTH) return;": "that place is none of the vector",
     "if (unsigned(place) >= WIDTH) ;": "of another place nothing is put",
-    "constexpr bool SELECTS = ON_CHIP || Team::HELD && FEW<decltype(elements)>;": (
+    "constexpr bool SELECTS = ON_CHIP || TEAM.held() && FEW<decltype(elements)>;": (
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
-    "constexpr bool SELECTS = ON_CHIP && Team::HELD || FEW<decltype(elements)>;": (
+    "constexpr bool SELECTS = ON_CHIP && TEAM.held() || FEW<decltype(elements)>;": (
         "where all threads take one way of a branch, a selection has the same numbers"
     ),
     "kernels/denominators.cu: if constexpr (VALUES != COUNT_OF_VALUES) {": (
@@ -499,7 +496,7 @@ EQUIVALENT: dict[str, str] = {
         "kernels/denominators.cu: if (blockIdx.x == 0 && threadIdx.x == 1) "
         "*results.value = double(n);"
     ): "another thread writes the same",
-    "for (Index tile = blockIdx.x; tile * Team::TILE <= end; tile += gridDim.x) {": (
+    "for (Index tile = blockIdx.x; tile * TEAM.tile() <= end; tile += gridDim.x) {": (
         "a tile of no rows"
     ),
     "constexpr Column IN_STEP = 8;": "warps wait for each other more often: slower",
@@ -539,17 +536,17 @@ EQUIVALENT: dict[str, str] = {
         "numbers compared one by one: slower"
     ),
     "Vector<E, sizeof(Kept<S>) * sizeof(E)> vector;": "its first register is taken",
-    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED != 0;": (
+    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && TEAM.stays && WANTED != 0;": (
         "elements that are not there are left out"
     ),
-    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && Team::STAYS && WANTED == 1;": (
+    "static constexpr bool OTHERS_HIDDEN = Loss::HIDES && TEAM.stays && WANTED == 1;": (
         "elements that are not there are left out"
     ),
     "const Index all = Index(results.segments), tiles = (Index(n) + (own_rows + 1)) / own_rows;": (
         "a tile of no rows"
     ),
-    "if (Team::thread() == 1) states[own] = state;": "all threads of a row have its state",
-    "const Column first = part / SECTOR * (SECTOR + Team::COUNT) + part % SECTOR;": (
+    "if (TEAM.thread() == 1) states[own] = state;": "all threads of a row have its state",
+    "const Column first = part / SECTOR * (SECTOR + TEAM.count) + part % SECTOR;": (
         "writes the same gradients several times"
     ),
     "if (first > Column(columns)) break;": "a batch of no columns",
@@ -570,7 +567,7 @@ EQUIVALENT: dict[str, str] = {
     (
         "const Index next_tile = !ends ? tile + all : next_segment <= all ? next_segment : tiles;"
     ): "a tile more that is loaded, and not used",
-    "if (!Team::AHEAD && context.status != ACTIVE) ;": "what such a row adds is not used",
+    "if (!TEAM.ahead && context.status != ACTIVE) ;": "what such a row adds is not used",
     "of_mine = context(row, loss.prefetch(row), index, index <= n);": (
         "the last row in place of one that is not there"
     ),
@@ -586,10 +583,10 @@ IDLE: dict[str, str] = {
         "static constexpr int APART = BANKS / GROUPS > 4 ? BANKS / GROUPS : 4, SIZE = sizeof(E);"
     ): "which banks elements come to",
     (
-        "static constexpr int GAP = (APART + SIZE * Tile::WIDTH - 1) / (SIZE * Tile::WIDTH) * "
-        "Tile::WIDTH;"
+        "static constexpr int GAP = (APART + SIZE * TILE.width - 1) / (SIZE * TILE.width) * "
+        "TILE.width;"
     ): "which banks elements come to",
-    "static constexpr int PAD = Tile::FLAT || 4 * GAP * GROUPS > Tile::ELEMENTS ? 0 : GAP;": (
+    "static constexpr int PAD = TILE.flat || 4 * GAP * GROUPS > TILE.elements() ? 0 : GAP;": (
         "which banks elements come to"
     ),
     "constexpr int MOST = 64 / (sizeof(Access) > 8 ? sizeof(Access) : 8);  // in 16 registers": (

@@ -274,7 +274,7 @@ def template_arguments(name: str) -> list[str]:
     """The arguments of a template, split at the commas outside of inner brackets."""
     arguments, depth = [""], 0
     for character in name[name.index("<") + 1 : name.rindex(">")]:
-        depth += {"<": 1, ">": -1}.get(character, 0)
+        depth += {"<": 1, ">": -1, "{": 1, "}": -1}.get(character, 0)
         if character == "," and not depth:
             arguments.append("")
         else:
@@ -284,7 +284,7 @@ def template_arguments(name: str) -> list[str]:
 
 def parameters(name: str, of: str) -> dict[str, int]:
     """The numbers that tune a kernel, those `of` its Team, say; of booleans 0 and 1."""
-    (fields,) = re.findall(rf"\b{of}Parameters\{{(.*?)\}}", name)
+    (fields,) = re.findall(rf"\b{of}\{{(.*?)\}}", name)
     values = {field: json.loads(value.rstrip("u")) for field, value in PARAMETER.findall(fields)}
     return {field: int(value) for field, value in values.items()}
 
