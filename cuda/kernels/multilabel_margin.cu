@@ -218,7 +218,10 @@ struct MarginWorker {
           if constexpr (bool(Layout::VECTORISED >> Row::INPUTS & 1u)) {
             store_vector<WIDTH>(to, vector);
           } else {
-            store_apart(to, vector, row.layout.template step<Row::INPUTS>());
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+              to[j * row.layout.template step<Row::INPUTS>()] = vector.at[j];
+            }
           }
         }
         to += TEAM.threads_per_row * WIDTH * row.layout.template step<Row::INPUTS>();

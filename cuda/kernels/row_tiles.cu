@@ -254,7 +254,9 @@ struct RowTileWorker<T, Loss, Layout, TEAM, WANTED, TANGENTS, VJP, Pointers, Ind
     if constexpr (ALIGNED && !IS_APART<FIRST + I>) {
       store_vector_in_block(place, slopes);
     } else {
-      store_apart(place, slopes, IS_APART<FIRST + I> ? TEAM.pitch : 1);
+      constexpr int STEP = IS_APART<FIRST + I> ? TEAM.pitch : 1;
+#pragma unroll
+      for (int j = 0; j < SIZE; ++j) place[j * STEP] = slopes.at[j];
     }
   }
 };

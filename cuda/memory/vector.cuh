@@ -85,11 +85,6 @@ DEVICE Vector<T, W> load_apart(const T* from, auto step) {
   for (int j = 0; j < W; ++j) vector.at[j] = from[j * step];
   return vector;
 }
-template <int W, class T>
-DEVICE void store_apart(T* to, const Vector<T, W>& vector, auto step) {
-#pragma unroll
-  for (int j = 0; j < W; ++j) to[j * step] = vector.at[j];
-}
 
 // f(access, word) for each access that a vector takes at an address.
 template <int W, class T>
