@@ -96,6 +96,8 @@ CONSTANTS = [
     Constant(row_team, "SPLIT_VECTORS", (8, 16, 32), SPLITS),
     Constant(row_team, "HEAVY_THREAD_BYTES", (220, 440, 880), MIDDLE, losses=HEAVY),
     Constant(row_team, "LONG_HEAVY", (4096, 8192, 16384), (*MIDDLE, *LONG), losses=HEAVY),
+    Constant(row_team, "LONG_OF_WARP", (0, 16383, 24576), (1100, 2200, 3000), losses=HEAVY),
+    Constant(row_team, "LONG_HEAVY_OF_WARP", (0, 12288, 15360), (2600, 5200, 7000), losses=HEAVY),
     Constant(
         row_team, "THREADS_OF_HEAVY", (512, 768, 1024), (*MIDDLE, *LONG, *RANKS), losses=HEAVY
     ),
@@ -105,7 +107,8 @@ CONSTANTS = [
     Constant(row_tiling, "LONG_PARTS", (300, 1250, 2000), (*MIDDLE, 1201, 1501)),
     Constant(row_tiling, "LEAST_OF_LONG", (16, 32, 48), (223, 257, 287, 450, 701)),
     Constant(row_tiling, "ENOUGH_OF_ODD", (1, 40, 80), (223, 257, 287, 321, 365)),
-    Constant(row_tiling, "LONG_HEAVY", (1000, 3300, 4000), MIDDLE, losses=HEAVY),
+    Constant(row_tiling, "LONG_HEAVY", (3300, 3700, 5200), (1660, 1700, 1901), losses=HEAVY),
+    Constant(row_tiling, "LONG_HEAVY_OF_WORDS", (1000, 1500, 2100), (257, 365, 511), losses=HEAVY),
     Constant(row_tiling, "LEAST_OF_HEAVY", (32, 76, 128), (600, 701, *MIDDLE), losses=HEAVY),
     Constant(row_tiling, "HEAVY_LIMIT", (28 << 10, 34 << 10, 41 << 10), MIDDLE, losses=HEAVY),
     Constant(row_tiling, "MAX_BANK_CONFLICTS", (1, 2, 4), (48, 96, 117, 127, 129, 158)),
